@@ -6,7 +6,7 @@
 #   docker build --target gateway -t pipeline-gateway .
 #   docker build --target group -t pipeline-group .        where one model needs several machines
 #   docker run --gpus all --shm-size=2g --ulimit memlock=-1 --ulimit stack=67108864 \
-#     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8000-8002:8000-8002 pipeline-serve
+#     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8001-8002:8001-8002 pipeline-serve
 #
 # `pipeline deploy RECIPE --target docker` writes the exact line for a package, `--target compose` all services for it;
 # compose.yaml has them for any. Another version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions` names it.
@@ -42,7 +42,7 @@ CMD ["--help"]
 
 # The core of pipeline beside the image's own Python, in which Triton runs the models: they need gRPC, the tensors' wire
 # format and a tokenizer there, and nothing that is there already may change for it. /opt/pipeline sees that Python's
-# packages, so that their versions can be checked.
+# packages, so that their versions can be checked. The extra gateway is for what stands in front of Triton's ports.
 FROM ${TRITON_IMAGE} AS serve
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     python3 -m pip list --format=freeze >/tmp/present.txt \
@@ -51,14 +51,14 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && rm /tmp/present.txt \
     && python3 -m venv --without-pip --system-site-packages /opt/pipeline \
     && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
-    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[objects]" \
+    && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[gateway,objects]" \
     && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \
     && install --directory --owner=1000 --group=1000 /home/pipeline
 ENV HOME=/home/pipeline \
     PIPELINE_PACKAGE=/deployment \
     PIPELINE_READY_FILE=/tmp/pipeline/ready.json
 WORKDIR /home/pipeline
-EXPOSE 8000 8001 8002
+EXPOSE 8001 8002
 # Green after the warm-up, and only while a generation comes back. A model of 140 GiB takes 20 minutes to load.
 HEALTHCHECK --interval=2s --timeout=5s --start-period=30m --retries=1 \
     CMD ["/opt/pipeline/bin/python", "-m", "pipeline.serving.health"]
@@ -66,13 +66,14 @@ USER 1000:1000
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/pipeline/bin/python", "-m", "pipeline.serving.entrypoint"]
 
 # Several machines: the same, with the SSH server by which mpirun starts ranks on the others. It runs as the image's user,
-# who must have a name for it.
+# who must have a name for it; or as root, who may pin memory for RDMA, and then separates privileges in /run/sshd.
 FROM serve AS group
 USER root
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* \
-    && (getent passwd 1000 || useradd --uid 1000 --home-dir /home/pipeline --shell /bin/sh pipeline)
+    && (getent passwd 1000 || useradd --uid 1000 --home-dir /home/pipeline --shell /bin/sh pipeline) \
+    && install --directory --mode=0755 /run/sshd
 EXPOSE 2222
 USER 1000:1000
 

@@ -288,7 +288,7 @@ def empty_panels(board: Any, prometheus: Prometheus, names: list[str], pace: Pac
     empty = []
     for panel in panels:
         for target in panel["targets"]:
-            query = target["expr"].replace("$__rate_interval", pace(300))
+            query = target["expr"].replace("$__rate_interval", pace(300)).replace("$namespace", ".*")
             if not any(prometheus.has_data(query.replace("$model", name)) for name in names):
                 empty.append(f"{panel['title']}: {query}")
     return len(panels), empty

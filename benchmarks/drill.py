@@ -17,6 +17,10 @@ Each answer is counted in one way:
     wrong       anything else that came: other text, `[DONE]` after a part, a connection that a gateway that is well cut
     hung        nothing came for `--hung-s` seconds
 
+Of the streams that had begun when their server was lost, the gateway counts those that went on where their client was
+(`saved`, they are among the right ones) and those that ended with an error (`ended`). Before each signal all answers
+that were in flight at the one before have ended: what is in flight at two losses may be their cause, and is refused.
+
 Figures are seconds from the signal: `noticed` until /readyz says that the model is not ready (which a stub that is not
 in the path of a request does not change), `recovery` until all is well again; `ready lag` is from the supervisor's
 record saying `ready` to /readyz saying it. "asked again" are attempts that the gateway repeated.
@@ -72,6 +76,8 @@ class Row:
     ready_lag_s: list[float] = field(default_factory=list)
     lost: int = 0  # did not come back in time
     asked_again: int = 0
+    saved: int = 0
+    ended: int = 0
     answers: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -249,9 +255,14 @@ class Drill:
         except httpx.TransportError:
             return False
 
-    async def retries(self) -> int:
-        """How many requests the gateway has asked again since it began; 0 if it does not answer."""
-        return int(await self._metric("pipeline_retries_total{"))
+    async def counts(self) -> Counter[str]:
+        """What the gateway has counted since it began; zeros if it does not answer."""
+        resumed, ended = (
+            f'pipeline_migrations_total{{model="{self._name}",outcome="{outcome}"'
+            for outcome in ("resumed", "ended")
+        )
+        beginnings = {"asked_again": "pipeline_retries_total{", "saved": resumed, "ended": ended}
+        return Counter({name: int(await self._metric(beginning)) for name, beginning in beginnings.items()})
 
     async def _metric(self, beginning: str) -> float:
         """The sum of the metrics whose lines begin so; 0 if the gateway does not answer."""
@@ -275,14 +286,17 @@ async def drill(chosen: argparse.Namespace, served: ServedDeployment, store: Sto
                 row = Row(kind, name_of_signal)
                 rows.append(row)
                 load.gateway_is_victim, load.answers = kind in ("gateway", WORKER), row.answers
-                retries = await one.retries()
+                before = await one.counts()
                 for _ in range(chosen.times):
                     await asyncio.sleep(BETWEEN_S)
                     await one.strike(row, signal.Signals[f"SIG{name_of_signal}"], chosen.recovery_s)
-                # What was under way at the last one belongs to it.
-                await load.settle()
+                    # What was under way belongs to it.
+                    await load.settle()
                 if kind != "gateway":
-                    row.asked_again = await one.retries() - retries
+                    counted = await one.counts() - before
+                    row.asked_again, row.saved, row.ended = (
+                        counted[name] for name in ("asked_again", "saved", "ended")
+                    )
                 told = f"{row.kind} SIG{row.signal}: {row.times} times, {dict(row.answers)}, {row.lost} lost"
                 print(told, file=sys.stderr, flush=True)
     for text in load.wrong[:10]:
@@ -304,7 +318,7 @@ def table(result: Any) -> str:
             both(row["noticed_s"]),
             both(row["recovery_s"]),
             f"{max(row['ready_lag_s']):.1f} s" if row["ready_lag_s"] else "-",
-            row["asked_again"],
+            *(row[name] for name in ("asked_again", "saved", "ended")),
             *(row["answers"].get(name, 0) for name in counts),
             row["lost"],
         )
@@ -316,7 +330,7 @@ def table(result: Any) -> str:
         "noticed p50, max",
         "well again p50, max",
         "ready lag max",
-        "asked again",
+        *("asked again", "saved", "ended"),
         *counts,
         "lost",
     )

@@ -15,9 +15,10 @@ from pathlib import Path
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.metrics import share_metrics
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer, bound_sockets
+from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.pool import WorkerPool
 from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace

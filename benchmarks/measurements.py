@@ -79,6 +79,12 @@ MEASUREMENTS = {
         "what a batch that never runs dry costs the streams beside it, on `tiny-cpu`",
         2,
     ),
+    "storages": Measurement(
+        "python benchmarks/storages.py --json",
+        "--rounds 1 --requests 50",
+        "how fast gateways answer a batch that lies in a folder or in PostgreSQL, before a model that takes no time",
+        3,
+    ),
     "rollouts": Measurement(
         "python benchmarks/rollouts.py --json",
         "--exchanges 1 --streams 4",

@@ -9,7 +9,8 @@ the middle of an answer, some read slowly. With `--exchange`, `pipeline rollout`
 
 Held are, with exit code 1 when one is broken:
 
-- no request fails, none is answered otherwise than the same greedy question before, and nothing had to be restarted;
+- no request fails, none is answered otherwise than the same greedy question before, every complete answer has the form
+  that was asked for, and nothing had to be restarted;
 - memory of each process (Triton, the stub of each model, gateway, supervisor): through its second half a line is fitted
   by least squares, and it rises by at most `--allow-mib` per 10,000 requests. A process that an exchange ended or began
   is judged by its own time;
@@ -28,7 +29,6 @@ import json
 import os
 import random
 import re
-import string
 import sys
 import tempfile
 import time
@@ -43,8 +43,8 @@ from typing import Any
 import httpx
 
 from benchmarks.common import markdown
+from benchmarks.mixed_load import TENANTS, Mix, Request, reason_of, text_of
 from pipeline import progress
-from pipeline.acceptance.run import questions
 from pipeline.client import percentile
 from pipeline.machine.processes import ProcessMemory, processes_below
 from pipeline.prepare import prepare
@@ -53,83 +53,15 @@ from pipeline.serving.live import MetricsPage
 from pipeline.serving.served import ServedDeployment
 from pipeline.stages import Builder
 from pipeline.store import Store
-from pipeline.triton.deployment import Deployment, DeploymentLimits
+from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer
 
-LETTERS, LONGEST_ANSWER, POOL, WINDOWS, EVERY_S = string.ascii_lowercase + "  ", 32, 8, 6, 5.0
+WINDOWS, EVERY_S = 6, 5.0
 # Share of the time after which the package is exchanged: the second half is then of the new one alone.
 EXCHANGE_AT = 0.4
-TENANTS = ("shop", "desk", "lab")
 # A package that answers the same as the recipe's own.
 OTHER = "limits.max_batch_tokens=600"
 TIMEOUT_S = 120.0
-FORM = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}, "required": ["a"]}
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of the mix. `repeats`: number of the question in the pool, whose answer is known then."""
-
-    path: str
-    body: dict[str, Any]
-    tenant: str
-    leaves: bool = False
-    reads_slowly: bool = False
-    repeats: int | None = None
-
-
-class Mix:
-    """Requests that are different each time, and the same in every run."""
-
-    def __init__(self, model: str, limits: DeploymentLimits, *, guided: bool) -> None:
-        self._model, self._limits, self._guided, self._random = model, limits, guided, random.Random(0)
-        # Real questions, because the cache keeps answers that came to their end.
-        self._pool = [str(turns[0]["content"]) for turns in questions(POOL)]
-
-    def next(self) -> Request:
-        chance, longest = self._random, self._limits.max_output_tokens
-        path, tenant = "/v1/chat/completions", chance.choice(TENANTS)
-        if chance.random() < 0.2:
-            number = chance.randrange(POOL)
-            body = self._body(path, self._pool[number], temperature=0, max_tokens=min(128, longest))
-            return Request(path, body, tenant, repeats=number)
-        if chance.random() < 0.3:
-            path = "/v1/completions"
-        # Of letters at random a tokenizer makes nearly as many tokens, and never more; a template adds some.
-        text = self._text(chance.randint(1, max(1, self._limits.max_input_tokens - 32)))
-        leaves, reads_slowly = chance.random() < 0.1, chance.random() < 0.03
-        more: dict[str, Any] = {
-            "max_tokens": chance.randint(1, min(LONGEST_ANSWER, longest)),
-            "temperature": 0,
-        }
-        if leaves or reads_slowly:
-            more = {"max_tokens": longest, "min_tokens": longest, "temperature": 0}
-        match chance.randrange(6):
-            case 0:
-                more |= {"temperature": 0.8, "top_p": 0.9, "seed": chance.randrange(1000)}
-            case 1:
-                more |= {"stop": self._text(3).strip() or "x"}
-            case 2 if self._guided and not leaves and path.endswith("chat/completions"):
-                schema = {"name": "form", "schema": FORM}
-                more = {
-                    "max_tokens": min(48, longest),
-                    "response_format": {"type": "json_schema", "json_schema": schema},
-                }
-        body = self._body(path, text, **more)
-        if leaves or reads_slowly:
-            body["stream"] = True
-        return Request(path, body, tenant, leaves, reads_slowly)
-
-    def _text(self, longest: int) -> str:
-        return "".join(self._random.choices(LETTERS, k=longest)).strip() or "a"
-
-    def _body(self, path: str, text: str, **more: Any) -> dict[str, Any]:
-        asked = (
-            {"prompt": text}
-            if path == "/v1/completions"
-            else {"messages": [{"role": "user", "content": text}]}
-        )
-        return {"model": self._model, "stream": self._random.random() < 0.75, **asked, **more}
 
 
 @dataclass(slots=True)
@@ -173,7 +105,7 @@ class Soak:
     faults: list[str] = field(default_factory=list)
     cached: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     first_ms: list[tuple[float, float]] = field(default_factory=list)  # when it was asked, TTFT
-    known: dict[tuple[str, int], str] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
     processes: dict[int, Process] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
@@ -214,7 +146,8 @@ class Soak:
             await asyncio.sleep(chance.expovariate(1 / pause_s) if pause_s else 0)
 
     async def _ask(self, client: httpx.AsyncClient, request: Request) -> None:
-        began, asked_s, first, parts, over = time.perf_counter(), self.at_s, 0.0, list[str](), False
+        began, asked_s, first, over = time.perf_counter(), self.at_s, 0.0, False
+        parts, reason = list[str](), ""
         headers = {"Authorization": f"Bearer sk-{request.tenant}"}
         async with client.stream("POST", request.path, json=request.body, headers=headers) as answer:
             if answer.status_code != 200:
@@ -222,13 +155,18 @@ class Soak:
             source = answer.headers.get("x-cache", "")
             self.cached[source] += 1
             if not request.body["stream"]:
-                parts, over = [text_of(json.loads(await answer.aread()))], True
+                whole = json.loads(await answer.aread())
+                parts, reason, over = [text_of(whole)], reason_of(whole), True
             else:
                 async with aclosing(answer.aiter_lines()) as lines:
                     async for line in lines:
                         if line == "data: [DONE]":
                             over = True
-                        elif line.startswith("data: ") and (text := text_of(json.loads(line[6:]))):
+                        elif line.startswith("data: "):
+                            event = json.loads(line[6:])
+                            reason = reason_of(event) or reason
+                            if not (text := text_of(event)):
+                                continue
                             parts.append(text)
                             first = first or time.perf_counter()
                             if request.leaves and len(parts) > 2:
@@ -240,11 +178,11 @@ class Soak:
             raise ValueError(f"the stream ended without [DONE], after {len(parts)} parts")
         if first and source == "miss":
             self.first_ms.append((asked_s, 1e3 * (first - began)))
-        if request.repeats is not None:
-            whole = "".join(parts)
-            before = self.known.setdefault((request.tenant, request.repeats), whole)
-            if whole != before:
-                raise ValueError(f"{whole!r} instead of {before!r}, as before (x-cache: {source})")
+        text = "".join(parts)
+        if request.form is not None and reason == "stop" and not re.fullmatch(request.form, text, re.DOTALL):
+            raise ValueError(f"{text!r} has not the form {request.form}")
+        if request.repeats is not None and text != (before := self.known.setdefault(request.repeats, text)):
+            raise ValueError(f"{text!r} instead of {before!r}, as before (x-cache: {source})")
 
     async def _watch(self) -> None:
         """Take samples of memory, and say how it goes."""
@@ -281,17 +219,6 @@ class Soak:
             figures = {f"p{p}_ms": round(percentile(inside, p), 1) for p in (50, 95, 99)} if inside else {}
             found.append({"minutes": round((number + 1) * length / 60, 1), "streams": len(inside), **figures})
         return found
-
-
-def text_of(event: dict[str, Any]) -> str:
-    """The text of a part, or of a whole answer. Raises ValueError for an error within a stream."""
-    if "error" in event:
-        raise ValueError(json.dumps(event["error"]))
-    parts = []
-    for choice in event["choices"]:
-        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        parts.append(message.get("content") or "")
-    return "".join(parts)
 
 
 def broken(soak: Soak, restarts: dict[str, int], allow_mib: float, allow_ttft: float) -> Iterator[str]:

@@ -23,6 +23,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import InvalidInput
+from pipeline.golden_judge import AnswerJudge
 from pipeline.golden_questions import GoldenQuestion, read_questions
 from pipeline.reading import UnreadableFile, read_json
 
@@ -290,9 +291,10 @@ class GoldenSet:
         return GoldenComparison(tuple(AnswerPair(*pair) for pair in pairs), self.budgets)
 
     def _judged(self, answer: Callable[[GoldenQuestion], str]) -> Iterator[GoldenAnswer]:
-        for question in self.questions:
-            text = answer(question)
-            yield GoldenAnswer(question, text, question.fault(text))
+        with AnswerJudge() as judge:
+            for question in self.questions:
+                text = answer(question)
+                yield GoldenAnswer(question, text, judge.fault(question, text))
 
 
 def write_document(document: object, package: Path) -> None:

@@ -7,14 +7,26 @@ an output): who chose those permissions may have meant them, and a warning says 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
 _MODE = 0o600
 _OTHERS = 0o077
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Keep from others whatever this process, and those that it starts, make within the block: umask 077."""
+    before = os.umask(_OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def make_private(file: Path, *, own: bool) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TextIO
 
+from pipeline.printable import printable
+
 
 class Task(Protocol):
     """One piece of work that is under way."""
@@ -63,7 +65,7 @@ class Lines:
 
     def say(self, text: str) -> None:
         """Write one line."""
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     @contextmanager
     def task(self, label: str, total: float | None = None, unit: str = "") -> Iterator[Task]:
@@ -166,7 +168,7 @@ class Terminal:
 
         with self._lock:
             console = Console(stderr=True) if self._bars is None else self._bars.console
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def task(self, label: str, total: float | None = None, unit: str = "") -> Iterator[Task]:

@@ -53,6 +53,7 @@ class PromptEncoder:
         self,
         prompts: Sequence[str | TokenIds],
         *,
+        prior_output: TokenIds = (),
         stop_words: Texts | None = None,
         bad_words: Texts | None = None,
         bias_words: Texts | None = None,
@@ -68,6 +69,7 @@ class PromptEncoder:
 
         Args:
             prompts: Texts, or token ids, which stay as they are.
+            prior_output: Tokens of the answer that came before; they are put after the one prompt.
             stop_words: Texts that end an answer.
             bad_words: Texts that must not come.
             bias_words: Texts whose tokens get a bias.
@@ -89,6 +91,8 @@ class PromptEncoder:
             else self._known("prompt_token_ids", prompt)
             for prompt in prompts
         ]
+        if prior_output:
+            ids = [[*row, *self._known("prior_output_ids", prior_output)] for row in ids]
         pads = _column(self.pad_id if pad_id is None else pad_id, rows)
         stops = self._word_ids(stop_words, rows)
         if stop_token_ids is not None:

@@ -95,7 +95,7 @@ def upstream(run: AcceptanceRun) -> Checks:
             texts = [client.generate(one, temperature=0.0, max_tokens=tokens).text for one in prompts]
         for streaming in (True, False):
             name = f"end_to_end_grpc_client, {model}, {'streamed' if streaming else 'whole'}"
-            url = run.up.record.grpc_url
+            url = run.up.record.target
             if file.is_file():
                 fault = run_upstream_client(
                     file, url, model, prompts[0], texts[0], max_tokens=tokens, streaming=streaming
@@ -192,7 +192,7 @@ def cancel(run: AcceptanceRun) -> Checks:
     sampling = run.sampling(max_tokens=limits.max_output_tokens, temperature=1.0, top_k=50)
     left = asyncio.run(
         asking.leave_streams(
-            run.up.record.grpc_url, run.deployment.entry_model, prompts, sampling, limits.max_concurrency
+            run.up.record.target, run.deployment.entry_model, prompts, sampling, limits.max_concurrency
         )
     )
     yield expect(

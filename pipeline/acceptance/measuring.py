@@ -111,7 +111,7 @@ def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> Lev
             yield ScriptedConversation((Turn(text, tokens, exact and not first),), chat=False)
 
     async def measure() -> LevelResult:
-        url, model = run.up.record.grpc_url, run.deployment.entry_model
+        url, model = run.up.record.target, run.deployment.entry_model
         period = Period(_LEVEL_S, streams * rounds, warm_up_requests=streams, grace_s=_TIMEOUT_S)
         async with TritonTarget(url, model, None, timeout_s=_TIMEOUT_S) as target:
             load = Load("concurrency", streams)

@@ -144,7 +144,7 @@ class AcceptanceRun:
             model: Triton model to ask; None for the one that clients ask.
         """
         asked = model or self.deployment.entry_model
-        return Client(self.up.record.grpc_url, model=asked, template=self.template, timeouts=TIMEOUTS)
+        return Client(self.up.record.target, model=asked, template=self.template, timeouts=TIMEOUTS)
 
     def sampling(self, **given: Any) -> Sampling:
         """Greedy sampling of an answer of exactly `max_tokens`, as far as the model takes that.

@@ -27,7 +27,7 @@ def answers(run: AcceptanceRun) -> Checks:
                 if whole[: len(given)] == given:
                     run.answers.append(EngineAnswer(tuple(given), tuple(whole[len(given) :])))
     else:
-        model = EngineModel(run.up.record.grpc_url, run.deployment.end_id, run.deployment.pad_id)
+        model = EngineModel(run.up.record.target, run.deployment.end_id, run.deployment.pad_id)
         most = min(64, run.deployment.limits.max_output_tokens)
         run.answers = model.answers([(prompt, most) for prompt in _heldout(run)])
     tokens = sum(len(one.tokens) for one in run.answers)

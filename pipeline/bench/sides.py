@@ -26,7 +26,7 @@ class ComparedDeployment:
     Attributes:
         subject: How its speed is measured.
         package: Folder that it is served from.
-        grpc_url: Of its Triton: host:port.
+        grpc_url: gRPC target of its Triton.
     """
 
     subject: Subject
@@ -78,7 +78,7 @@ class RunningSource:
 
     @contextmanager
     def up(self) -> Iterator[ComparedDeployment]:
-        yield ComparedDeployment(self.subject, self.package, self.record.grpc_url)
+        yield ComparedDeployment(self.subject, self.package, self.record.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,6 @@ class PackageSource:
             )
             try:
                 subject = Subject.of_record(served.record, self.slo, self.way)
-                yield ComparedDeployment(subject, self.package, served.record.grpc_url)
+                yield ComparedDeployment(subject, self.package, served.record.target)
             finally:
                 served.stop()

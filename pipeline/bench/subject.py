@@ -77,7 +77,7 @@ class Subject:
         return cls(
             name=deployment.name,
             way=chosen,
-            url=record.gateway_url if chosen == "gateway" else record.grpc_url,
+            url=record.gateway_url if chosen == "gateway" else record.target,
             model=deployment.name if chosen == "gateway" else deployment.entry_model,
             tokenizer=package / deployment.tokenizer_dir,
             max_prompt=deployment.limits.max_input_tokens,

@@ -50,7 +50,7 @@ class CircuitBreaker:
                     self._why = str(error)
                     self._until = self._clock() + self._length()
             raise
-        except BackendDown:  # it refused, and so it is there
+        except Exception:  # it refused, or the block did after it had answered: it is there
             self._close()
             raise
         self._close()

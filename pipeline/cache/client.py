@@ -168,18 +168,24 @@ def store_answer(
     cache: ResponseCache,
     question: Question,
     shared: SharedStream | AsyncSharedStream,
-    ttl_s: float | None = None,
+    request: CachedRequest,
 ) -> None:
     """Store the answer of a stream that is complete. Raises nothing: its subscribers have their answer."""
     with cache.contained("store"):
         stats = shared.stream.stats
         cache.store(
             question,
-            stored_chunks(shared.chunks, shared.began, shared.times),
+            # Token ids that are no part of the question are not asked for by those whom the cache answers.
+            stored_chunks(
+                shared.chunks,
+                shared.began,
+                shared.times,
+                token_ids=not request.unkeyed.get("token_ids"),
+            ),
             finish_reason=shared.stream.finish_reason or "unknown",
             input_tokens=stats.input_tokens,
             output_tokens=stats.output_tokens,
-            ttl_s=ttl_s,
+            ttl_s=request.ttl_s,
         )
 
 
@@ -270,7 +276,7 @@ class CachedStream(CachedStreamBase[Replay | Subscriber | Stream]):
         return next(self._chunks)
 
     def _find(self) -> Replay | Subscriber | Stream:
-        client, cache, ttl_s = self._client, self._client.cache, self._request.ttl_s
+        client, cache = self._client, self._client.cache
         question = self._question(cache, client.origin, client.client.defaults)
         if question is not None:
             if (replay := self._replay(question)) is not None:
@@ -279,7 +285,7 @@ class CachedStream(CachedStreamBase[Replay | Subscriber | Stream]):
                 shared, first = client.single_flight.join(
                     question.key,
                     lambda: SharedStream(
-                        self._send(), lambda shared: store_answer(cache, question, shared, ttl_s)
+                        self._send(), lambda shared: store_answer(cache, question, shared, self._request)
                     ),
                 )
                 self._exit.callback(client.single_flight.leave, question.key, shared)
@@ -415,4 +421,4 @@ class AsyncCachedStream(CachedStreamBase[Replay | AsyncSubscriber | AsyncStream]
     async def _store(self, question: Question, shared: AsyncSharedStream) -> None:
         cache = self._client.cache
         with cache.contained("store"):
-            await asyncio.to_thread(store_answer, cache, question, shared, self._request.ttl_s)
+            await asyncio.to_thread(store_answer, cache, question, shared, self._request)

@@ -99,17 +99,20 @@ class Replay:
         )
 
 
-def stored_chunks(chunks: Sequence[Chunk], began: float, times: Sequence[float]) -> tuple[StoredChunk, ...]:
+def stored_chunks(
+    chunks: Sequence[Chunk], began: float, times: Sequence[float], *, token_ids: bool = True
+) -> tuple[StoredChunk, ...]:
     """Make what is stored of an answer's chunks.
 
     Args:
         chunks: as the client received them.
         began: when the request began, in seconds of any clock.
         times: when each chunk arrived, on the same clock.
+        token_ids: whether those of the chunks are stored.
     """
     delays = [later - earlier for earlier, later in pairwise([began, *times])]
     return tuple(
-        StoredChunk(chunk.text, chunk.token_ids, chunk.log_probs, delay)
+        StoredChunk(chunk.text, chunk.token_ids if token_ids else None, chunk.log_probs, delay)
         for chunk, delay in zip(chunks, delays, strict=True)
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
-from pipeline.cache.encryption import KeySource, load_codec
+from pipeline.cache.encryption import Codec, KeySource, load_codec
 from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
 from pipeline.cache.near_hits import NEAR_HITS, NearHitLog, near_hits_place
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
@@ -141,14 +141,23 @@ def _place(settings: CacheSettings, place: str | Path | None) -> str | Path:
     return Path(settings.backend.path)
 
 
-def _open(settings: CacheSettings, place: str | Path, capacity: Capacity, *, name: str) -> Backend:
-    encryption = settings.encryption
+def load_codec_of(settings: CacheSettings | None) -> Codec:
+    """Return the codec that a recipe's `cache` section asks for; None: by the environment alone.
+
+    Raises:
+        ValueError: the key is missing or malformed.
+    """
+    encryption = None if settings is None else settings.encryption
     secret = KeySource()
     if encryption is not None and encryption.key_file is not None:
         secret = KeySource(file=Path(encryption.key_file), required=True)
     elif encryption is not None:
         secret = KeySource(variable=encryption.key_env or "", required=True)
-    return open_backend(place, capacity, name=name, codec=load_codec(secret=secret))
+    return load_codec(secret=secret)
+
+
+def _open(settings: CacheSettings, place: str | Path, capacity: Capacity, *, name: str) -> Backend:
+    return open_backend(place, capacity, name=name, codec=load_codec_of(settings))
 
 
 def make_redaction(settings: CacheSettings) -> Redaction:

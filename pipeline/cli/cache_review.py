@@ -14,6 +14,7 @@ from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.options import json_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.printable import printable
 from pipeline.private_files import make_private
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _ask(reviewer: _Reviewer, found: Sequence[NearHit], backend: Backend) -> Non
 
     for number, hit in enumerate(found, 1):
         entry = backend.get(hit.key, time.time())
-        click.echo(side_by_side(hit, None if entry is None else entry.text, number, len(found)))
+        click.echo(printable(side_by_side(hit, None if entry is None else entry.text, number, len(found))))
         key = click.prompt(
             ", ".join(f"{key} {word}" for key, word in _KEYS.items()),
             type=click.Choice(list(_KEYS)),

@@ -19,7 +19,8 @@ from pipeline.cli.connection import (
     stats_text,
 )
 from pipeline.cli.options import complete_deployment, set_option, store_option
-from pipeline.cli.output import note
+from pipeline.cli.output import note, print_answer
+from pipeline.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.cli.connection import Connection
@@ -121,7 +122,7 @@ class _Chat:
         except ClientError as error:
             self._talk.turns = kept
             self._failed = True
-            click.echo(f"pipeline: {as_pipeline_error(error)}", err=True)
+            click.echo(printable(f"pipeline: {as_pipeline_error(error)}"), err=True)
         except KeyboardInterrupt:  # before there was anything to stop
             self._talk.turns = kept
             click.echo("[stopped]", err=True)
@@ -131,7 +132,7 @@ class _Chat:
         with self._connection.stream(self._talk.messages(question)) as stream:
             try:
                 for chunk in stream:
-                    click.echo(chunk.text, nl=False)
+                    print_answer(chunk.text)
             except KeyboardInterrupt:
                 stream.cancel()
                 click.echo(" [stopped]", nl=False, err=True)

@@ -114,7 +114,7 @@ def find_destination(
     package = server.deployment.parent
     deployment = Deployment.load(package)
     return Destination(
-        url=server.grpc_url,
+        url=server.target,
         model=options["model"] or deployment.entry_model,
         tokenizer=options["tokenizer"] or package / deployment.tokenizer_dir,
         max_tokens=_first(options["max_tokens"], deployment.limits.max_output_tokens),

@@ -6,6 +6,8 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +21,9 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.cli.serving import ChosenPackage
+    from pipeline.plan.artifact_sizes import ArtifactSizes
     from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestTarget
+    from pipeline.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -109,7 +113,7 @@ _KUBERNETES = (
             r"(s3|gs|az|https?)://[^\s/]+(/\S*)?", "write s3://bucket/folder, or gs, az, https"
         ),
         help="Kubernetes: object store with the packages, from which each pod fetches its own; by default a volume. "
-        "`pipeline store push` sends them there.",
+        "`pipeline store push` sends them there, and takes the same addresses.",
     ),
     click.option(
         "--build-image", metavar="NAME", help="Kubernetes: image of the Job that builds the package."
@@ -221,6 +225,7 @@ def command(
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
     """
     from pipeline.serving.manifests import ManifestOptions, manifest_files
+    from pipeline.serving.manifests.kubernetes import SITE
     from pipeline.store import Store
 
     given = [
@@ -244,13 +249,18 @@ def command(
         recipe=_recipe_text(chosen),
         user=user,
         program=_program(),
-        kubernetes=_of_kubernetes(chosen, options) if kind == "kubernetes" else None,
+        kubernetes=_of_kubernetes(chosen, shelf, options) if kind == "kubernetes" else None,
     )
-    serving = serve_options_of(_with_usual_ports(options), shelf, chosen)
+    serving = serve_options_of(_with_usual_ports(options, chosen), shelf, chosen)
     files = manifest_files(kind, chosen.deployment, chosen.folder, serving, more)
     written = None
     if output is not None and not dry_run:
-        paths = [_write(output / name, text) for name, text in files.items()]
+        paths = [
+            _write(output / name, text)
+            for name, text in files.items()
+            # A person's own stays as it is.
+            if not (kind == "kubernetes" and name.startswith(SITE) and (output / name).exists())
+        ]
         written = output.absolute() if kind == "kubernetes" else paths[0]
     if as_json:
         print_json(
@@ -276,10 +286,13 @@ def command(
             click.echo(f"# {name}\n{text}")
 
 
-def _of_kubernetes(chosen: ChosenPackage, options: dict[str, Any]) -> KubernetesOptions:
+def _of_kubernetes(chosen: ChosenPackage, shelf: Store, options: dict[str, Any]) -> KubernetesOptions:
     from pipeline.serving.manifests import KubernetesOptions
     from pipeline.serving.manifests.kubernetes.cluster import resource_name
     from pipeline.stages.builder import UNKNOWN_PACKAGE
+    from pipeline.store import manifest
+    from pipeline.store.object_store import content_digest
+    from pipeline.store.signature import VerifyKeys
 
     if chosen.folder == UNKNOWN_PACKAGE:
         raise UserError(f"the name of the package is not known, and manifests have it: {chosen.note}")
@@ -287,12 +300,45 @@ def _of_kubernetes(chosen: ChosenPackage, options: dict[str, Any]) -> Kubernetes
     recipe = chosen.served_recipe
     questions = None if recipe.golden is None else Path(recipe.golden.file).read_text(encoding="utf-8")
     namespace = values.pop("namespace") or resource_name(chosen.deployment.name)
-    return KubernetesOptions(recipe, namespace, questions=questions, **values)
+    keys = VerifyKeys.configured()
+    return KubernetesOptions(
+        recipe,
+        namespace,
+        questions=questions,
+        sizes=_artifact_sizes(chosen, shelf, offline=options["offline"]),
+        content=content_digest(chosen.folder) if (chosen.folder / manifest.FILE).is_file() else None,
+        verify_key=None if keys is None else keys.pem,
+        **values,
+    )
 
 
-def _with_usual_ports(options: dict[str, Any]) -> dict[str, Any]:
+def _artifact_sizes(chosen: ChosenPackage, shelf: Store, *, offline: bool) -> ArtifactSizes | None:
+    """Sizes by the recipe's models, and of a package that is there its own."""
+    from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
+    from pipeline.prepare.model_probe import probe_models
+    from pipeline.store import Manifest, manifest
+
+    known: ArtifactSizes | None = None
+    if chosen.recipe is not None:
+        with suppress(UserError):
+            probes = probe_models(chosen.recipe, shelf, offline=offline)
+            sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
+            known = artifact_sizes(chosen.recipe, sizes)
+    if not (chosen.folder / manifest.FILE).is_file():
+        return known
+    total = Manifest.load(chosen.folder).total_bytes
+    known = known or ArtifactSizes.of_weights(total)
+    return replace(known, package=ArtifactSizes.of_weights(total).package)
+
+
+def _with_usual_ports(options: dict[str, Any], chosen: ChosenPackage) -> dict[str, Any]:
     """Ports that are taken here may be free where it will run."""
-    usual = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
+    from pipeline.serving.ports import GRPC, HTTP, METRICS
+
+    serving = chosen.served_recipe.serving
+    usual = {"metrics_port": METRICS}
+    usual |= {"http_port": HTTP} if serving.http else {}
+    usual |= {"grpc_port": GRPC} if serving.grpc else {}
     return options | {name: options[name] or port for name, port in usual.items()}
 
 

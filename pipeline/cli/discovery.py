@@ -134,7 +134,7 @@ def record_followers(
     def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
         def load(now: RunningServer) -> ServedModel:
             recipe = one.recipe if now.settings is None else served_recipe(one.recipe.name, now)
-            moved = LocatedModel(recipe, now.deployment.parent, (now.grpc_url,), now)
+            moved = LocatedModel(recipe, now.deployment.parent, (now.target,), now)
             return load_served_model(moved, store, waits=waits, worker=worker)
 
         return RecordFollower(one.recipe.name, store.running, record, load)
@@ -235,4 +235,4 @@ def _locate(named: NamedDeployment, store: Store, urls: Sequence[str], wait_s: f
         serve = shlex.join(("pipeline", "serve", *named.words))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
-    return LocatedModel(recipe, running.deployment.parent, (running.grpc_url,), running)
+    return LocatedModel(recipe, running.deployment.parent, (running.target,), running)

@@ -144,18 +144,22 @@ def command(
     known = _known_recipes(recipes, overrides, artifacts, wait_s=wait_s)
     require_packages(known, artifacts, traces, limits_redis)
     from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
+    from pipeline.errors import UserError
     from pipeline.gateway.access_log import log_to_stderr
     from pipeline.gateway.app import Gateway
-    from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+    from pipeline.gateway.batches.storage import StorageLimits
     from pipeline.gateway.connections import ConnectionLimits
+    from pipeline.gateway.http_server import bound_sockets
     from pipeline.gateway.redis_limits import RedisBuckets
     from pipeline.gateway.responses.stored_responses import StoredResponseLimits
     from pipeline.gateway.served_model import WaitLimits
-    from pipeline.gateway.server import GatewayServer, bound_sockets
+    from pipeline.gateway.server import GatewayServer
+    from pipeline.gateway.state.opening import StateSettings, open_state
     from pipeline.gateway.tenants import Tenants
     from pipeline.gateway.traces import make_tracer
     from pipeline.gateway.web import AllowedHosts
     from pipeline.gateway.workers.worker import WorkerPlace
+    from pipeline.private_files import owner_only
 
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
@@ -171,9 +175,17 @@ def command(
         return
     log_to_stderr(as_json=log_format == "json")
     waits = WaitLimits(max_waiting, max_wait_s, idle_timeout_s or None, batch_slots)
-    stored = StorageLimits(file_bytes=max_file_mib * 2**20, tenant_bytes=max_stored_mib * 2**20)
     place = None if place_word is None else WorkerPlace.of_word(place_word)
-    with _inherited(descriptors) if descriptors else bound_sockets(host, port) as sockets:
+    state = StateSettings(
+        limits_redis,
+        batch_folder,
+        artifacts.root / "batches",
+        StorageLimits(file_bytes=max_file_mib * 2**20, tenant_bytes=max_stored_mib * 2**20),
+        StoredResponseLimits(stored_responses, stored_responses_mib * 2**20, stored_responses_s),
+        # The parent removes the folder when all workers have ended.
+        None if place is None else place.metrics / "responses.sqlite",
+    )
+    with owner_only(), _inherited(descriptors) if descriptors else bound_sockets(host, port) as sockets:
         located = locate(wait_s=wait_s)
         hosts = AllowedHosts(host, allowed_hosts)
         exposed = place is None and not hosts.loopback
@@ -187,6 +199,10 @@ def command(
         load = partial(load_served_model, store=artifacts, waits=waits, worker=worker, spread=spread)
         models = {one.recipe.name: load(one) for one in located}
         followers = record_followers(located, artifacts, waits=waits, worker=worker)
+        try:
+            batches, responses = open_state([one.recipe.cache for one in located], state)
+        except ValueError as error:
+            raise UserError(f"files, batches and stored responses: {error}") from error
         gateway = Gateway(
             models,
             tenants,
@@ -196,12 +212,10 @@ def command(
             prompt_log=_prompt_log(log_prompts),
             metric_names=metric_names,
             followers=followers,
-            stored_responses=StoredResponseLimits(
-                stored_responses, stored_responses_mib * 2**20, stored_responses_s
-            ),
+            stored_responses=responses,
             restarts=lambda: {follower.name: follower.restarts for follower in followers},
             kv_cache_usage=partial(read_kv_cache_usage, followers) if "vllm" in metric_names else dict,
-            batches=BatchStorage(batch_folder or artifacts.root / "batches", stored),
+            batches=batches,
             worker=worker,
             buckets=None if limits_redis is None else RedisBuckets(limits_redis),
         )
@@ -233,9 +247,11 @@ def _run_workers(
     """Serve by several processes of this command."""
     import tempfile
 
+    from pipeline.gateway.redis_losses import RedisLosses
     from pipeline.gateway.workers.pool import WorkerPool
 
     values = context.params
+    address = values["limits_redis"]
     words = given_words(context, without={"keys", "descriptors", "parent", "place_word"})
     for one in sockets:
         words += ["--listen-fd", str(one.fileno())]
@@ -263,6 +279,7 @@ def _run_workers(
             drain_s=values["drain_s"],
             on_ready=on_ready,
             inherit=(keys.fileno(),),
+            losses=None if address is None else RedisLosses(address),
         )
         pool.run()
 
@@ -307,13 +324,17 @@ def require_packages(
     Raises:
         UserError: Some are missing; it names all of them.
     """
+    from pipeline.cache.encryption import KEY
     from pipeline.gateway.traces import ENDPOINT_VARIABLES
     from pipeline.machine.packages import Need, require
     from pipeline.stages.response_cache import needs_of_cache
 
     needs = [Need("gateway", "the gateway")]
     needs += [Need("traces", "traces")] if traces or any(map(os.environ.get, ENDPOINT_VARIABLES)) else []
-    needs += [Need("cache", "--limits-redis", frozenset({"redis"}))] if limits_redis else []
+    if limits_redis:
+        needs.append(Need("cache", "--limits-redis", frozenset({"redis"})))
+        if os.environ.get(KEY) or any(recipe.cache.encryption for recipe in recipes):
+            needs.append(Need("cache", "encryption", frozenset({"cryptography"})))
     needs += [need for recipe in recipes for need in needs_of_cache(recipe, store)]
     require("the gateway", needs)
 

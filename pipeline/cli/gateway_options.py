@@ -31,9 +31,10 @@ _OPTIONS = (
         envvar="PIPELINE_LIMITS_REDIS",
         show_envvar=True,
         callback=lambda _, __, given: _redis_address(given),
-        help="Redis or Valkey server, such as redis://limits:6379/0, in which all gateways with the same one share the "
-        "requests and tokens that a tenant may use in a minute, and its requests at once; password: "
-        "$PIPELINE_CACHE_PASSWORD. While it does not answer, each gateway counts by itself.",
+        help="Redis or Valkey server, such as redis://limits:6379/0, of a deployment with several gateways: those with "
+        "the same one share the requests and tokens that a tenant may use in a minute, its requests at once, and "
+        "stored responses; password: $PIPELINE_CACHE_PASSWORD. While it does not answer, each gateway counts by "
+        "itself. Files and batches then need PostgreSQL (the recipe's cache.backend), or --batch-folder.",
     ),
     click.option(
         "--allowed-host",
@@ -96,8 +97,9 @@ _OPTIONS = (
         "--batch-folder",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
-        help="Folder of uploaded files and batches; by default batches/ in the store. Gateways that share it share "
-        "their batches.",
+        help="Folder of uploaded files and batches, on a local disk. Gateways that share it share their batches. By "
+        "default they are in PostgreSQL, if the recipe's cache.backend names it; refused, with --limits-redis; else in "
+        "batches/ of the store.",
     ),
     click.option(
         "--batch-slots",
@@ -125,15 +127,16 @@ _OPTIONS = (
         type=click.IntRange(min=0),
         default=1000,
         show_default=True,
-        help="Responses of /v1/responses that are kept in memory for each tenant, for previous_response_id and "
-        "GET /v1/responses/ID; the longest unused are forgotten first. 0 keeps none.",
+        help="Responses of /v1/responses that are stored for each tenant, for previous_response_id and "
+        "GET /v1/responses/ID; the longest unused are forgotten first. 0 stores none. They are on the server that the "
+        "recipe's cache.backend or --limits-redis names, else in memory.",
     ),
     click.option(
         "--stored-responses-mib",
         type=click.IntRange(min=1),
         default=32,
         show_default=True,
-        help="Most MiB of JSON that the kept responses of each tenant take.",
+        help="Most MiB of JSON that the stored responses of each tenant take.",
     ),
     click.option(
         "--stored-responses-s",

@@ -7,7 +7,6 @@ sampling parameters such as "max_tokens" and "seed".
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from pipeline.cli.connection import (
 from pipeline.cli.options import complete_deployment, opened, output_option, set_option, store_option
 from pipeline.cli.output import is_quiet
 from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.printable import json_text, printable
 from pipeline.reading import check_line, checked_json
 
 if TYPE_CHECKING:
@@ -148,9 +148,10 @@ def _write(
             }
             told |= {"stats": answer.stats.as_dict()}
             told |= {} if answer.log_probs is None else {"log_probs": answer.log_probs}
-        output.write(json.dumps(told, ensure_ascii=False) + "\n")
+        output.write(json_text(told) + "\n")
     elif not isinstance(answer, ClientError):
-        output.write(answer.text + ("\n" if alone else "\n\n"))
+        text = printable(answer.text) if output.isatty() else answer.text
+        output.write(text + ("\n" if alone else "\n\n"))
     output.flush()
 
 

@@ -9,6 +9,7 @@ import click
 
 from pipeline.cli.options import complete_running, store_option
 from pipeline.errors import UserError
+from pipeline.printable import printable
 
 
 @click.command(name="logs")
@@ -68,7 +69,8 @@ def command(
 
     def show(found: Iterable[tuple[str, str]]) -> None:
         for kind, line in found:
-            click.echo(f"{kind:<{width}} | {line}" if several else line)
+            shown = printable(line, colours=True)
+            click.echo(f"{kind:<{width}} | {shown}" if several else shown)
 
     try:
         show(tail.read())

@@ -17,6 +17,7 @@ import click
 from pipeline import __version__
 from pipeline.cli.output import common_options
 from pipeline.errors import PipelineError
+from pipeline.printable import printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -164,12 +165,12 @@ def main() -> None:
     except PipelineError as error:
         if debug:
             raise
-        print(f"pipeline: {error}", file=sys.stderr)
+        print(printable(f"pipeline: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug or error.errno not in _OF_THE_MACHINE:
             raise
-        print(f"pipeline: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        print(printable(f"pipeline: {error.filename or 'a file'}: {error.strerror}"), file=sys.stderr)
         sys.exit(PipelineError.exit_code)
 
 

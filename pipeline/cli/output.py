@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.printable import json_text, printable
+
 if TYPE_CHECKING:
     from pipeline.progress import Progress
 
@@ -70,7 +72,7 @@ def is_quiet() -> bool:
 def note(text: str) -> None:
     """Print a line to standard error, unless `-q` was given."""
     if not is_quiet():
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
 
 def reporter(*, silent: bool = False) -> Progress:
@@ -101,9 +103,7 @@ def short_path(path: Path, store: Path | None = None) -> str:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    import json
-
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json_text(value, indent=2))
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -115,7 +115,7 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 def print_cut(line: str) -> None:
     """Print a line; on a terminal, one that is too long ends with an ellipsis."""
-    width = output_width(sys.maxsize)
+    line, width = printable(line, lines=False), output_width(sys.maxsize)
     click.echo(line if len(line) <= width else line[: width - 1] + "…")
 
 
@@ -136,7 +136,13 @@ def print_rich(*renderables: Any, width: int = 160) -> None:
     with console.capture() as captured:
         for one in renderables:
             console.print(one)
-    click.echo("\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines()))
+    text = printable(captured.get().strip("\n"), colours=True)
+    click.echo("\n".join(line.rstrip() for line in text.split("\n")))
+
+
+def print_answer(text: str) -> None:
+    """Print a piece of a model's answer: as it is, but on a terminal without what would control that."""
+    click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
 
 
 def _has(key: str) -> bool:

@@ -67,7 +67,8 @@ def _row(one: DeploymentStatus) -> tuple[str, ...]:
 
 def _addresses(one: DeploymentStatus) -> str:
     record = one.record
-    triton = f"gRPC {record.grpc_url}, HTTP {_bare(record.http_url)}, metrics {_bare(record.metrics_url)}"
+    http = f", HTTP {_bare(record.http_url)}" if record.http_url else ""
+    triton = f"gRPC {record.grpc_url}{http}, metrics {_bare(record.metrics_url)}"
     return f"{record.gateway_url}/v1, {triton}" if record.gateway_url else triton
 
 

@@ -73,10 +73,10 @@ def command(
     \b
     pipeline serve tiny-cpu
     pipeline serve tiny-cpu --detach
-    pipeline serve --package ./package --port 8000 --http-port 9000 --keys keys.yaml
+    pipeline serve --package ./package --port 8000 --grpc-port 9001 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
-    from pipeline.serving.launch import Ports
+    from pipeline.serving.ports import Ports
     from pipeline.serving.serve import serve
     from pipeline.store import Store
 
@@ -95,7 +95,8 @@ def command(
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
     for recipe in recipes or (None,):
         chosen = choose_package(recipe, overrides, shelf, options, report, preview=dry_run)
-        ports = Ports.free() if packages else None
+        serving = chosen.served_recipe.serving
+        ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else None
         packages.append((chosen, serve_options_of(options, shelf, chosen, ports=ports)))
     if dry_run:
         _show(*packages[0], as_json=as_json)
@@ -103,7 +104,11 @@ def command(
     if detach:
         _detach(context, packages, shelf, wait=not no_wait)
         return
+    from pipeline.private_files import owner_only
+
     with ExitStack() as stack:
+        # What was built before may be read by others, such as the user of a container.
+        stack.enter_context(owner_only())
         gateway: GatewayLaunch | None = None
         if not no_gateway:
             served = [chosen.served_recipe for chosen, _ in packages]
@@ -134,7 +139,7 @@ def _gateway_launch(
     """
     values = context.params
     require_packages(recipes, store, values["traces"], values["limits_redis"])
-    from pipeline.gateway.server import bound_sockets
+    from pipeline.gateway.http_server import bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.serving.gateway_process import GatewayLaunch
 
@@ -164,7 +169,7 @@ def _gateway_launch(
 
 def _can_bind(host: str, port: int) -> bool:
     from pipeline.errors import ServerError
-    from pipeline.gateway.server import bound_sockets
+    from pipeline.gateway.http_server import bound_sockets
 
     try:
         with bound_sockets(host, port) as sockets:

@@ -18,7 +18,8 @@ from pipeline.errors import UserError
 if TYPE_CHECKING:
     from pipeline.progress import Progress
     from pipeline.recipe import Recipe
-    from pipeline.serving.launch import Ports, ServeOptions, Target
+    from pipeline.serving.launch import ServeOptions, Target
+    from pipeline.serving.ports import Ports
     from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
 
@@ -34,11 +35,18 @@ _LAUNCH = (
     allow_option,
     click.option("--build", is_flag=True, help="Build what is missing first, as `pipeline build` does."),
     click.option("--offline", is_flag=True, help="Ask no hub; use what the store has."),
-    click.option("--address", default="127.0.0.1", show_default=True, help="Where Triton is to listen."),
     click.option(
-        "--http-port", type=int, metavar="PORT", help="By default 8000, or a free one if that is taken."
+        "--address", default="127.0.0.1", show_default=True, help="Where Triton's ports are to listen."
     ),
-    click.option("--grpc-port", type=int, metavar="PORT", help="By default 8001, or a free one."),
+    click.option(
+        "--http-port",
+        type=int,
+        metavar="PORT",
+        help="Of Triton's HTTP, where the recipe opens it (serving.http); by default 8000, or a free one.",
+    ),
+    click.option(
+        "--grpc-port", type=int, metavar="PORT", help="By default 8001, or a free one if that is taken."
+    ),
     click.option("--metrics-port", type=int, metavar="PORT", help="By default 8002, or a free one."),
     click.option("--image", metavar="NAME", help="Another image than the one that the package was made for."),
     gpus_option,
@@ -220,16 +228,26 @@ def serve_options_of(
         chosen: What is served.
         ports: Ports to take whatever the options say.
     """
-    from pipeline.serving.launch import Ports, ServeOptions, traces_endpoint
+    from pipeline.serving.launch import ServeOptions, traces_endpoint
+    from pipeline.serving.ports import Ports
     from pipeline.serving.restart import RestartPolicy
 
-    address = values["address"]
+    address, serving = values["address"], chosen.served_recipe.serving
+    for name, opens in (("http", serving.http), ("grpc", serving.grpc)):
+        if values[f"{name}_port"] and not opens:
+            raise UserError(
+                f"--{name}-port: the recipe does not open it: say `serving: {{{name}: true}}` there, or "
+                f"--set serving.{name}=true"
+            )
+    if ports is None:
+        ports = Ports.choose(
+            address, http=values["http_port"], grpc=values["grpc_port"], metrics=values["metrics_port"],
+            opens_http=serving.http, opens_grpc=serving.grpc,
+        )  # fmt: skip
     launched = ServeOptions(
-        ports=ports
-        or Ports.choose(
-            address, http=values["http_port"], grpc=values["grpc_port"], metrics=values["metrics_port"]
-        ),
+        ports=ports,
         address=address,
+        allowed_hosts=values.get("allowed_hosts", ()),
         start_deadline_s=values["start_timeout_s"],
         allowed=values["allowed"],
         image=values["image"],

@@ -9,6 +9,7 @@ import click
 from pipeline.cli.options import complete_running, json_option, store_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
+from pipeline.printable import printable
 
 _KILLED_S = 5.0
 
@@ -60,7 +61,7 @@ def command(
         if not status.alive:
             forget(shelf.running, status)
             if not as_json:
-                click.echo(f"{status.name} was {status.state}: {status.reason}")
+                click.echo(printable(f"{status.name} was {status.state}: {status.reason}"))
     if as_json:
         print_json([{"names": list(one.names), "pid": one.pid, "how": one.how} for one in ended])
     for one in ended:

@@ -112,17 +112,19 @@ def push(name: str, address: str, store: Path | None) -> None:
     """Send ARTIFACT to an object store, after a check of its files, and print where it is then.
 
     URL is the folder below which artifacts lie: s3://bucket/folder, gs://…, az://…, file:///…; credentials are those of
-    the environment.
+    the environment. A server of your own that speaks S3 is named by ?endpoint=.
 
     \b
     pipeline store push package-42e451333aac24b05b44 s3://models/packages
+    pipeline store push package-42e451333aac24b05b44 's3://models/packages?endpoint=http://minio:9000'
     """
-    from pipeline.store.object_store import send_artifact
+    from pipeline.store.object_store import content_digest, send_artifact
 
     shelf, report = Store.at(store), reporter()
     artifact = shelf.get(name)
     shelf.check(artifact)
     click.echo(send_artifact(artifact, address, report))
+    note(f"by content: {artifact.name}@sha256:{content_digest(artifact.path)}")
 
 
 @command.command()
@@ -139,22 +141,54 @@ def push(name: str, address: str, store: Path | None) -> None:
 def pull(name: str, address: str, store: Path | None, output: Path | None, without_weights: bool) -> None:
     """Fetch ARTIFACT from an object store, and print its folder.
 
-    Every file is verified by SHA-256 while it comes, and the artifact appears when all of them are there. What was
-    fetched before the command was killed is not fetched again.
+    Large files come in parts, several at once. Every file is verified by SHA-256 while it comes, and the artifact
+    appears when all of them are there. What was fetched before the command was killed is not fetched again.
+
+    NAME@sha256:DIGEST takes the artifact only with that manifest, which has the hashes of all files; `store push`
+    prints it. With $PIPELINE_VERIFY_KEY, a file of public keys, an artifact must be signed by one of them.
 
     \b
     pipeline store pull package-42e451333aac24b05b44 s3://models/packages --output /packages
     """
     from pipeline.store.object_store import fetch_artifact
+    from pipeline.store.signature import VerifyKeys
     from pipeline.triton.repository import is_no_weight
 
     if without_weights and output is None:
         raise click.UsageError("--without-weights: name a folder by --output; artifacts of a store are whole")
     into = output or Store.at(store).artifacts
-    artifact = fetch_artifact(
-        name, address, into, reporter(), only=is_no_weight if without_weights else lambda *_: True
-    )
+    wanted = is_no_weight if without_weights else lambda *_: True
+    keys = VerifyKeys.configured()
+    artifact = fetch_artifact(name, address, into, reporter(), only=wanted, keys=keys)
     click.echo(str(artifact.path))
+
+
+@command.command()
+@click.argument("name", metavar="ARTIFACT")
+@store_option
+@click.option(
+    "--key",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Private Ed25519 key, as PEM: openssl genpkey -algorithm ed25519.",
+)
+def sign(name: str, key: Path, store: Path | None) -> None:
+    """Sign ARTIFACT after a check of its files, for `store push` and for whoever copies its folder.
+
+    Whoever has $PIPELINE_VERIFY_KEY set, to a file of public keys, then takes and serves what one of them signed, and
+    nothing else.
+
+    \b
+    openssl pkey -in packages.key -pubout -out packages.pem
+    pipeline store sign package-42e451333aac24b05b44 --key packages.key
+    """
+    from pipeline.store.signature import sign as sign_artifact
+
+    shelf = Store.at(store)
+    artifact = shelf.get(name)
+    shelf.check(artifact)
+    click.echo(str(sign_artifact(artifact.path, key)))
 
 
 @command.command(name="gc")

@@ -13,7 +13,8 @@ import click
 
 from pipeline.cli.connection import connected, find_destination, request_options, stats_text
 from pipeline.cli.options import complete_deployment, set_option, store_option
-from pipeline.cli.output import note
+from pipeline.cli.output import note, print_answer
+from pipeline.printable import json_text
 
 if TYPE_CHECKING:
     from pipeline.cli.connection import AnyStream
@@ -86,7 +87,10 @@ def _print(stream: AnyStream, *, as_json: bool) -> int:
 
     try:
         for chunk in stream:
-            click.echo(json.dumps(asdict(chunk), ensure_ascii=False) if as_json else chunk.text, nl=as_json)
+            if as_json:
+                click.echo(json_text(asdict(chunk)))
+            else:
+                print_answer(chunk.text)
     except KeyboardInterrupt:
         stream.cancel()
         _end_line(stream, as_json=as_json)

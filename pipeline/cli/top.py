@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.options import complete_running, store_option
+from pipeline.printable import json_text
 
 if TYPE_CHECKING:
     from pipeline.serving.status import LiveView
@@ -76,7 +76,7 @@ def _print(view: LiveView, *, as_json: bool) -> None:
 
     found = view.look()
     if as_json:
-        click.echo(json.dumps([one.as_json() for one in found], ensure_ascii=False))
+        click.echo(json_text([one.as_json() for one in found]))
     elif found:
         print_rich(top_table(found))
     else:

@@ -66,6 +66,8 @@ class Stats:
         cached: set if a response cache answered.
         queue_ms: time that the request waited in the engine to be scheduled, by the server's clock.
         prefill_ms: from there to the first token, by the server's clock.
+        cached_tokens: tokens of the prompt that the engine took from its KV cache instead of computing them, in whole
+            blocks of the cache; known when the answer is complete.
     """
 
     ttft_ms: float | None = None
@@ -79,6 +81,7 @@ class Stats:
     cached: Cached | None = None
     queue_ms: float | None = None
     prefill_ms: float | None = None
+    cached_tokens: int | None = None
 
     @property
     def tpot_ms(self) -> float | None:
@@ -143,6 +146,19 @@ class Chunk:
     cached: Cached | None = None
     top_log_probs: tuple[TopLogProbs, ...] | None = None
     prompt_log_probs: PromptLogProbs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartialAnswer:
+    """The part of an answer that had come when its server was lost. `stream(…, prior=…)` goes on after it.
+
+    Attributes:
+        token_ids: of all tokens that had come.
+        text: that had come. Text of the last tokens may be missing: it may be the beginning of a stop text.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

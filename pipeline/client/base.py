@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.answer import Answer, FinishReason, Stats
+from pipeline.client.answer import Answer, FinishReason, PartialAnswer, Stats
 from pipeline.client.discovery import DnsWatch, Servers, is_name
 from pipeline.client.endpoints import Endpoint, EndpointPool, channel_options, checked_metadata, parse_target
 from pipeline.client.errors import (
@@ -156,10 +156,11 @@ class StreamBase:
         request_id: str | None,
         tools: Sequence[Mapping[str, Any]] = (),
         affinity: str | None = None,
+        prior: PartialAnswer | None = None,
     ) -> None:
         self.request_id = request_id or uuid.uuid4().hex
         self._client = client
-        self._prompt, self._tools, self._affinity = prompt, tools, affinity
+        self._prompt, self._tools, self._affinity, self._prior = prompt, tools, affinity, prior
         self._given = {**client.defaults, **sampling}
         self._entered_state: StreamState | None = None
         self._call: Any = None
@@ -225,7 +226,9 @@ class StreamBase:
         """Choose a server and start the call, with a fresh state."""
         self._client._check_open()
         self._attempt_id = attempt_id(self.request_id)
-        request = build_request(model, self._content, self._sampling, request_id=self._attempt_id)
+        request = build_request(
+            model, self._content, self._sampling, request_id=self._attempt_id, prior=self._prior
+        )
         endpoint = self._endpoint = pool.acquire(avoid=self._endpoint, key=self._affinity_key(pool))
         self._in_flight = True
         self._first_sent = self._first_sent or time.perf_counter()
@@ -236,6 +239,7 @@ class StreamBase:
             request_id=self.request_id,
             max_tokens=max_tokens if isinstance(max_tokens, int) else None,
             top_log_probs=_top_log_probs_request(self._sampling),
+            prior=self._prior,
         )
         self._state.start_clock(self._first_sent)
         self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())

@@ -14,7 +14,7 @@
         └── Busy                   the server's queue is full; nothing of the answer had come
 
 What is raised in the middle of an answer says how much of it had come, and has it as `text`. Nothing of an answer that
-had begun is ever repeated by a retry.
+had begun is ever repeated by a retry; `ServerLost.partial` lets a new stream go on after it.
 
 Each message is one line that can be shown to a user. Mistakes in the use of the library itself (a closed client, a
 stream outside of its `with` block) are RuntimeError.
@@ -34,6 +34,8 @@ import re
 from collections.abc import Collection
 
 import grpc
+
+from pipeline.client.answer import PartialAnswer
 
 
 class ClientError(Exception):
@@ -127,7 +129,14 @@ class ServerFailed(ClientError):
 
 
 class ServerLost(ServerFailed):
-    """The server or a process of the model was lost in the middle of the answer. Asking again is safe."""
+    """The server or a process of the model was lost in the middle of the answer. Asking again is safe.
+
+    Attributes:
+        partial: what had come, for `stream(…, prior=…)`; None if the tokens are not known, because the request did not
+            ask for them (`token_ids=True`).
+    """
+
+    partial: PartialAnswer | None = None
 
 
 class Busy(ServerFailed):

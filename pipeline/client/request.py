@@ -10,18 +10,25 @@ from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2 as pb
 
+from pipeline.client.answer import PartialAnswer
 from pipeline.client.errors import Refused
 from pipeline.client.sampling import PARAMETERS, SamplingParameter, SamplingValue
 from pipeline.client.tensors import ModelSignature, encode
 
-TOKEN_IDS = "output_ids"
+TOKEN_IDS, RETURN_TOKEN_IDS = "output_ids", "return_output_ids"
+# Tokens of the answer that came before.
+PRIOR_TOKEN_IDS = "prior_output_ids"
 LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
 # Of each token of the prompt, [tokens, 1 + k]: its own first, then those of the k most probable ones.
 PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS = "prompt_log_probs", "prompt_log_probs_ids"
 
 # When the engine took the request in, when it began with it, and when the first token was there.
 ARRIVAL, SCHEDULED, FIRST_TOKEN = "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"
-_PERFORMANCE = ("total_draft_tokens", "total_accepted_draft_tokens", ARRIVAL, SCHEDULED, FIRST_TOKEN)
+# Blocks of the KV cache that held a part of the prompt already: of the TensorRT-LLM backend, and of the `llmapi` model.
+REUSED_BLOCKS = ("kv_cache_reused_blocks", "kv_cache_reused_block")
+_PERFORMANCE = (
+    "total_draft_tokens", "total_accepted_draft_tokens", ARRIVAL, SCHEDULED, FIRST_TOKEN, *REUSED_BLOCKS,
+)  # fmt: skip
 
 # Input that requests statistics -> the outputs that then come. Requested from every model that has the input.
 _COUNTS = {
@@ -35,6 +42,7 @@ _COUNTS = {
 _REQUESTED = {
     "return_log_probs": (LOG_PROBS,),
     "return_generation_logits": (LOGITS,),
+    RETURN_TOKEN_IDS: (TOKEN_IDS,),
     "return_prompt_log_probs": (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS),
     "sampling_param_prompt_logprobs": (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS),
 }
@@ -61,6 +69,7 @@ def build_request(
     sampling: Mapping[str, SamplingValue],
     *,
     request_id: str,
+    prior: PartialAnswer | None = None,
 ) -> pb.ModelInferRequest:
     """Build the request for one streamed answer.
 
@@ -69,11 +78,17 @@ def build_request(
         prompt: text or token ids, not empty.
         sampling: as `read_sampling` returns it.
         request_id: under which the server logs the request.
+        prior: what had come of the answer, after which it goes on.
 
     Raises:
         Refused: the model lacks an input for a parameter, or needs a parameter that is missing; lists all of them.
     """
     tensors, faults = _tensors(model, prompt, sampling)
+    if prior is not None:
+        if PRIOR_TOKEN_IDS in model.inputs:
+            tensors[PRIOR_TOKEN_IDS] = prior.token_ids
+        else:
+            faults.append(f"model {model.name!r} does not go on with answers that came in part")
     layout = _layout(model, tuple((name, len(values)) for name, values in tensors.items()))
     faults += layout.faults
     if faults:
@@ -185,6 +200,11 @@ def _tensors(
     return tensors, faults
 
 
+def takes_partial_answers(model: ModelSignature) -> bool:
+    """Whether a model returns the ids of its tokens, and goes on with an answer after them."""
+    return {RETURN_TOKEN_IDS, PRIOR_TOKEN_IDS} <= model.inputs.keys() and TOKEN_IDS in model.outputs
+
+
 def missing_inputs(model: ModelSignature, sampling: Mapping[str, SamplingValue]) -> list[str]:
     """Return the sampling parameters that a model has no input for, unless their values have no effect.
 
@@ -218,7 +238,8 @@ def _carriers(
 
 
 def _outputs(model: ModelSignature, tensors: Mapping[str, object]) -> list[str]:
-    wanted = ["text_output", TOKEN_IDS]
+    # Models of others have no input that asks for token ids.
+    wanted = ["text_output", *([] if RETURN_TOKEN_IDS in model.inputs else [TOKEN_IDS])]
     named = {**_REQUESTED, **_COUNTS}
     wanted += [output for name, outputs in named.items() if name in tensors for output in outputs]
     return [name for name in wanted if name in model.outputs]

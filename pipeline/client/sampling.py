@@ -45,6 +45,7 @@ class Sampling(TypedDict, total=False):
             and an engine that returns logits.
         prompt_log_probs: return the log probability of each token of the prompt, and of so many most probable tokens at
             each of its positions, 0 to 20.
+        token_ids: return the ids of the answer's tokens with each chunk.
         guide_type: form of the answer (guided decoding): json, json_schema, regex or ebnf_grammar.
         guide: the schema, regular expression or grammar.
     """
@@ -72,6 +73,7 @@ class Sampling(TypedDict, total=False):
     log_probs: bool | None
     top_log_probs: int | None
     prompt_log_probs: int | None
+    token_ids: bool | None
     guide_type: str | None
     guide: str | None
 
@@ -200,6 +202,7 @@ PARAMETERS = {
             0,
             _MOST_LOG_PROBS,
         ),
+        SamplingParameter("token_ids", "bool", ("return_output_ids",), neutral=False),
         SamplingParameter("guide_type", "words", ("guided_decoding_guide_type",)),
         SamplingParameter("guide", "words", ("guided_decoding_guide",)),
     )

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.answer import Answer, Chunk, FinishReason, PromptLogProbs, Stats, TopLogProbs
+from pipeline.client.answer import (
+    Answer,
+    Chunk,
+    FinishReason,
+    PartialAnswer,
+    PromptLogProbs,
+    Stats,
+    TopLogProbs,
+)
 from pipeline.client.errors import (
     ClientError,
     Refused,
@@ -34,6 +42,7 @@ from pipeline.client.request import (
     LOGITS,
     PROMPT_LOG_PROBS,
     PROMPT_LOG_PROBS_IDS,
+    REUSED_BLOCKS,
     SCHEDULED,
     TOKEN_IDS,
 )
@@ -112,6 +121,7 @@ class StreamState:
         request_id: str,
         max_tokens: int | None,
         top_log_probs: TopLogProbsRequest | None = None,
+        prior: PartialAnswer | None = None,
     ) -> None:
         self.request_id = request_id
         self.finish_reason: FinishReason | None = None
@@ -121,10 +131,13 @@ class StreamState:
         self._top_log_probs_request = top_log_probs
         # A chunk may end within a character.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._texts: list[str] = []
+        # Of an answer that goes on: what had come of it, which counts as its beginning.
+        prior = prior or PartialAnswer((), "")
+        self._prior_tokens = len(prior.token_ids)
+        self._texts = [prior.text]
         # Of a cumulative model: the text that has been handed on, and its end that may still change.
-        self._stable, self._unstable = "", ""
-        self._token_ids: list[int] = []
+        self._stable, self._unstable = prior.text, ""
+        self._token_ids = list(prior.token_ids)
         self._log_probs: list[float] = []
         self._top_log_probs: list[TopLogProbs] = []
         # Rows [tokens, 1 + k] of both outputs of `PROMPT_LOG_PROBS`, until both have come.
@@ -193,6 +206,8 @@ class StreamState:
                 logits = tensor.datatype, raw
             elif name == TOKEN_IDS:
                 token_ids = tuple(int(token) for token in decode_numbers(tensor.datatype, raw))
+                if self._model.cumulative:
+                    token_ids = token_ids[len(self._token_ids) :]
                 self._token_ids += token_ids
             elif name == "finish_reason":
                 self._server_reason = b"".join(decode_bytes(raw)).decode(errors="replace")
@@ -241,6 +256,8 @@ class StreamState:
         """Stop the clock; return the error with the id of this request, and with how much of the answer had come."""
         self._ended_at = self._ended_at or time.perf_counter()
         error.request_id, error.url, error.text = self.request_id, self._url, self.text
+        if isinstance(error, ServerLost) and self._token_ids:
+            error.partial = PartialAnswer(tuple(self._token_ids), self.text)
         if self.started and not isinstance(error, Refused):
             count = len(self._times)
             came = f"{count} chunk{'' if count == 1 else 's'} of the answer, {len(error.text)} characters"
@@ -256,12 +273,13 @@ class StreamState:
             itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
             total_ms=(ended - self._sent_at) * 1e3 if ended else None,
             chunks=len(times),
-            input_tokens=self._count("num_input_tokens"),
+            input_tokens=self._input_tokens(),
             output_tokens=self._output_tokens(),
             draft_tokens=self._count("total_draft_tokens"),
             accepted_tokens=self._count("total_accepted_draft_tokens"),
             queue_ms=self._between_ms(ARRIVAL, SCHEDULED),
             prefill_ms=self._between_ms(SCHEDULED, FIRST_TOKEN),
+            cached_tokens=self._cached_tokens(),
         )
 
     def answer(self) -> Answer:
@@ -272,7 +290,7 @@ class StreamState:
             finish_reason=self.finish_reason,
             stats=self.stats(),
             request_id=self.request_id,
-            token_ids=tuple(self._token_ids) if TOKEN_IDS in self._model.outputs else None,
+            token_ids=tuple(self._token_ids) if self._token_ids else None,
             log_probs=tuple(self._log_probs) if self._log_probs else None,
             top_log_probs=tuple(self._top_log_probs) if self._top_log_probs else None,
             prompt_log_probs=self._prompt_log_probs,
@@ -315,12 +333,20 @@ class StreamState:
         # A character that is not whole yet shows as U+FFFD at the end, and changes later.
         full = values[0].decode(errors="replace")
         stable = full.rstrip("�")
+        if self._prior_tokens and len(stable) < len(self._stable) and self._stable.startswith(stable):
+            # The model holds back what the server before it did not.
+            return ""
         if not stable.startswith(self._stable):
             message = f"model {self._model.name!r} does not repeat the text so far, though its configuration says so"
             raise self.fail(ServerFailed(message))
         new = stable[len(self._stable) :]
         self._stable, self._unstable = stable, full[len(stable) :]
         return new
+
+    def _input_tokens(self) -> int | None:
+        """Tokens of the prompt; the server counts what had come of the answer among them."""
+        count = self._count("num_input_tokens")
+        return None if count is None else count - self._prior_tokens
 
     def _count(self, name: str) -> int | None:
         return _decode_count(*self._counts[name]) if name in self._counts else None
@@ -330,12 +356,23 @@ class StreamState:
         started, ended = self._count(start), self._count(end)
         return (ended - started) / 1e6 if started and ended and ended >= started else None
 
+    def _cached_tokens(self) -> int | None:
+        """Tokens of the reused blocks. The engine may count a block that is reused in part, or once for each of several
+        attention windows, so they are never more than the prompt.
+        """
+        reused = next((self._count(name) for name in REUSED_BLOCKS if name in self._counts), None)
+        if reused is None or self._model.tokens_per_block is None:
+            return None
+        tokens, prompt = reused * self._model.tokens_per_block, self._count("num_input_tokens")
+        return tokens if prompt is None else min(tokens, prompt)
+
     def _output_tokens(self) -> int | None:
         if self._output_counts:
             if self._output_count_type == "BYTES":
-                return sum(_decode_count("BYTES", raw) for raw in self._output_counts)
+                return self._prior_tokens + sum(_decode_count("BYTES", raw) for raw in self._output_counts)
             # One call for all of them: there may be as many as tokens.
-            return int(sum(decode_numbers(self._output_count_type, b"".join(self._output_counts))))
+            counts = decode_numbers(self._output_count_type, b"".join(self._output_counts))
+            return self._prior_tokens + int(sum(counts))
         return len(self._token_ids) or len(self._log_probs) or None
 
     def _reason(self) -> FinishReason:

@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.answer import Answer, Chunk
+from pipeline.client.answer import Answer, Chunk, PartialAnswer
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
 from pipeline.client.discovery import Servers
 from pipeline.client.endpoints import SINGLE_THREADED, Endpoint
@@ -80,6 +80,7 @@ class Client(ClientBase):
         request_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         affinity: str | None = None,
+        prior: PartialAnswer | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream:
         """Make a stream: entering its `with` block sends the request, leaving the block early cancels it.
@@ -90,12 +91,14 @@ class Client(ClientBase):
             tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
             affinity: requests with the same one go to the same server while its load allows; by default what the prompt
                 begins with, which all turns of a conversation have in common.
+            prior: what had come of the answer to this request when its server was lost. The stream goes on after it:
+                chunks are new ones, text, token ids and counts those of the whole answer.
             **sampling: see `Sampling`.
 
         Returns:
             The stream. Entering and reading it raise the errors of `generate`.
         """
-        return Stream(self, prompt, sampling, request_id, tools, affinity)
+        return Stream(self, prompt, sampling, request_id, tools, affinity, prior)
 
     def generate(
         self,

@@ -50,6 +50,7 @@ class ModelSignature:
         batched: every tensor has a leading batch dimension.
         decoupled: the model sends any number of responses to a request.
         cumulative: each response repeats the text so far.
+        tokens_per_block: tokens that one block of the engine's KV cache holds; None where the model does not say.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelSignature:
     batched: bool
     decoupled: bool
     cumulative: bool
+    tokens_per_block: int | None = None
 
     def input_named(self, candidates: tuple[str, ...]) -> str | None:
         """Return the first of `candidates` that this model takes (names differ between releases), or None."""
@@ -70,11 +72,8 @@ def read_signature(config: pb.ModelConfig) -> ModelSignature:
         tensor.name: InputTensor(datatype=datatype_name(tensor.data_type), optional=tensor.optional)
         for tensor in config.input
     }
-    accumulates = (
-        config.parameters["accumulate_tokens"].string_value
-        if "accumulate_tokens" in config.parameters
-        else ""
-    )
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    accumulates, block = parameters.get("accumulate_tokens", ""), parameters.get("tokens_per_block", "")
     return ModelSignature(
         name=config.name,
         inputs=inputs,
@@ -82,6 +81,7 @@ def read_signature(config: pb.ModelConfig) -> ModelSignature:
         batched=config.max_batch_size > 0,
         decoupled=config.model_transaction_policy.decoupled,
         cumulative=accumulates.lower() in _TRUE or "sampling_param_max_tokens" in inputs,
+        tokens_per_block=int(block) if block.isdecimal() else None,
     )
 
 

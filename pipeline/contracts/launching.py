@@ -41,7 +41,6 @@ class LaunchFacts:
     one_model: tuple[str, ...]  # ranks above 0: only the models that are named are loaded
     load: str  # names one of them
     restricted: tuple[str, ...]  # rank 0: administration is refused on both protocols
-    listening: tuple[str, ...]  # rank 0
     silent: tuple[str, ...]  # ranks above 0
     orchestrator_environment: Mapping[str, str]
     orchestrator_arguments: tuple[str, ...]
@@ -86,6 +85,24 @@ def known_causes() -> tuple[KnownCause, ...]:
 def restricted() -> tuple[str, ...]:
     """Options of every Triton that listens: nobody may administer it, over HTTP or gRPC; the same for all versions."""
     return tuple(_data()["arguments"]["restricted"]["value"])
+
+
+def listening(
+    *, grpc: tuple[str, int], http: tuple[str, int] | None, metrics: tuple[str, int]
+) -> tuple[str, ...]:
+    """Options of a Triton that listens; the same for all versions.
+
+    Args:
+        grpc: Address and port of gRPC. The address `unix:/path` is the socket /path:port.
+        http: Those of HTTP; None turns it off. The address `unix:/path` is the socket /path.
+        metrics: Those of the page of metrics.
+    """
+    arguments = _data()["arguments"]
+    found = () if http is not None else tuple(arguments["no_http"]["value"])
+    for protocol, at in (("http", http), ("grpc", grpc), ("metrics", metrics)):
+        if at is not None:
+            found += tuple(one.format(address=at[0], port=at[1]) for one in arguments[protocol]["value"])
+    return found
 
 
 def tracing(url: str) -> tuple[str, ...]:
@@ -134,7 +151,6 @@ def launch_facts(version: str) -> LaunchFacts:
         one_model=tuple(fact("arguments", "one_model")),
         load=fact("arguments", "load"),
         restricted=restricted(),
-        listening=tuple(fact("arguments", "listening")),
         silent=tuple(fact("arguments", "silent")),
         orchestrator_environment=fact("orchestrator", "environment"),
         orchestrator_arguments=tuple(fact("orchestrator", "arguments")),

@@ -84,6 +84,12 @@ def fp8_cache_scale() -> float:
     return value
 
 
+def tokens_per_block() -> int:
+    """Tokens that one block of the PyTorch backend's KV cache holds by default."""
+    value: int = _data()["facts"]["tokens_per_block"]["value"]
+    return value
+
+
 def _is_so(fact: str, version: str) -> bool:
     require_known(version, versions())
     return any(entries_in([_data()["facts"][fact]], version, versions()))

@@ -7,7 +7,6 @@ line under `pipeline.`.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
@@ -26,6 +25,7 @@ from pipeline.gateway.errors import internal_error
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
+from pipeline.printable import PrintableFormatter, json_text
 
 _log = logging.getLogger("pipeline.gateway")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}")
@@ -213,13 +213,13 @@ class JsonFormatter(logging.Formatter):
         head = {"time": at, "level": record.levelname, "logger": record.name}
         fields: Mapping[str, Any] | None = getattr(record, "fields", None)
         if fields is not None:
-            return json.dumps({**dict.fromkeys(LOG_FIELDS), **head, **fields}, ensure_ascii=False)
+            return json_text({**dict.fromkeys(LOG_FIELDS), **head, **fields})
         line: dict[str, Any] = {**head, "message": record.getMessage()}
         if record.exc_info and record.exc_info[1]:
             error = record.exc_info[1]
             line |= {"error": str(error), "error_type": type(error).__name__}
             line["traceback"] = "".join(traceback.format_exception(error))
-        return json.dumps(line, ensure_ascii=False)
+        return json_text(line)
 
 
 def log_to_stderr(*, as_json: bool) -> None:
@@ -229,7 +229,7 @@ def log_to_stderr(*, as_json: bool) -> None:
         as_json: whether a line is a JSON object, with no time before it.
     """
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(name)s %(message)s")
+    text = PrintableFormatter("%(asctime)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
@@ -275,4 +275,4 @@ def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str]
 def _quoted(value: Any) -> str:
     """A value of a line that is split at spaces."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return json.dumps(text, ensure_ascii=False) if re.search(r'[\s"=]', text) else text
+    return json_text(text) if re.search(r'[\s"=]', text) else text

@@ -31,17 +31,23 @@ from pipeline.gateway.endpoints.operations import OperationEndpoints
 from pipeline.gateway.endpoints.responses import ResponseEndpoints
 from pipeline.gateway.endpoints.tokenization import TokenizationEndpoints
 from pipeline.gateway.errors import ApiError, error_response, internal_error
+from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metric_names import MetricNames
 from pipeline.gateway.metrics import GatewayMetrics, Restarts
 from pipeline.gateway.model_status import ModelStatus
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.redis_limits import RedisBuckets
-from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.responses.stored_responses import (
+    SqlStoredResponses,
+    StoredResponseLimits,
+    StoredResponses,
+)
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import LocalTracer, Tracer
-from pipeline.gateway.web import AllowedHosts, WebGuard, with_azure_paths, with_cors
+from pipeline.gateway.web import FORM, JSON, AllowedHosts, WebGuard, with_azure_paths, with_cors
 from pipeline.gateway.workers.worker import GatewayWorker
 
 _MAX_BODY_BYTES = 4 * 2**20
@@ -80,7 +86,7 @@ class Gateway:
         followers: Sequence[RecordFollower] = (),
         batches: BatchStorage | None = None,
         worker: GatewayWorker | None = None,
-        stored_responses: StoredResponseLimits | None = None,
+        stored_responses: StoredResponses | None = None,
         buckets: RedisBuckets | None = None,
     ) -> None:
         """
@@ -96,10 +102,11 @@ class Gateway:
             restarts: reads how often what serves each model was restarted.
             kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
             followers: replace models when another package is served, or at another address.
-            batches: keeps files and batches; by default there are none.
+            batches: keeps files and batches; by default they are refused.
             worker: the parent of this process, if it is one of several; models are those that it has shared.
-            stored_responses: how many responses are kept for each tenant, and for how long; None is the default.
-            buckets: in which the limits of a minute are shared with other gateways; None: each gateway has its own.
+            stored_responses: keeps responses for /v1/responses; by default the memory of this process.
+            buckets: in which limits are shared with other gateways, and beside which losses of servers are; None: each
+                gateway has its own.
         """
         self.models = dict(models)
         shared = None if worker is None else worker.place.metrics
@@ -113,9 +120,11 @@ class Gateway:
             followers=followers,
             batches=batches,
             worker=worker,
-            stored_responses=stored_responses or StoredResponseLimits(),
+            stored_responses=stored_responses or SqlStoredResponses.of_gateway(StoredResponseLimits()),
         )
         self._buckets = buckets
+        # The parent of several workers counts losses for all of them.
+        self._losses = None if buckets is None or worker is not None else RedisLosses(buckets.address)
         if buckets is not None:
             buckets.on_fallback = self.metrics.count_limits_fallback
             tenants.share_buckets(buckets)
@@ -137,8 +146,9 @@ class Gateway:
         )
         direct = DirectRoutes(table.direct, application)
         guarded = WebGuard(
-            direct, hosts or AllowedHosts(), origins, keys=tenants.require_keys, forms=table.forms
-        )
+            direct, hosts or AllowedHosts(), origins,
+            keys=tenants.require_keys, content_types=lambda path: (FORM if path in table.forms else JSON,),
+        )  # fmt: skip
 
         def logged(app: ASGIApp) -> ASGIApp:
             return AccessLog(app, self._tracer, self.metrics, table, prompt_log=prompt_log)
@@ -152,6 +162,8 @@ class Gateway:
         if context.worker is not None:
             await context.worker.connect(self._report)
         for model in self.models.values():
+            if self._losses is not None and isinstance(model.queue, FairQueue):
+                model.queue.lost_servers.share(self._losses)
             model.readiness.start()
         following = [asyncio.create_task(one.run(self.models)) for one in context.followers.values()]
         for family in self._families:
@@ -165,10 +177,12 @@ class Gateway:
             await follower.aclose()
         for model in self.models.values():
             await model.aclose()
-        context.parsers.close()
+        context.close()
         await asyncio.to_thread(self._tracer.close)
         if self._buckets is not None:
             await self._buckets.aclose()
+        if self._losses is not None:
+            await self._losses.aclose()
         if context.worker is not None:
             await context.worker.aclose()
 

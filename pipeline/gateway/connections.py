@@ -6,7 +6,7 @@ Written against uvicorn 0.32 to 0.54, whose HTTP/1.1 protocol limits neither hea
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from socket import (
@@ -18,12 +18,19 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from pipeline.gateway.access_log import log_request
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.metrics import GatewayMetrics
+
+OnRefusal = Callable[[ApiError], None]
 
 _PROGRESS_BYTES = 16 * 1024
 _NO_LINGER = pack("ii", 1, 0)
+# Headers of which a request has one at most: RFC 9110 (5.3, 7.2), RFC 9112 (6.3), RFC 6454; and those that bear keys.
+_SINGLE = frozenset(
+    (
+        b"host", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"authorization",
+        b"api-key", b"x-api-key", b"origin", b"expect", b"inference-header-content-length",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +52,13 @@ class Connections:
     no client keeps others out.
     """
 
-    def __init__(self, limits: ConnectionLimits, metrics: GatewayMetrics) -> None:
+    def __init__(self, limits: ConnectionLimits, on_refusal: OnRefusal) -> None:
         """
         Args:
             limits: of each connection, and of their number.
-            metrics: count requests that are refused before they reach the application.
+            on_refusal: told of requests that are refused before they reach the application.
         """
-        self.limits, self.metrics = limits, metrics
+        self.limits, self.on_refusal = limits, on_refusal
         self._open = 0
         self._idle: dict[str, dict[ClientConnection, None]] = {}  # by address, the oldest first
 
@@ -189,6 +196,10 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
+        if (lower := name.lower()) in _SINGLE and any(lower == other for other, _ in self.headers):
+            # Whoever stands before this may have taken the other one.
+            self._fault = ApiError(400, f"The header {lower.decode()} stands twice")
+            raise ValueError(self._fault.message)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -235,14 +246,7 @@ class ClientConnection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.abort()
             return
-        self._all.metrics.count_request("other", "", error.status)
-        line = {
-            "status": error.status,
-            "outcome": error.status,
-            "error": error.message,
-            "error_type": error.code,
-        }
-        log_request(logging.INFO, line)
+        self._all.on_refusal(error)
         response = error.response()
         headers = {**dict(response.raw_headers), b"connection": b"close"}
         lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())

@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -26,7 +27,7 @@ from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.responses.stored_responses import StoredResponses
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants
 
@@ -41,7 +42,14 @@ _MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
 _POOLS = (64 * 1024, 512 * 1024, sys.maxsize)
 _PARSED_BYTES_PER_S = 1e6  # about, by one thread
 _MAX_WAITING = 64  # requests for the threads of a pool
+_STATE_THREADS = 16
+_NO_BATCHES = (
+    "Files and batches are refused: this is one of several gateways, and they have no place that all of them share. "
+    "Name a PostgreSQL server in the recipe (cache.backend of kind pgvector), or a folder by --batch-folder"
+)
 _Parsed = TypeVar("_Parsed")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 class GatewayContext:
@@ -57,7 +65,7 @@ class GatewayContext:
         kv_cache_usage: Callable[[], Mapping[str, float]],
         followers: Sequence[RecordFollower],
         batches: BatchStorage | None,
-        stored_responses: StoredResponseLimits,
+        stored_responses: StoredResponses,
         worker: GatewayWorker | None = None,
     ) -> None:
         """
@@ -68,9 +76,9 @@ class GatewayContext:
             max_body_bytes: largest body of a request.
             kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
             followers: replace models when another package is served, or at another address.
-            batches: keeps files and batches; None: there are none.
+            batches: keeps files and batches; None: there is no place for them that all gateways share.
+            stored_responses: keeps responses for /v1/responses.
             worker: the parent of this process, if it is one of several; None if it serves the gateway alone.
-            stored_responses: how many responses are kept for each tenant, and for how long.
         """
         self.models, self.tenants, self.metrics = models, tenants, metrics
         self.kv_cache_usage, self.stored_responses = kv_cache_usage, stored_responses
@@ -79,6 +87,7 @@ class GatewayContext:
         self.hits = CacheHits() if worker is None else worker.hits
         self.worker = worker
         self.parsers = ParserThreads()
+        self.state_threads = ThreadPoolExecutor(_STATE_THREADS, "state")
         # Set by the gateway when they are complete.
         self.endpoints = EndpointTable(())
         # Answers requests without the guards against web pages: those of batches.
@@ -110,6 +119,7 @@ class GatewayContext:
                 running=model.queue.running,
                 waiting=model.queue.waiting,
                 stalled=stalled[name],
+                loss_events=model.queue.loss_events,
             )
         return found
 
@@ -159,6 +169,35 @@ class GatewayContext:
             return bytes(body)
         finally:
             self._arriving_bytes -= counted
+
+    @property
+    def batch_storage(self) -> BatchStorage:
+        """Storage of files and batches.
+
+        Raises:
+            ApiError: 501, if there is none.
+        """
+        if self.batches is None:
+            raise ApiError(501, _NO_BATCHES, code="batches_not_configured")
+        return self.batches
+
+    async def use_state(
+        self,
+        call: Callable[_Parameters, _Result],
+        *arguments: _Parameters.args,
+        **named: _Parameters.kwargs,
+    ) -> _Result:
+        """Call what reads or writes files, batches or stored responses, in threads of their own.
+
+        A server of them that hangs then holds up nothing else.
+        """
+        run = partial(call, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self.state_threads, run)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.parsers.close()
+        self.state_threads.shutdown(wait=False, cancel_futures=True)
 
     def find_model(self, name: str) -> ServedModel:
         """Return the model that a request names, by its own name or an alias.

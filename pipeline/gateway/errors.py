@@ -48,6 +48,8 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _ANTHROPIC_PATH = "/v1/messages"
+# Code of a request that is refused because it may be what ends servers.
+QUARANTINED = "request_quarantined"
 # After these the rest of the request is not read, so the connection has to be closed.
 _CLOSING = (408, 413)
 
@@ -107,6 +109,9 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.code == QUARANTINED:
+            # Clients of OpenAI and Anthropic repeat every 500 by themselves otherwise.
+            headers["x-should-retry"] = "false"
         if self.status in _CLOSING:
             headers["Connection"] = "close"
         return Response(json.dumps(body(request_id)), self.status, headers, "application/json")

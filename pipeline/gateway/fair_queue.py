@@ -9,21 +9,38 @@ import asyncio
 import heapq
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from itertools import count
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipeline.gateway.background import BackgroundSlots
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.lost_servers import LostServers
+from pipeline.gateway.work import Attempt, Work
 
 _SMOOTHING = 0.1  # of the mean service time
 
-# Due time, sequence number, a future that is done once the request does not wait any more, and for how many seconds it
-# waits for a model that is not ready.
-_Waiter = tuple[float, int, asyncio.Future[None], float]
 _RETRY_AFTER_S = 5.0
+
+
+class _Waiter(NamedTuple):
+    """A request that waits for a slot.
+
+    Attributes:
+        due: time by which a tenant's requests are ordered.
+        number: of the request.
+        future: done once the request does not wait any more, with its attempt if it has a slot and `work`.
+        wait_s: seconds that it waits while the queue is paused.
+        work: what it is recognized by if a server is lost with it; None if it goes to no server.
+    """
+
+    due: float
+    number: int
+    future: asyncio.Future[Attempt | None]
+    wait_s: float
+    work: Work | None
 
 
 class ModelQueue(Protocol):
@@ -49,6 +66,11 @@ class ModelQueue(Protocol):
         """Requests in the background that run at the same time."""
         ...
 
+    @property
+    def loss_events(self) -> Mapping[str, int]:
+        """See `FairQueue.loss_events`."""
+        ...
+
     def resize(self, slots: int) -> None:
         """See `FairQueue.resize`."""
         ...
@@ -61,6 +83,7 @@ class ModelQueue(Protocol):
         wait_s: float = inf,
         arrived: float | None = None,
         background: bool = False,
+        work: Work | None = None,
     ) -> AbstractAsyncContextManager[None]:
         """See `FairQueue.slot`."""
         ...
@@ -75,6 +98,11 @@ class FairQueue:
     arrives later than the long one's own expected service comes after it.
 
     While the queue is paused, because the model is not ready, no slot is given: requests wait, each for a bounded time.
+    After the loss of a server, requests that were in flight there wait for their tenant's turn: see `lost_servers`.
+
+    Attributes:
+        lost_servers: blame for losses.
+        refused: requests that were too many.
     """
 
     def __init__(
@@ -98,6 +126,7 @@ class FairQueue:
         self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
         self.batch_slots = background
         self._clock = clock
+        self.lost_servers = LostServers(clock)
         self._running: Counter[str] = Counter()  # by tenant
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
         # Heaps of the tenants in `_waiting`. Waiters that gave up stay in them until they are popped.
@@ -108,7 +137,9 @@ class FairQueue:
         self._sequence = count()
         self._mean_service_s = 1.0
         self._paused = ""  # why; empty if it is not
-        self._timers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}  # of waiters, while paused
+        self._timers: dict[
+            asyncio.Future[Attempt | None], asyncio.TimerHandle
+        ] = {}  # of waiters, while paused
         self.refused = 0
         self.background = BackgroundSlots(
             self.background_slots, lambda: self._has_free_slot and not self._waiting, self._fill
@@ -128,6 +159,12 @@ class FairQueue:
     def slots(self) -> int:
         """Requests that run at the same time."""
         return self._slots
+
+    @property
+    def loss_events(self) -> Mapping[str, int]:
+        """How often servers were lost, requests quarantined, and tenants told to cool down."""
+        judge = self.lost_servers.judge
+        return {"lost": judge.losses, "quarantined": judge.quarantined, "cool_down": judge.cool_downs}
 
     def resize(self, slots: int) -> None:
         """Change the number of slots. Requests that have one keep it, also where there are fewer from now on."""
@@ -149,8 +186,8 @@ class FairQueue:
         began, self._paused = not self._paused, reason or "the model is not ready"
         if began:
             for tenant, heap in self._heaps.items():
-                for _, _, future, wait_s in heap:
-                    self._limit_wait(future, tenant, wait_s)
+                for waiter in heap:
+                    self._limit_wait(waiter.future, tenant, waiter.wait_s)
 
     def resume(self) -> None:
         """Give slots again."""
@@ -169,6 +206,7 @@ class FairQueue:
         wait_s: float = inf,
         arrived: float | None = None,
         background: bool = False,
+        work: Work | None = None,
     ) -> AsyncIterator[None]:
         """Wait for a slot, and hold it.
 
@@ -177,53 +215,73 @@ class FairQueue:
             tenant: name of the tenant.
             wait_s: how long to wait while the queue is paused, in seconds.
             arrived: when the request arrived, by the queue's clock; None is now.
-            background: whether it only gets a slot that no other request waits for, however long that takes.
+            background: whether it only gets a slot that no other request waits for, however long that takes. A suspect
+                of the loss of a server waits for its tenant's turn instead.
+            work: the request that is sent within the block. Leaving the block by the loss of its server counts as
+                one; leaving it without an error, as an answer.
 
         Raises:
             ApiError: 429, with the time after which it is worth asking again; 503, if the model is not ready and the
-                wait for it is over.
+                wait for it is over; what `LostServers.refusal` returns.
             Preempted: a slot in the background was needed for another request.
         """
-        if background:
+        if (refused := self._refusal(work)) is not None:
+            raise refused
+        if background and not (work is not None and self.lost_servers.is_suspect(work)):
             async with self.background.slot(tenant):
-                yield
+                with self._sending(self._begin(work)):
+                    yield
             return
-        await self._acquire(tokens, tenant, wait_s, self._clock() if arrived is None else arrived)
+        arrived = self._clock() if arrived is None else arrived
+        attempt = await self._acquire(tokens, tenant, wait_s, arrived, work)
         began = self._clock()
         try:
-            yield
+            with self._sending(attempt):
+                yield
         finally:
             self._mean_service_s += _SMOOTHING * (self._clock() - began - self._mean_service_s)
             self._release(tenant)
 
-    async def _acquire(self, tokens: int, tenant: str, wait_s: float, arrived: float) -> None:
-        # While a slot is free, no request waits.
-        if self._has_free_slot:
+    def _begin(self, work: Work | None) -> Attempt | None:
+        return None if work is None else self.lost_servers.begin(work)
+
+    def _sending(self, attempt: Attempt | None) -> AbstractContextManager[None]:
+        return nullcontext() if attempt is None else self.lost_servers.attempt(attempt, self._fill)
+
+    async def _acquire(
+        self, tokens: int, tenant: str, wait_s: float, arrived: float, work: Work | None
+    ) -> Attempt | None:
+        # While a slot is free, no request waits, but for those that wait for the end of another turn.
+        comes_last = work is not None and work.alone and self._waiting
+        if self._has_free_slot and not comes_last and self._may_begin(work):
             self._running[tenant] += 1
-            return
+            return self._begin(work)
         if self.waiting >= self._max_waiting:
             self._refuse_one(tenant)
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Attempt | None] = asyncio.get_running_loop().create_future()
         due = arrived + tokens * self._s_per_token
-        heapq.heappush(self._heaps.setdefault(tenant, []), (due, next(self._sequence), future, wait_s))
+        waiter = _Waiter(due, next(self._sequence), future, wait_s, work)
+        heapq.heappush(self._heaps.setdefault(tenant, []), waiter)
         self._waiting[tenant] += 1
         self._preempt()
         if self._paused:
             self._limit_wait(future, tenant, wait_s)
         try:
-            await future
+            return await future
         except asyncio.CancelledError:
             if future.cancelled():
                 self._count_out(tenant)
             elif future.exception() is None:
                 # The slot was given at the moment of the cancellation.
+                if (attempt := future.result()) is not None:
+                    self.lost_servers.give_up(attempt)
                 self._release(tenant)
             raise
         finally:
             if timer := self._timers.pop(future, None):
                 timer.cancel()
 
-    def _limit_wait(self, future: asyncio.Future[None], tenant: str, wait_s: float) -> None:
+    def _limit_wait(self, future: asyncio.Future[Attempt | None], tenant: str, wait_s: float) -> None:
         def give_up() -> None:
             if not future.done():
                 self._count_out(tenant)
@@ -259,26 +317,53 @@ class FairQueue:
         self.background.fill()
 
     def _preempt(self) -> None:
-        """Take a slot back from the background for each request that waits."""
-        if self.background.running and not self._paused:
+        """Take a slot back from the background for each request that waits for one."""
+        if self.background.running and not self._paused and not self._has_free_slot:
             for _ in range(self.waiting - self.background.leaving):
                 self.background.preempt()
 
     def _give_slot(self) -> bool:
-        """Give a slot to the request whose turn it is. Returns whether one waits."""
-        for tenant in sorted(
-            self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
-        ):
-            heap = self._heaps[tenant]
-            while heap:
-                future = heapq.heappop(heap)[2]
-                if not future.done():
+        """Give a slot to the request whose turn it is. Returns whether there is one."""
+        for alone in (False, True):
+            for tenant in sorted(
+                self._waiting, key=lambda name: (self._running[name], self._last_turns.get(name, -1))
+            ):
+                if (waiter := self._pop_next(tenant, alone=alone)) is not None:
                     self._last_turns[tenant] = next(self._sequence)
                     self._running[tenant] += 1
                     self._count_out(tenant)
-                    future.set_result(None)
+                    waiter.future.set_result(self._begin(waiter.work))
                     return True
         return False
+
+    def _pop_next(self, tenant: str, *, alone: bool) -> _Waiter | None:
+        """Take a tenant's first request that may go out now; refuse those that were blamed while they waited.
+
+        `alone`: also those that have turns of their own, which come after all others.
+        """
+        heap, blocked = self._heaps[tenant], list[_Waiter]()
+        found = None
+        while heap and found is None:
+            waiter = heapq.heappop(heap)
+            if waiter.future.done():
+                continue
+            comes_last = waiter.work is not None and waiter.work.alone and not alone
+            if comes_last or not self._may_begin(waiter.work):
+                blocked.append(waiter)
+            elif (refused := self._refusal(waiter.work)) is not None:
+                self._count_out(tenant)
+                waiter.future.set_exception(refused)
+            else:
+                found = waiter
+        for waiter in blocked:
+            heapq.heappush(heap, waiter)
+        return found
+
+    def _refusal(self, work: Work | None) -> ApiError | None:
+        return None if work is None else self.lost_servers.refusal(work)
+
+    def _may_begin(self, work: Work | None) -> bool:
+        return work is None or self.lost_servers.may_begin(work)
 
     def _count_out(self, tenant: str) -> None:
         self._waiting[tenant] -= 1
@@ -296,7 +381,7 @@ class FairQueue:
         most = max(self._waiting, key=self._waiting.__getitem__, default=newcomer)
         if self._waiting[most] <= self._waiting[newcomer] + 1:
             raise error
-        last = max((waiter for waiter in self._heaps[most] if not waiter[2].done()), default=None)
+        last = max((waiter for waiter in self._heaps[most] if not waiter.future.done()), default=None)
         if last is not None:
             self._count_out(most)
-            last[2].set_exception(error)
+            last.future.set_exception(error)

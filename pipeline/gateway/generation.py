@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import (
-    AsyncStream,
-    Busy,
-    Chunk,
-    ConnectFailed,
-    FinishReason,
-    Refused,
-    Retries,
-    Sampling,
-    ServerLost,
-    Stats,
-)
-from pipeline.client.spreading import prompt_beginning
-from pipeline.gateway.background import Preempted
+from pipeline.client import Chunk, Sampling, Stats
+from pipeline.gateway.choice import ChoiceTimes, choice_chunks
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
+from pipeline.gateway.lost_servers import work_digest
 from pipeline.gateway.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.response_format import AnswerForm
 from pipeline.gateway.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tools.choice import RequestTools, resolve_tools
-from pipeline.gateway.traces import Span, propagate
+from pipeline.gateway.traces import Span
+from pipeline.gateway.work import Work
 
 _SEED_BITS = 63
-_MAX_ATTEMPTS = 3
-# A request that kills the engine must not do so again and again, until its supervisor gives up: of the attempts, those
-# that a server took and was lost with.
-_MAX_LOST = 2
-_BACKOFF = Retries()
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
 
 
@@ -51,35 +34,6 @@ class ModelInputs:
     prompts: Sequence[RenderedPrompt]
     tools: RequestTools
     form: AnswerForm | None  # that the engine holds each answer to
-
-
-@dataclass(slots=True)
-class ChoiceTimes:
-    """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
-
-    Attributes:
-        asked: it asked for a slot of the model.
-        started: it got one.
-        sent: the cache had no answer, or there is none, and the request was sent; or the answer was found.
-        first_chunk: of the answer.
-        last_chunk: of the answer so far.
-        ended: the choice is over.
-        finish_reason: the engine's; None if the choice broke off.
-        span: of the call of the model, if spans are exported; parent of Triton's own.
-    """
-
-    asked: float
-    started: float | None = None
-    sent: float | None = None
-    first_chunk: float | None = None
-    last_chunk: float | None = None
-    ended: float | None = None
-    finish_reason: FinishReason | None = None
-    span: Span | None = None
-
-    def is_stalled(self, now: float, stall_s: float) -> bool:
-        """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
-        return self.last_chunk is not None and self.ended is None and now - self.last_chunk > stall_s
 
 
 @dataclass(slots=True)
@@ -98,10 +52,16 @@ class Generation:
     span: Span  # of the request
     inputs: ModelInputs = field(init=False)
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
-    retries: int = 0  # how often a choice was asked again
+    retries: int = 0  # how often a choice was asked again, from its start or onward
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
     texts: dict[int, str] = field(default_factory=dict)  # by choice, of those that began and are over
 
+    _digests: list[str] = field(init=False)  # of the request with each prompt; see `lost_servers`
+    resumed: int = 0  # choices that went on after their server was lost
+    broken: int = 0  # choices that had begun, and ended with the loss of their server
+
+    _losses: int = 0  # most losses of servers that one choice was in flight at
+    _losses_kept: int = 0  # losses of the request that its tenant counts
     _sent: set[int] = field(default_factory=set)  # choices that the model generates, or has
     _seeds: dict[int, int] = field(default_factory=dict)  # by choice, of requests without a seed
     _binding: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -109,6 +69,12 @@ class Generation:
     def __post_init__(self) -> None:
         """Raises what `_inputs_for` does."""
         self.inputs = self._inputs_for(self.model)
+        self._digests = [
+            work_digest(self.tenant.name, self.model.name, prompt.sent, self.sampling(first)[0])
+            for prompt, first in zip(
+                self.inputs.prompts, range(0, self.choices, self.request.candidates), strict=True
+            )
+        ]
 
     def _inputs_for(self, model: ServedModel) -> ModelInputs:
         """Check the request against a model, render its prompts, and count their tokens.
@@ -157,6 +123,19 @@ class Generation:
         """Tokens of all prompts together; each counts once, however many choices it has."""
         return sum(prompt.tokens for prompt in self.inputs.prompts)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of all prompts together that nothing was computed for: in the engine's KV cache, or, with the whole
+        answer, in the response cache. Of several choices of a prompt, the one with the fewest counts: the others found
+        what it left.
+        """
+        fewest: dict[int, int] = {}
+        for index, stats in self.stats.items():
+            number, most = index // self.request.candidates, self.prompt_of(index).tokens
+            tokens = most if stats.cached else min(stats.cached_tokens or 0, most)
+            fewest[number] = min(tokens, fewest.get(number, most))
+        return sum(fewest.values())
+
     def prompt_of(self, index: int) -> RenderedPrompt:
         """Return the prompt of choice `index`."""
         return self.inputs.prompts[index // self.request.candidates]
@@ -180,7 +159,7 @@ class Generation:
                         async for pair in pairs:
                             yield pair
                     return
-                async with aclosing(self._choice(0)) as chunks:
+                async with aclosing(choice_chunks(self, 0)) as chunks:
                     async for chunk in chunks:
                         yield 0, chunk
         finally:
@@ -191,19 +170,18 @@ class Generation:
         completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
         if self.request.output_token_limit == 0:
             completion = 0
-        cached = self.prompt_tokens if any(stats.cached for stats in self.stats.values()) else 0
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         arrived: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
 
         async def read(index: int) -> None:
-            async with aclosing(self._choice(index)) as chunks:
+            async with aclosing(choice_chunks(self, index)) as chunks:
                 async for chunk in chunks:
                     arrived.put_nowait((index, chunk))
             arrived.put_nowait((index, None))
@@ -219,78 +197,40 @@ class Generation:
                 else:
                     yield index, chunk
 
-    async def _choice(self, index: int) -> AsyncGenerator[Chunk, None]:
-        """Generate one choice. If its server is lost before any of it went out, the model is asked again."""
-        arrived, asked = time.monotonic(), time.perf_counter()
-        attempt, lost = 1, 0
-        while True:
-            self.times[index], begun = ChoiceTimes(asked), False
-            try:
-                async with aclosing(self._attempt(index, arrived)) as chunks:
-                    # A whole answer is handed on when it is complete, so that it can be asked again in any state.
-                    if not self.request.stream:
-                        for chunk in [chunk async for chunk in chunks]:
-                            yield chunk
-                    async for chunk in chunks:
-                        begun = True
-                        yield chunk
-                return
-            except (ConnectFailed, ServerLost, Busy) as error:
-                if not isinstance(error, Busy):
-                    self.model.readiness.suspect(error.url, str(error))
-                lost += isinstance(error, ServerLost) or (isinstance(error, ConnectFailed) and error.taken)
-                if begun or attempt == _MAX_ATTEMPTS or lost == _MAX_LOST:
-                    raise
-                if isinstance(error, Busy):
-                    await asyncio.sleep(_BACKOFF.backoff_s(attempt))
-                attempt += 1
-                self.retries += 1
-            except Preempted:
-                pass
-            self.stats.pop(index, None)
-            self._sent.discard(index)
+    async def bind(self, index: int, *, goes_on: bool) -> bool:
+        """Settle which package generates a choice, before it is sent to the model.
 
-    async def _attempt(self, index: int, arrived: float) -> AsyncGenerator[Chunk, None]:
-        times = self.times[index]
-        tokens = self.prompt_of(index).tokens + self.max_tokens
-        self.model.readiness.start()
-        queue, tenant, wait_s = self.model.queue, self.tenant, self.model.max_wait_s
-        async with queue.slot(
-            tokens, tenant.name, wait_s=wait_s, arrived=arrived, background=tenant.background
-        ):
-            times.started = time.perf_counter()
-            async with self._binding:
-                if not self._sent:
-                    await self._follow()
-                self._sent.add(index)
-            sampling, drawn = self._sampling(index)
-            await self.model.check_supported(sampling)
-            async with self._stream(index, sampling, drawn) as stream:
-                times.sent = time.perf_counter()
-                try:
-                    async for chunk in stream:
-                        times.last_chunk = time.perf_counter()
-                        if times.first_chunk is None:
-                            times.first_chunk = times.last_chunk
-                        if chunk.finish_reason is not None:
-                            times.finish_reason = chunk.finish_reason
-                        yield chunk
-                except Refused as error:
-                    form = self.inputs.form
-                    if form is not None and (unsupported := form.unsupported(error)):
-                        raise unsupported from error
-                    raise
-                finally:
-                    times.ended = time.perf_counter()
-                    if times.first_chunk is not None:
-                        self.stats[index], self.texts[index] = self._counted(stream), stream.text
+        Args:
+            index: of the choice.
+            goes_on: whether it has begun: then no other package can go on with it.
 
-    def _counted(self, stream: AsyncStream | AsyncCachedStream) -> Stats:
-        """The figures of a stream; where it broke off before the model counted its tokens, the tokenizer does."""
-        stats = stream.stats
-        if stats.output_tokens is None and stream.finish_reason is None:
-            return replace(stats, output_tokens=self.model.tokenizer.count(stream.text))
-        return stats
+        Returns:
+            Whether this model generates it.
+        """
+        async with self._binding:
+            if goes_on:
+                return self.model.latest is self.model
+            if not self._sent:
+                await self._follow()
+            self._sent.add(index)
+            return True
+
+    def unbind(self, index: int) -> None:
+        """Forget all of a choice that is asked again from its start."""
+        self.stats.pop(index, None)
+        self._sent.discard(index)
+
+    async def note_loss(self, losses: int) -> int:
+        """Tell the tenant of the first choice that was in flight at so many losses; return what the tenant counts."""
+        if losses > self._losses:
+            self._losses = losses
+            self._losses_kept = await self.tenant.note_loss(self.request_id)
+        return self._losses_kept
+
+    def work(self, index: int) -> Work:
+        """Return what a choice is recognized by if a server is lost with it."""
+        digest, tenant = self._digests[index // self.request.candidates], self.tenant
+        return Work(digest, tenant.name, self.request_id, alone=tenant.background)
 
     async def _follow(self) -> None:
         """Go over to what has replaced the model."""
@@ -300,38 +240,8 @@ class Generation:
             self.model.release()
             self.model = latest
 
-    def _stream(self, index: int, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
-        client, prompt = self.model.client_for(self.tenant.name), self.prompt_of(index)
-        if self.span.recording:
-            name = f"{self.operation} {self.model.name}"
-            self.times[index].span = span = self.span.start_child(name, client=True)
-            propagate(span)
-        request_id = self.request_id if self.choices == 1 else f"{self.request_id}-{index}"
-        if isinstance(client, AsyncCachingClient):
-            return client.stream(
-                prompt.content,
-                request_id=request_id,
-                tools=self.tools.tools,
-                rendered=prompt.sent if isinstance(prompt.sent, str) else None,
-                affinity=self._affinity(prompt),
-                variables=prompt.variables,
-                cache=self.request.cache,
-                ttl_s=self.request.ttl_s,
-                unkeyed=drawn,
-                **sampling,
-            )
-        sampling.update(drawn)
-        return client.stream(prompt.sent, request_id=request_id, affinity=self._affinity(prompt), **sampling)
-
-    def _affinity(self, prompt: RenderedPrompt) -> str | None:
-        """What the request goes to the same server by as the turns before it; None where there is one server."""
-        client = self.model.client
-        if client.spread != "affinity" or len(client.endpoints) < 2:
-            return None
-        return self.request.prompt_cache_key or prompt_beginning(prompt.content)
-
-    def _sampling(self, index: int) -> tuple[Sampling, Sampling]:
-        """Sampling parameters of a choice, and apart from them the seed that is drawn if the request has none."""
+    def sampling(self, index: int) -> tuple[Sampling, Sampling]:
+        """Return the sampling parameters of a choice, and apart from them the seed that is drawn for it, if one is."""
         request = self.request
         # OpenAI takes a top_p of 0, which leaves the most probable token.
         greedy = request.temperature == 0 or request.top_p == 0

@@ -17,14 +17,14 @@ from starlette.types import Receive, Scope, Send
 from pipeline.client import Cached, ClientError
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
-from pipeline.gateway.errors import ApiError, error_response, to_api_error
+from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, to_api_error
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer
 
 # Codes of errors that may end an answer in its middle.
-_BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error")
+_BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error", QUARANTINED)
 
 
 class ModelAnswer(Protocol):
@@ -95,7 +95,8 @@ class RecordedAnswer:
         answered = to_api_error(error)
         if answered.code in _BROKEN_OFF and (tokens := self._completion_tokens):
             answered.completion_tokens = tokens
-            answered.message += f"; {tokens} tokens of the answer had come, and the request may be sent again"
+            again = "" if answered.code == QUARANTINED else ", and the request may be sent again"
+            answered.message += f"; {tokens} tokens of the answer had come{again}"
         record = self.record
         record.error, record.error_type, record.exception = answered.message, answered.code, error
         return answered

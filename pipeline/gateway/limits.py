@@ -165,6 +165,7 @@ class Tenant:
         clock: Callable[[], float] = time.monotonic,
         *,
         background: bool = False,
+        reads_metrics: bool = False,
     ) -> None:
         """
         Args:
@@ -172,9 +173,10 @@ class Tenant:
             limits: what it may use.
             clock: monotonic time in seconds.
             background: whether its requests only get slots of a model that others leave.
+            reads_metrics: whether its keys read the figures of all tenants by name.
         """
         self.name, self.limits, self._clock = name, limits, clock
-        self.background = background
+        self.background, self.reads_metrics = background, reads_metrics
         # Where several gateways share the buckets; then those of `usage` are copies, for when that cannot be reached.
         self.shared: SharedBuckets | None = None
         self.share(TenantUsage.unused(limits, clock()))
@@ -198,6 +200,15 @@ class Tenant:
             ApiError: 429, if the requests of this minute are used up.
         """
         await self._take(((self._requests, 1.0),))
+
+    async def note_loss(self, request_id: str) -> int:  # noqa: ARG002
+        """Take note that a server was lost with a request in flight.
+
+        Returns:
+            Losses of the request that are counted beyond the end of the gateway, as for the lines of batches; 0 if
+            none are.
+        """
+        return 0
 
     def check_choices(self, choices: int) -> None:
         """Check that a request could ever run.

@@ -12,7 +12,7 @@ A `View` shows one observation of `pipeline.gateway.metrics` under one name; not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prometheus_client.metrics_core import Metric
@@ -69,6 +69,13 @@ class View:
     constant: Mapping[str, str] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
     sum_only: bool = False
+
+    def without_tenants(self) -> View:
+        """Return a view in which all tenants are one, whose label is empty."""
+        if "tenant" not in self.labels:
+            return self
+        others = {shown: of for shown, of in self.labels.items() if shown != "tenant"}
+        return replace(self, labels=others, constant={**self.constant, "tenant": ""})
 
     def show(self, samples: Iterable[Sample]) -> Metric:
         """Build the family.
@@ -201,15 +208,31 @@ OWN_VIEWS = (
     ),
     View(
         "pipeline_retries",
-        "Requests that were sent to the model again, because they failed before their first token.",
+        "Requests that were sent to the model again, because their server was lost or had too much to do.",
         "counter",
         "retries",
         _MODEL,
     ),
     View(
+        "pipeline_migrations",
+        "Streams whose server was lost after they had begun: resumed where their client was, or ended with an error.",
+        "counter",
+        "migrations",
+        {"model": "model", "outcome": "outcome"},
+    ),
+    View(
+        "pipeline_loss_events",
+        "Servers that were lost (lost), requests that are refused for a while because they were in flight at two "
+        "losses (quarantined), and tenants that are refused for a while because servers were lost with their "
+        "requests (cool_down).",
+        "counter",
+        "loss_events",
+        {"model": "model", "event": "event"},
+    ),
+    View(
         "pipeline_server_requests",
-        "Requests that this gateway sent to each server (host:port of its gRPC), those included that failed there and "
-        "were asked again elsewhere.",
+        "Requests that this gateway sent to each server (host:port of its gRPC, or socket), those included that failed "
+        "there and were asked again elsewhere.",
         "counter",
         "server_requests",
         {"model": "model", "server": "server"},
@@ -223,14 +246,15 @@ OWN_VIEWS = (
     ),
     View(
         "pipeline_tenant_requests",
-        "HTTP requests by tenant; the tenant is empty where keys are not needed or the key is not known.",
+        "HTTP requests by tenant; the tenant is empty where keys are not needed or the key is not known, and where the "
+        "reader of this page has no key of a tenant with `metrics: true`.",
         "counter",
         "tenant_requests",
         {"tenant": "tenant", "status": "status"},
     ),
     View(
         "pipeline_tenant_tokens",
-        "Tokens by tenant, of prompts and of completions.",
+        "Tokens by tenant, of prompts and of completions; the tenant is empty as above.",
         "counter",
         "tenant_tokens",
         {"tenant": "tenant", "kind": "kind"},

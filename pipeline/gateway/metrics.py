@@ -34,6 +34,7 @@ from pipeline.gateway.metric_names import (
     TOKEN_BUCKETS,
     TTFT_BUCKETS_S,
     MetricNames,
+    View,
 )
 from pipeline.gateway.model_status import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
@@ -91,6 +92,7 @@ class GatewayMetrics(Collector):
         self._generations: dict[int, Generation] = {}  # under way, by identity
         self._status = GatewayStatus()
         self._kv_usage: Mapping[str, float] = {}
+        self._names_tenants = True
         by_operation = ("model", "operation")
         self._counters = {
             "requests": _counter("requests", "endpoint", "model", "status"),
@@ -98,6 +100,7 @@ class GatewayMetrics(Collector):
             "tenant_tokens": _counter("tenant_tokens", "tenant", "kind"),
             "choices": _counter("choices", *by_operation, "finish_reason"),
             "retries": _counter("retries", "model"),
+            "migrations": _counter("migrations", "model", "outcome"),
             "server_requests": _counter("server_requests", "model", "server"),
             "cache": _counter("cache", "model", "event"),
             "limits_fallbacks": _counter("limits_fallbacks"),
@@ -157,7 +160,11 @@ class GatewayMetrics(Collector):
     def count_elsewhere(self) -> None:
         """Count what the caches and the clients of all models have counted since the last time."""
         for model in self._models.values():
-            self._count_since("server_requests", model.name, model.client, model.client.requests_sent)
+            sent: dict[str, int] = defaultdict(int)
+            for url, count in model.client.requests_sent.items():
+                # A socket has another name after each start of the deployment.
+                sent["socket" if url.startswith("unix:") else url] += count
+            self._count_since("server_requests", model.name, model.client, sent)
             if model.cache is not None:
                 counters = model.cache.counters
                 if counters not in self._seen:
@@ -199,6 +206,8 @@ class GatewayMetrics(Collector):
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
         self._counters["retries"].labels(model).inc(generation.retries)
+        for outcome, count in (("resumed", generation.resumed), ("ended", generation.broken)):
+            self._counters["migrations"].labels(model, outcome).inc(count)
         # In the background nobody waits: latencies there say nothing of the service.
         timed = not generation.tenant.background
         if timed:
@@ -232,6 +241,8 @@ class GatewayMetrics(Collector):
         accept: str,
         status: GatewayStatus,
         kv_usage: Mapping[str, float] | None = None,
+        *,
+        names_tenants: bool = True,
     ) -> tuple[bytes, str]:
         """Render all metrics.
 
@@ -240,11 +251,12 @@ class GatewayMetrics(Collector):
                 OpenMetrics.
             status: of all models; its numbers are shown as gauges.
             kv_usage: share of each engine's KV cache that is used, as far as that is known.
+            names_tenants: whether each tenant has series of its own, or all have one, whose label is empty.
 
         Returns:
             The page and its content type.
         """
-        self._status, self._kv_usage = status, kv_usage or {}
+        self._status, self._kv_usage, self._names_tenants = status, kv_usage or {}, names_tenants
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -255,12 +267,14 @@ class GatewayMetrics(Collector):
             list, {metric.name: metric.samples for metric in self._observed()}
         )
         samples |= {name: list(found) for name, found in self._current()}
-        for view in self._views:
+        for view in self._views if self._names_tenants else map(View.without_tenants, self._views):
             yield view.show(samples[view.source])
 
     def _begin(self, model: str) -> None:
         """Make the series of a model, with zeros."""
         self._counters["retries"].labels(model)
+        for outcome in ("resumed", "ended"):
+            self._counters["migrations"].labels(model, outcome)
         for endpoint, operation in _OPERATIONS.items():
             for status in _STATUSES:
                 self._counters["requests"].labels(endpoint, model, status)
@@ -288,6 +302,14 @@ class GatewayMetrics(Collector):
                 name,
                 [Sample(name, {"model": model}, getattr(one, name)) for model, one in status.models.items()],
             )
+        yield (
+            "loss_events",
+            [
+                Sample("loss_events_total", {"model": model, "event": event}, count)
+                for model, one in status.models.items()
+                for event, count in one.loss_events.items()
+            ],
+        )
         ready = {model: one.fault is None for model, one in status.models.items()}
         yield "ready", [Sample("ready", {"model": model}, int(is_ready)) for model, is_ready in ready.items()]
         yield "workers", [Sample("workers", {}, status.workers)]

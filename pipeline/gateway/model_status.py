@@ -20,6 +20,7 @@ class ModelStatus:
         running: choices that have a slot.
         waiting: choices that wait for one.
         stalled: choices that have begun, and had no chunk for long.
+        loss_events: event -> how often it happened; see `fair_queue.FairQueue.loss_events`.
     """
 
     deployment: str
@@ -30,6 +31,7 @@ class ModelStatus:
     running: int = 0
     waiting: int = 0
     stalled: int = 0
+    loss_events: Mapping[str, int] = field(default_factory=dict)
 
     def merge(self, others: Sequence[ModelStatus]) -> ModelStatus:
         """Add what other workers say of the same model.

@@ -19,8 +19,9 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeline.client import AsyncClient, Busy, ClientError, Retries, Timeouts
+from pipeline.client import AsyncClient, Busy, ClientError, ConnectFailed, Retries, Timeouts
 from pipeline.client.endpoints import Endpoint
+from pipeline.gateway.lost_servers import LostServers
 
 _log = logging.getLogger("pipeline.gateway")
 
@@ -54,6 +55,11 @@ class Pausable(Protocol):
 
     def resume(self) -> None:
         """Let them go on."""
+        ...
+
+    @property
+    def lost_servers(self) -> LostServers:
+        """Blame for lost servers, which is told when one is gone and when it is back."""
         ...
 
 
@@ -255,6 +261,8 @@ class Readiness:
                 # It answers, and does not say whether it generates: nothing is known that was not known before.
                 pass
             case ClientError() as error:
+                if isinstance(error, ConnectFailed) and not watched.fault and self._queue is not None:
+                    self._queue.lost_servers.server_gone(watched.endpoint.url)
                 self._set(watched, str(error))
             case error:
                 self._set(watched, f"{type(error).__name__}: {error}")
@@ -264,6 +272,8 @@ class Readiness:
             state = f"cannot be asked: {fault}" if fault else "can be asked"
             _log.warning("%s: %s %s", self._name, watched.endpoint.url, state)
         watched.fault, watched.endpoint.ill = fault, bool(fault)
+        if not fault and self._queue is not None:
+            self._queue.lost_servers.server_well(watched.endpoint.url)
         self._apply()
 
     def _apply(self) -> None:

@@ -110,7 +110,7 @@ class RecordFollower:
 
     async def _follow(self, record: RunningServer, models: MutableMapping[str, ServedModel]) -> None:
         """Replace the model if the record names another package or address. Raises what loading it does."""
-        changed = (record.deployment, record.grpc_url) != (self._current.deployment, self._current.grpc_url)
+        changed = (record.deployment, record.target) != (self._current.deployment, self._current.target)
         if changed and record.state in ("ready", "unready"):
             model = await asyncio.to_thread(self._load, record)
             # So that the gateway stays ready.
@@ -123,7 +123,7 @@ class RecordFollower:
             closing = asyncio.create_task(self._close(old))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-            _log.info("%s: goes on with %s at %s", self.name, record.deployment.parent, record.grpc_url)
+            _log.info("%s: goes on with %s at %s", self.name, record.deployment.parent, record.target)
         if not changed or record.state in ("ready", "unready"):
             self.fault = None
 

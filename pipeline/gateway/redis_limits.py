@@ -5,13 +5,10 @@ the last request, and need not agree about the time. Of each tenant there is one
 expires when all of its buckets are full again.
 
 While the server does not answer, each gateway goes on by itself, from the levels that it saw last: no request fails and
-none waits for longer than the timeout here, but a tenant then has its limits once on each gateway. A circuit breaker
-lets one request in a while find out whether the server is back.
+none waits for longer than the timeout of `shared_redis`, but a tenant then has its limits once on each gateway.
 
 The choices of a tenant that run at once are a sorted set, `pipeline:running:NAME`: each has a lease, which its gateway
 renews while it runs. What a gateway leaves behind that is killed, or that does not reach the server, ends by itself.
-
-Written against Redis 6.2 and newer, with redis-py 5 to 8.
 """
 
 from __future__ import annotations
@@ -23,14 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.cache.backend import BackendDown
-from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
 from pipeline.cache.redis.server import RedisAddress
 from pipeline.gateway.limits import BucketState, BucketTake, Lease
+from pipeline.gateway.shared_redis import TIMEOUT_S, SharedRedis
 
 _log = logging.getLogger("pipeline.gateway")
-
-# Seconds: to connect, and for an answer. A first token waits for it, so it is short.
-_TIMEOUT_S = 0.25
 
 # Seconds: how long a lease goes on without its gateway.
 _LEASE_S = 30.0
@@ -100,7 +94,7 @@ class RedisBuckets:
     """
 
     def __init__(
-        self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S, lease_s: float = _LEASE_S
+        self, address: RedisAddress, *, timeout_s: float = TIMEOUT_S, lease_s: float = _LEASE_S
     ) -> None:
         """
         Args:
@@ -108,26 +102,11 @@ class RedisBuckets:
             timeout_s: to connect, and for an answer.
             lease_s: how long choices count as running without being renewed.
         """
-        from redis import asyncio as aioredis
-        from redis import exceptions
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
         self.address = address
         self.on_fallback: Callable[[], None] = lambda: None
-        self._exceptions = exceptions
-        self._breaker = CircuitBreaker()
         self._fault = ""
-        self._client: Any = aioredis.Redis(
-            **address.options(),
-            protocol=2,
-            socket_connect_timeout=timeout_s,
-            socket_timeout=timeout_s,
-            # A pooled connection may have been closed by the server since: that is tried again, a timeout is not.
-            retry=Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
-        )
-        self._take: Any = self._client.register_script(_TAKE)
-        self._renew: Any = self._client.register_script(_RENEW)
+        self._redis = SharedRedis(address, timeout_s=timeout_s)
+        self._take, self._renew = self._redis.script(_TAKE), self._redis.script(_RENEW)
         self._lease_s = lease_s
         self._held: dict[str, set[Lease]] = {}  # by tenant
         self._renewing: asyncio.Task[None] | None = None
@@ -143,7 +122,9 @@ class RedisBuckets:
         lease: Lease | None = None,
     ) -> Sequence[BucketState] | None:
         """See `limits.SharedBuckets.take`."""
-        words = [word for one in wanted for word in (one.what, repr(one.per_minute), repr(one.amount))]
+        words: list[Any] = [
+            word for one in wanted for word in (one.what, repr(one.per_minute), repr(one.amount))
+        ]
         held = ("", 0, 0) if lease is None else lease
         if lease is not None:
             # Before it is asked for: whoever is cancelled meanwhile may have it.
@@ -152,8 +133,8 @@ class RedisBuckets:
                 self._renewing = asyncio.create_task(self._keep_leases())
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
         try:
-            with self._breaker.attempt():
-                found = await self._ask(self._take, keys, [int(forced), *held, repr(self._lease_s), *words])
+            words = [int(forced), *held, repr(self._lease_s), *words]
+            found = await self._redis.run(self._take, keys, words)
         except BackendDown as error:
             if not self._fault:
                 _log.warning("limits of tenants are counted by this gateway alone: %s", error)
@@ -184,15 +165,15 @@ class RedisBuckets:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
         await asyncio.gather(*self._releasing)
-        await self._client.aclose()
+        await self._redis.aclose()
 
     async def _end_lease(self, tenant: str, lease: Lease) -> None:
         async def remove(keys: Sequence[str], args: Sequence[Any]) -> Any:
-            return await self._client.zrem(keys[0], *args)
+            return await self._redis.client.zrem(keys[0], *args)
 
         # Else it ends by itself.
-        with contextlib.suppress(BackendDown), self._breaker.attempt():
-            await self._ask(remove, [f"pipeline:running:{tenant}"], _names(lease))
+        with contextlib.suppress(BackendDown):
+            await self._redis.run(remove, [f"pipeline:running:{tenant}"], _names(lease))
 
     async def _keep_leases(self) -> None:
         """Renew what runs, as long as anything does."""
@@ -200,19 +181,9 @@ class RedisBuckets:
             await asyncio.sleep(self._lease_s / 3)
             for tenant, leases in [*self._held.items()]:
                 if names := [name for lease in leases for name in _names(lease)]:
-                    with contextlib.suppress(BackendDown), self._breaker.attempt():
+                    with contextlib.suppress(BackendDown):
                         key = f"pipeline:running:{tenant}"
-                        await self._ask(self._renew, [key], [repr(self._lease_s), *names])
-
-    async def _ask(self, command: Any, keys: Sequence[str], words: Sequence[Any]) -> Sequence[bytes]:
-        errors = self._exceptions
-        try:
-            found: Sequence[bytes] = await command(keys=keys, args=words)
-            return found
-        except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
-            raise ServerUnreachable(f"{self.address}: {error}") from error
-        except errors.RedisError as error:
-            raise BackendDown(f"{self.address}: {error}") from error
+                        await self._redis.run(self._renew, [key], [repr(self._lease_s), *names])
 
 
 def _names(lease: Lease) -> list[str]:

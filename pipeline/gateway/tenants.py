@@ -20,11 +20,14 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import SharedBuckets, Tenant, TenantLimits
 from pipeline.private_files import warn_if_readable
 
+_KEY_HEADERS = ("authorization", "api-key", "x-api-key")
+
 
 class _TenantEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     keys: tuple[str, ...] = Field(min_length=1)  # in the clear, or "sha256:…"
     limits: TenantLimits = TenantLimits()
+    metrics: bool = False  # whether its keys read the figures of all tenants by name
 
 
 class _KeysFile(BaseModel):
@@ -64,7 +67,10 @@ class Tenants:
             ]
             raise InvalidInput(str(path), sorted(placed, key=lambda fault: fault.line or 0))
         warn_if_readable(path, "every account of this machine may read the API keys", by=0o004)
-        tenants = {name: Tenant(name, settings.limits) for name, settings in file.tenants.items()}
+        tenants = {
+            name: Tenant(name, settings.limits, reads_metrics=settings.metrics)
+            for name, settings in file.tenants.items()
+        }
         return cls({_identity(key): tenants[name] for name, of in file.tenants.items() for key in of.keys})
 
     @property
@@ -83,6 +89,10 @@ class Tenants:
         """Whether requests need an API key."""
         return self._by_key is not None
 
+    def has_key(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request bears an API key, of whatever worth."""
+        return any(name in headers for name in _KEY_HEADERS)
+
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
         """Find the tenant of a request.
 
@@ -96,7 +106,7 @@ class Tenants:
         if self._by_key is None:
             return self._everybody
         authorization = headers.get("authorization")
-        key = authorization or headers.get("api-key") or headers.get("x-api-key")
+        key = next(filter(None, (headers.get(name) for name in _KEY_HEADERS)), None)
         if not key:
             raise ApiError(401, "No API key provided: send Authorization: Bearer …", code="invalid_api_key")
         if authorization:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.gateway.errors import ApiError, error_response
 
+JSON, FORM = "application/json", "multipart/form-data"
 # These tell nothing about models, and probes may name any host, such as the address of a pod.
 _UNGUARDED = ("/health", "/healthz", "/readyz")
 # The model stands in the body, as in OpenAI's own.
@@ -76,7 +77,8 @@ class WebGuard:
         origins: Sequence[str],
         *,
         keys: bool,
-        forms: Collection[str] = (),
+        content_types: Callable[[str], Sequence[str]] = lambda _: (JSON,),
+        refusal: Callable[[Scope, ApiError], ASGIApp] = error_response,
     ) -> None:
         """
         Args:
@@ -84,16 +86,17 @@ class WebGuard:
             hosts: that requests may name.
             origins: pages that may ask, such as https://chat.example; `*` is all. The gateway's own page always may.
             keys: whether requests need an API key, which pages of other origins do not know.
-            forms: paths that take multipart forms instead of JSON.
+            content_types: path -> types of bodies, the usual one first; "" among them is a body without a type.
+            refusal: makes the answer of a request that is refused.
         """
         self._app, self._hosts, self._keys = app, hosts, keys
-        self._origins, self._forms = frozenset(origins), forms
+        self._origins, self._content_types, self._refusal = frozenset(origins), content_types, refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = None
         if scope["type"] == "http" and scope["path"] not in _UNGUARDED:
             fault = self._fault(scope["method"], scope["path"], dict(scope["headers"]))
-        await (self._app if fault is None else error_response(scope, fault))(scope, receive, send)
+        await (self._app if fault is None else self._refusal(scope, fault))(scope, receive, send)
 
     def _fault(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         host = headers.get(b"host", b"").decode("latin-1")
@@ -107,9 +110,9 @@ class WebGuard:
             )
             return ApiError(403, text, code="unknown_origin")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        wanted = "multipart/form-data" if path in self._forms else "application/json"
-        if method == "POST" and kind != wanted.encode() and (kind or _has_body(headers)):
-            text = f"The content type of requests is {wanted}: send the header Content-Type"
+        wanted = self._content_types(path)
+        if method == "POST" and kind.decode("latin-1") not in wanted and (kind or _has_body(headers)):
+            text = f"The content type of requests is {wanted[0]}: send the header Content-Type"
             return ApiError(415, text, code="unsupported_media_type")
         return None
 

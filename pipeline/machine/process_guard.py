@@ -8,6 +8,9 @@ Triton's stubs, the ranks that mpirun put into groups of their own, and workers 
 own are all known by the mark in their environment. The cleanup command is run, and the stage and the shared memory are
 removed. Should the guard itself be killed, the kernel kills the command.
 
+Nobody else may read what the command makes: it has umask 077, and a filter of system calls against Boost, which gives
+each region of shared memory mode 0644 whatever the umask (`shared_memory_object` of Boost.Interprocess calls fchmod).
+
 Needs the standard library only, and is run as a file: `pipeline` need not be importable.
 """
 
@@ -17,9 +20,11 @@ import contextlib
 import ctypes
 import json
 import os
+import platform
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -29,7 +34,16 @@ from pathlib import Path
 from types import FrameType
 
 MARK = "PIPELINE_TRITON_START"  # environment variable of all that belongs to one start
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = (
+    1,
+    36,
+    22,
+    38,
+)  # linux/prctl.h
+_SECCOMP_MODE_FILTER = 2  # linux/seccomp.h
+# Machine -> AUDIT_ARCH_… of linux/audit.h, and the number of fchmod.
+_FCHMOD = {"x86_64": (0xC000003E, 91), "aarch64": (0xC00000B7, 52)}
+_UMASK, _OPEN_TO_ALL = 0o077, 0o644
 _CANNOT_BE_RUN = 127  # as a shell says it
 _POLL_S = 0.1
 _CLEANUP_DEADLINE_S = 30.0
@@ -45,6 +59,7 @@ class Guarded:
     stage: str  # folder to remove
     mark: str  # value of MARK; regions of shared memory begin with it
     cleanup: Sequence[str] = ()  # command to run at the end
+    folder: str = ""  # to remove, too, if the parent did not live to do so
 
 
 def main(guarded: Guarded, command: list[str]) -> int:
@@ -57,10 +72,11 @@ def main(guarded: Guarded, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours, to be reaped
     try:
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_parent
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_prepare, umask=_UMASK
         )
     except OSError as error:
         print(f"{command[0]} cannot be run: {error.strerror}", flush=True)
@@ -78,6 +94,8 @@ def main(guarded: Guarded, command: list[str]) -> int:
             os.killpg(server.pid, signal.SIGKILL)  # what outlived the server
         server.wait()
         remove_traces(guarded)
+        if guarded.folder and os.getppid() != parent:
+            shutil.rmtree(guarded.folder, ignore_errors=True)
         _reap()
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
@@ -137,8 +155,47 @@ def _parent_is_gone() -> bool:
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _prepare() -> None:
+    """Have the kernel end this process with its parent, and let it open no file to other users."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    program = _fchmod_filter(platform.machine())
+    if program:
+        text = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of instructions, and where they are.
+        whole = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(text))
+        # A filter needs it of a process without privileges.
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
+
+
+def _fchmod_filter(machine: str) -> bytes:
+    """Write a filter of system calls in which fchmod(file, 0644) does nothing, and says that it did.
+
+    Args:
+        machine: As `platform.machine` has it.
+
+    Returns:
+        Instructions of the kernel's BPF (linux/filter.h) over struct seccomp_data; none for an unknown machine.
+    """
+    if machine not in _FCHMOD:
+        return b""
+    architecture, number = _FCHMOD[machine]
+    load, jump_if_equal, leave = 0x20, 0x15, 0x06
+    allow, errno_0 = 0x7FFF0000, 0x00050000
+    return b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in (
+            (load, 0, 0, 4),  # seccomp_data.arch
+            (jump_if_equal, 0, 5, architecture),
+            (load, 0, 0, 0),  # seccomp_data.nr
+            (jump_if_equal, 0, 3, number),
+            (load, 0, 0, 24),  # seccomp_data.args[1]
+            (jump_if_equal, 0, 1, _OPEN_TO_ALL),
+            (leave, 0, 0, errno_0),
+            (leave, 0, 0, allow),
+        )
+    )
 
 
 if __name__ == "__main__":

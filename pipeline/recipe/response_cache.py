@@ -192,14 +192,20 @@ class SqliteSettings(RecipeSection):
 
 
 class RedisSettings(RecipeSection):
-    """A Redis or Valkey server, shared between machines. Its query engine, where it has one, finds what is near."""
+    """A Redis or Valkey server, shared between machines. Its query engine, where it has one, finds what is near.
+
+    Gateways keep stored responses there, too, whether or not the cache is enabled.
+    """
 
     kind: Literal["redis"] = Field(description="Which backend this is.")
     url: RedisUrl = Field(description="Address of the server.", examples=["redis://host:6379/0"])
 
 
 class PgvectorSettings(RecipeSection):
-    """A PostgreSQL server with pgvector 0.8 or later, shared between machines."""
+    """A PostgreSQL server with pgvector 0.8 or later, shared between machines.
+
+    Gateways keep files, batches and stored responses there, too, whether or not the cache is enabled.
+    """
 
     kind: Literal["pgvector"] = Field(description="Which backend this is.")
     url: PostgresUrl = Field(

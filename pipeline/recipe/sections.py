@@ -115,6 +115,17 @@ class ServingPolicy(RecipeSection):
         description="Offer the log probabilities of a prompt's tokens, which evaluation programs ask for (echo with "
         "logprobs). The runtime cpu always does; the others compute prompts without reuse of the KV cache for it.",
     )
+    http: bool = Field(
+        default=False,
+        description="Open Triton's HTTP, behind a guard against web pages and against JSON that harms Triton. No "
+        "package depends on it.",
+    )
+    grpc: bool = Field(
+        default=True,
+        description="Open Triton's gRPC at a TCP port, for every process that reaches it. If false, processes of the "
+        "same user reach it by a socket, and nobody else but the gateway; not in NVIDIA's own containers. No package "
+        "depends on it.",
+    )
     aliases: Annotated[tuple[Annotated[str, Field(pattern=_ALIAS)], ...], AfterValidator(_aliases)] = Field(
         default=(),
         strict=False,

@@ -111,7 +111,6 @@ class ControlServer:
                 connection.sendall(json.dumps(message).encode() + b"\n")
 
         with connection:
-            connection.settimeout(_REQUEST_S)
             try:
                 _check_user(connection)
                 request = _read_request(connection)
@@ -195,10 +194,20 @@ def _check_user(connection: socket.socket) -> None:
 
 
 def _read_request(connection: socket.socket) -> dict[str, Any]:
-    line = connection.makefile("rb").readline(_MOST_BYTES + 1)
+    line, deadline = b"", time.monotonic() + _REQUEST_S
+    more = b" "
     try:
-        request = json.loads(line)
-    except ValueError:
+        while more and not more.endswith(b"\n"):
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            more = connection.recv(_MOST_BYTES)
+            # What is too long is read to its end, or whoever sends it would not see the answer.
+            line = (line + more)[: _MOST_BYTES + 1]
+    except TimeoutError:
+        raise UserError(f"the request did not come within {_REQUEST_S:g} s") from None
+    connection.settimeout(_REQUEST_S)
+    try:
+        request = json.loads(line if len(line) <= _MOST_BYTES else b"")
+    except (ValueError, RecursionError):
         raise UserError(f"a request is a JSON object of at most {_MOST_BYTES} bytes in one line") from None
     if not isinstance(request, dict):
         raise UserError("a request is a JSON object")

@@ -14,6 +14,7 @@ from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding
 from pipeline.serving.launch import ServeOptions, Start
 from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.ports import Listeners
 from pipeline.serving.preflight import check_container, check_local
 from pipeline.serving.server import local_launcher
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
@@ -30,6 +31,7 @@ class DryRun:
     # Of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT.
     command: tuple[str, ...]
     environment: dict[str, str]  # besides what is set already
+    ports: dict[str, int]  # at which others reach it, by protocol
     docker: tuple[str, ...]  # empty where no container is meant to serve
     shm_mib: int | None
     start_deadline_s: float
@@ -46,6 +48,7 @@ class DryRun:
             "note": self.note,
             "command": list(self.command),
             "environment": self.environment,
+            "ports": self.ports,
             "docker": list(self.docker),
             "shm_mib": self.shm_mib,
             "start_deadline_s": self.start_deadline_s,
@@ -64,6 +67,7 @@ class DryRun:
             lines += [f"# without docker, inside the image, with the package at {CONTAINER_ROOT}:"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         lines += [shell_lines(self.command), ""]
+        lines += ["# reached at " + ", ".join(f"{kind} {port}" for kind, port in self.ports.items())]
         lines += [f"# ready within {self.start_deadline_s:.0f} s, or it is ended"]
         lines += [f"# {found.mark} on this machine: {found} [{found.rule}]" for found in self.findings]
         return "\n".join(lines)
@@ -85,13 +89,16 @@ def dry_run(
     """
     deployment = foreseen or Deployment.load(package)
     deadline_s = options.start_deadline_s or deployment.start_deadline_s
-    start = Start(_STAGE, options.ports, f"pipeline-{deployment.name}-", options.address, deadline_s)
+    start = Start(
+        _STAGE, Listeners.within(_STAGE, options.ports, options.address), f"pipeline-{deployment.name}-",
+        options.ports, options.address, deadline_s,
+    )  # fmt: skip
     in_container = options.target_of(deployment) == "docker"
     docker: tuple[str, ...] = ()
     shm_mib = None
     if deployment.runtime == "cpu":
         command = local_launcher(deployment, package, options.traces).launch(start).command
-        environment = {"PIPELINE_TRITON_GRPC": start.grpc_url}
+        environment = {"PIPELINE_TRITON_GRPC": start.listeners.grpc_url}
     else:
         name = options.image_of(deployment)
         with suppress(ServerError):  # without Docker the name will do
@@ -112,6 +119,7 @@ def dry_run(
         package=package,
         command=command,
         environment=environment,
+        ports=options.ports.open,
         docker=docker,
         shm_mib=shm_mib,
         start_deadline_s=deadline_s,

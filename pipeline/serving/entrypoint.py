@@ -10,15 +10,18 @@ environment variables, because a container's are:
 
     PIPELINE_PACKAGE             folder with deployment.json; /deployment
     PIPELINE_ADDRESS             where to listen; 0.0.0.0
-    PIPELINE_HTTP_PORT, PIPELINE_GRPC_PORT, PIPELINE_METRICS_PORT      8000, 8001, 8002
+    PIPELINE_GRPC_PORT, PIPELINE_METRICS_PORT      8001, 8002
+    PIPELINE_HTTP_PORT           opens HTTP, at this port; by default it is off
+    PIPELINE_ALLOWED_HOSTS       names by which requests over HTTP may call this container, with commas between them
     PIPELINE_START_TIMEOUT_S     time to become ready; what the package's size asks for
-    PIPELINE_STOP_TIMEOUT_S      time to end, a third of it for requests in flight; 45
+    PIPELINE_STOP_TIMEOUT_S      time to end, all but 30 s of it for requests in flight (below 45 a third); 45
     PIPELINE_HEALTH_INTERVAL_S   time between checks by inference; 1, 0 makes none
     PIPELINE_HANG_TIMEOUT_S      time without an answer and without progress after which a model counts as hung
     PIPELINE_MAX_RESTARTS        restarts within the window; the failure after them ends it; 5
     PIPELINE_RESTART_WINDOW_S    failures that are older do not count; 300
     PIPELINE_READY_FILE          there while it is ready; /tmp/pipeline/ready.json
     PIPELINE_GROUP_GPUS          GPUs of each machine, where LeaderWorkerSet says that several share the ranks
+    PIPELINE_VERIFY_KEY          file of public keys, by one of which the package must be signed (`pipeline store sign`)
     PIPELINE_SSH_FOLDER          key by which they reach each other; /etc/pipeline/ssh (see `pipeline.serving.group`)
 """
 
@@ -34,10 +37,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.printable import printable_bytes
+from pipeline.private_files import owner_only
 from pipeline.progress import Lines
 from pipeline.serving.group import GroupMember, gather
 from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
-from pipeline.serving.launch import ANYWHERE, Ports, ServeOptions, traces_endpoint
+from pipeline.serving.launch import ServeOptions, traces_endpoint
+from pipeline.serving.ports import ANYWHERE, GRPC, METRICS, Ports
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
@@ -52,6 +58,7 @@ class EntrypointSettings:
     package: Path
     address: str
     ports: Ports
+    allowed_hosts: tuple[str, ...]
     start_deadline_s: float | None
     stop_deadline_s: float
     health_interval_s: float
@@ -78,10 +85,11 @@ class EntrypointSettings:
             package=Path(environment.get("PIPELINE_PACKAGE") or CONTAINER_ROOT),
             address=environment.get("PIPELINE_ADDRESS") or ANYWHERE,
             ports=Ports(
-                http=int(number("PIPELINE_HTTP_PORT", 8000)),
-                grpc=int(number("PIPELINE_GRPC_PORT", 8001)),
-                metrics=int(number("PIPELINE_METRICS_PORT", 8002)),
+                http=int(number("PIPELINE_HTTP_PORT", 0)) or None,
+                grpc=int(number("PIPELINE_GRPC_PORT", GRPC)),
+                metrics=int(number("PIPELINE_METRICS_PORT", METRICS)),
             ),
+            allowed_hosts=tuple(filter(None, environment.get("PIPELINE_ALLOWED_HOSTS", "").split(","))),
             start_deadline_s=number("PIPELINE_START_TIMEOUT_S", 0) or None,
             stop_deadline_s=number("PIPELINE_STOP_TIMEOUT_S", 45),
             health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 1),
@@ -106,7 +114,7 @@ def main(arguments: list[str]) -> int:
     try:
         settings = EntrypointSettings.read(os.environ)
         settings.ready_file.unlink(missing_ok=True)  # of a start before this one
-        with tempfile.TemporaryDirectory(prefix="pipeline-log-") as folder:
+        with owner_only(), tempfile.TemporaryDirectory(prefix="pipeline-log-") as folder:
             log = Path(folder) / "triton.log"
             with Following(log):
                 _serve(settings, log, stop)
@@ -124,6 +132,7 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
     options = ServeOptions(
         ports=settings.ports,
         address=settings.address,
+        allowed_hosts=settings.allowed_hosts,
         log_file=log,
         start_deadline_s=settings.start_deadline_s,
         stop_deadline_s=settings.stop_deadline_s,
@@ -161,7 +170,7 @@ class Following:
                     file.seek(position)
                     text = file.read()
                 position += len(text)
-                sys.stdout.buffer.write(text)
+                sys.stdout.buffer.write(printable_bytes(text))
                 sys.stdout.flush()
             if last:
                 return

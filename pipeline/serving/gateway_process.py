@@ -90,6 +90,7 @@ class GatewayProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=[one.fileno() for one in self.launch.sockets],
                 start_new_session=True,
+                umask=0o077,
             )
         self._check = _GatewayCheck(self._process.pid, self.launch.sockets[0])
         deadline = time.monotonic() + self.launch.start_deadline_s

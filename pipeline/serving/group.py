@@ -21,14 +21,14 @@ import shutil
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, PipelineError, ServerError, UserError
 from pipeline.serving.launch import HostGroup
+from pipeline.serving.ports import GRPC
+from pipeline.serving.probe import is_ready
 
 LEADER, SIZE, INDEX = "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"
 GPUS_VARIABLE, KEYS_VARIABLE = "PIPELINE_GROUP_GPUS", "PIPELINE_SSH_FOLDER"
@@ -206,14 +206,9 @@ def leader_is_ready(member: GroupMember, port: int) -> bool:
 
     Args:
         member: The worker.
-        port: Of the leader's HTTP.
+        port: Of the leader's gRPC.
     """
-    try:
-        url = f"http://{member.leader}:{port}/v2/health/ready"
-        with urllib.request.urlopen(url, timeout=4) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, TimeoutError):
-        return False
+    return is_ready(f"{member.leader}:{port}", timeout_s=4)
 
 
 def _listens(host: str, port: int) -> bool:
@@ -245,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         if member is None or member.index == 0:
             raise UserError(f"this is no worker of a group: {SIZE} and {INDEX} say so")
         if list(arguments) == ["ready"]:
-            ready = leader_is_ready(member, int(os.environ.get("PIPELINE_HTTP_PORT") or 8000))
+            ready = leader_is_ready(member, int(os.environ.get("PIPELINE_GRPC_PORT") or GRPC))
             print("the leader is ready" if ready else "the leader is not ready")
             return 0 if ready else 1
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -8,83 +8,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pipeline.contracts.launching import launch_facts
-from pipeline.errors import Fault, InvalidInput, ServerError, UserError
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.serving.ports import LOOPBACK, Listeners, Ports, check_container_ports
 from pipeline.serving.restart import RestartPolicy
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import Deployment
-
-LOOPBACK = "127.0.0.1"
-ANYWHERE = "0.0.0.0"
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where the server listens.
-
-    Attributes:
-        http: Port of HTTP.
-        grpc: Port of gRPC.
-        metrics: Port of the page of metrics.
-        movable: Whether others may be taken instead where one of them is in use: nobody asked for these.
-    """
-
-    http: int
-    grpc: int
-    metrics: int
-    movable: bool = False
-
-    @classmethod
-    def free(cls) -> Ports:
-        """Three ports that nobody listens on now; another process may still take one before Triton does."""
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
-            http, grpc, metrics = (sock.getsockname()[1] for sock in sockets)
-            return cls(http, grpc, metrics, movable=True)
-
-    @classmethod
-    def choose(
-        cls,
-        address: str = LOOPBACK,
-        *,
-        http: int | None = None,
-        grpc: int | None = None,
-        metrics: int | None = None,
-    ) -> Ports:
-        """The ports that are given; for the others Triton's usual ones, or free ones where those are taken."""
-        free = cls.free()
-        return cls(
-            http=http or (8000 if _is_free(address, 8000) else free.http),
-            grpc=grpc or (8001 if _is_free(address, 8001) else free.grpc),
-            metrics=metrics or (8002 if _is_free(address, 8002) else free.metrics),
-            movable=not (http or grpc or metrics),
-        )
-
-    def check(self, address: str = LOOPBACK) -> None:
-        """Raises ServerError if a port is taken, or two are the same."""
-        faults = self.faults(address)
-        if faults:
-            raise ServerError("; ".join(faults))
-
-    def faults(self, address: str = LOOPBACK) -> list[str]:
-        """What keeps a server from listening here."""
-        if len({self.http, self.grpc, self.metrics}) < 3:
-            return [f"HTTP {self.http}, gRPC {self.grpc} and metrics {self.metrics} must be three ports"]
-        found = []
-        for kind, port in (("HTTP", self.http), ("gRPC", self.grpc), ("metrics", self.metrics)):
-            try:
-                socket.create_server((address, port)).close()
-            except OSError as error:
-                found.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
-        return found
-
 
 Target = Literal["local", "docker"]
 
@@ -106,16 +40,33 @@ class HostGroup:
     ssh_config: str
 
 
+# Processes of an idle server end within this time.
+ENDING_S = 30
+
+
+def drain_s(stop_deadline_s: float) -> int:
+    """Time that requests in flight have when a server is told to end: the rest is for its processes.
+
+    Args:
+        stop_deadline_s: until they are killed.
+
+    >>> drain_s(10), drain_s(45), drain_s(120)
+    (3, 15, 90)
+    """
+    return max(1, round(stop_deadline_s - min(ENDING_S, stop_deadline_s * 2 / 3)))
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How to serve a package, as far as the package leaves it open.
 
     Attributes:
-        ports: Where the server listens.
-        address: Address to listen on.
+        ports: Ports at which others reach the server.
+        address: Address of these ports.
+        allowed_hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
         log_file: What the server prints; None for a file in `logs`.
         start_deadline_s: Time to become ready; None for what the package's size asks for.
-        stop_deadline_s: Time to end, a third of it for requests in flight.
+        stop_deadline_s: Time to end; `drain_s` of it is for requests in flight.
         health_interval_s: Time between checks by inference; 0 for no checks.
         hang_timeout_s: Time without an answer and without progress after which a server counts as hung; None for what
             the package asks for.
@@ -137,6 +88,7 @@ class ServeOptions:
 
     ports: Ports
     address: str = LOOPBACK
+    allowed_hosts: tuple[str, ...] = ()
     log_file: Path | None = None
     start_deadline_s: float | None = None
     stop_deadline_s: float = 10.0
@@ -158,14 +110,21 @@ class ServeOptions:
     group: HostGroup | None = None
 
     def target_of(self, deployment: Deployment) -> Target:
-        """Decide where a deployment is served. Raises UserError if a container is wanted for one that is for a CPU."""
+        """Decide where a deployment is served.
+
+        Raises:
+            UserError: A container is wanted for one that is for a CPU, or for ports that it cannot have.
+        """
         if deployment.requirements is None:
             if self.target == "docker":
                 raise UserError(f"{deployment.name} is for this machine's CPU: no container serves it")
             return "local"
         # Who has the server of the containers is inside one.
         server = launch_facts(deployment.requirements.tensorrt_llm).server
-        return self.target or ("local" if Path(server).exists() else "docker")
+        target: Target = self.target or ("local" if Path(server).exists() else "docker")
+        if target == "docker":
+            check_container_ports(self.ports)
+        return target
 
     def image_of(self, deployment: Deployment) -> str:
         """The image of the container that serves a deployment for a GPU."""
@@ -190,24 +149,25 @@ def traces_endpoint(receiver: str | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What one attempt to start a server is given."""
+    """One attempt to start a server.
 
-    stage: Path  # a folder of its own, removed at the end
-    ports: Ports
-    shared_memory_prefix: str  # of the regions in /dev/shm, and unique to this start
+    Attributes:
+        stage: Folder of its own, removed at the end.
+        listeners: Where Triton listens; a container has its own ports inside.
+        shared_memory_prefix: Begins the names of its regions in /dev/shm, and is unique to this start.
+        ports: Ports under which a container's are published; None for processes of this machine.
+        address: Address of these.
+        deadline_s: Time to become ready.
+        drain_s: Time that requests under way have when the server is told to stop.
+    """
+
+    stage: Path
+    listeners: Listeners
+    shared_memory_prefix: str
+    ports: Ports | None = None
     address: str = LOOPBACK
     deadline_s: float = 120.0
-    drain_s: int = 5  # requests in flight have this long to finish when the server is told to stop
-
-    @property
-    def reachable(self) -> str:
-        """The address to connect to from this machine."""
-        return LOOPBACK if self.address == ANYWHERE else self.address
-
-    @property
-    def grpc_url(self) -> str:
-        """Where gRPC clients connect; no scheme, as tritonclient wants it."""
-        return f"{self.reachable}:{self.ports.grpc}"
+    drain_s: int = 5
 
 
 class Launch(Protocol):
@@ -239,6 +199,10 @@ class Launch(Protocol):
 
 class Launcher(Protocol):
     """A way to serve one package."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the server is processes of this machine, which share its files and can be looked at."""
 
     @property
     def attempts(self) -> int:
@@ -274,14 +238,6 @@ def check_models(repository: Path, models: Sequence[str]) -> None:
     ]  # fmt: skip
     if missing or stray:
         raise InvalidInput("the model repository is not the one that was packaged", [*missing, *stray])
-
-
-def _is_free(address: str, port: int) -> bool:
-    try:
-        socket.create_server((address, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 _TEXTS = (".pbtxt", ".yaml")  # files that name paths

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
-from pipeline.serving.launch import ANYWHERE, Ports, Start, check_models
+from pipeline.serving.launch import Start, check_models
 from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, plan_launch
+from pipeline.serving.ports import ANYWHERE, GRPC, METRICS, Listeners, Ports
 from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, Deployment
 
-INSIDE = Ports(http=8000, grpc=8001, metrics=8002)  # in the container
+_LISTENERS = Listeners.at(Ports(None, GRPC, METRICS), ANYWHERE)  # in the container
 _STOPPING_S = 15  # between the container's SIGTERM and its SIGKILL, besides the time to drain
 
 
@@ -34,13 +35,14 @@ class DockerLauncher:
     docker: str = "docker"
     traces: str | None = None  # where an OTLP/HTTP receiver takes spans, as the container reaches it
 
+    local = False
     attempts = 1
     noise = ()
 
     def check(self) -> None:
         """Raises UserError: there is no docker, or the package cannot be served by a container."""
         check_models(self.package / REPOSITORY, self.deployment.models)
-        self.plan(Start(Path(), INSIDE, "check-"))
+        self.plan(Start(Path(), _LISTENERS, "check-"))
         if shutil.which(self.docker) is None:
             raise UserError(
                 f"there is no {self.docker!r} on PATH: install Docker and the NVIDIA Container Toolkit"
@@ -53,9 +55,8 @@ class DockerLauncher:
     def plan(self, start: Start) -> LaunchPlan:
         """How the server is started inside the container, whoever the image's user is."""
         place = LaunchContext(
-            ports=INSIDE,
+            listeners=_LISTENERS,
             shared_memory_prefix=start.shared_memory_prefix,
-            address=ANYWHERE,
             root=True,  # allowing it harms no other user
             slots=self.slots,
             drain_s=start.drain_s,
@@ -79,9 +80,8 @@ class DockerLaunch:
         launcher, start, ports = self.launcher, self.start, self.start.ports
         requirements = launcher.deployment.requirements
         assert requirements is not None, "the plan was made from them"
-        published = zip(
-            (ports.http, ports.grpc, ports.metrics), (INSIDE.http, INSIDE.grpc, INSIDE.metrics), strict=True
-        )
+        assert ports is not None, "they are published"
+        published = ((ports.grpc, GRPC), (ports.metrics, METRICS))
         return (
             *(launcher.docker, "run", "--rm", "--init", "--name", self.name),
             *("--gpus", _gpus(launcher.devices, requirements.gpus)),

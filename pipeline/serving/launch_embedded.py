@@ -31,6 +31,7 @@ class EmbeddedLauncher:
     models: tuple[str, ...]
     traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
 
+    local = True
     attempts = 2  # one start in about 200 aborts for no reason of ours
     noise = ("Cuda", "CUDA", "libcuda")  # a server with CUDA says that this machine has none
 
@@ -72,12 +73,7 @@ class EmbeddedLaunch:
             f"--cache-directory={self.installation.caches}",
             f"--backend-config=python,shm-region-prefix-name={start.shared_memory_prefix}",
             f"--backend-config=python,stub-timeout-seconds={round(start.deadline_s)}",
-            f"--http-address={start.address}",
-            f"--http-port={start.ports.http}",
-            f"--grpc-address={start.address}",
-            f"--grpc-port={start.ports.grpc}",
-            f"--metrics-address={start.address}",
-            f"--metrics-port={start.ports.metrics}",
+            *start.listeners.options,
             "--metrics-interval-ms=500",
             "--allow-gpu-metrics=false",
             f"--exit-timeout-secs={start.drain_s}",
@@ -86,7 +82,7 @@ class EmbeddedLaunch:
 
     @property
     def environment(self) -> dict[str, str]:
-        return self.installation.environment() | {"PIPELINE_TRITON_GRPC": self.start.grpc_url}
+        return self.installation.environment() | {"PIPELINE_TRITON_GRPC": self.start.listeners.grpc_url}
 
     @property
     def mirror(self) -> Path:

@@ -14,18 +14,20 @@ from pathlib import Path
 from pipeline.contracts.launching import LaunchFacts, launch_facts, tracing
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.host import mpi_slots
-from pipeline.serving.launch import ANYWHERE, LOOPBACK, HostGroup, Ports, Start, check_models, mirror
+from pipeline.serving.launch import HostGroup, Start, check_models, mirror
+from pipeline.serving.ports import Listeners, Ports
 from pipeline.triton.deployment import CONTAINER_ROOT, FILE, REPOSITORY, Deployment, LaunchSpec
+
+CHECKED = Listeners.at(Ports(None, 8001, 8002))  # of a plan that is made to see whether there is one
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
     """Where a server is started; paths are those that it sees itself."""
 
-    ports: Ports
+    listeners: Listeners
     shared_memory_prefix: str  # unique to this start; all its regions in /dev/shm begin with it
     repository: str = f"{CONTAINER_ROOT}/{REPOSITORY}"
-    address: str = LOOPBACK
     root: bool = False  # whether the user is root
     slots: int | None = None  # processes that mpirun starts without being told to oversubscribe; None: enough
     devices: tuple[int, ...] = ()  # GPUs it may use, by the driver's numbers; empty: all that it sees
@@ -53,7 +55,7 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
 
     Args:
         deployment: What the package's deployment.json says.
-        place: Ports, paths and user of the server.
+        place: Addresses, paths and user of the server.
 
     Returns:
         The command with its environment, and what it needs of the machine.
@@ -106,8 +108,8 @@ def launch_faults(deployment: Deployment, machines: HostGroup | None = None) -> 
     facts = launch_facts(deployment.requirements.tensorrt_llm)
     faults = []
 
-    def fault(key: str, value: object, problem: str) -> None:
-        faults.append(Fault(problem, where=FILE, key=f"launch.{key}", value=value))
+    def fault(key: str, value: object, problem: str, fix: str = "") -> None:
+        faults.append(Fault(problem, where=FILE, key=f"launch.{key}", value=value, fix=fix))
 
     unknown = sorted(({*spec.engine_models, *spec.gpu_device_ids}) - set(deployment.models))
     if unknown:
@@ -126,7 +128,10 @@ def launch_faults(deployment: Deployment, machines: HostGroup | None = None) -> 
     if machines is not None:
         if not _needs_mpirun(spec) or spec.mode == "orchestrator":
             fault(
-                "mode", spec.mode, "its workers are started on one machine, and cannot be spread over several"
+                "mode",
+                spec.mode,
+                "its workers are started on one machine, and cannot be spread over several",
+                "a machine with all of its GPUs, or a recipe without a draft (--set draft=null) and with one instance",
             )
         elif spec.world_size != len(machines.hosts) * machines.slots:
             offered = f"{len(machines.hosts)} machines with {machines.slots} GPUs each"
@@ -201,10 +206,11 @@ def _block(facts: LaunchFacts, deployment: Deployment, place: LaunchContext, ran
             facts.orchestrator_arguments_of_a_gpu.format(gpu=gpu)
             for gpu in range(deployment.requirements.gpus)
         ]
-    block += facts.listening if rank == 0 else facts.silent
     values = _values(place) | {"shared_memory_prefix": f"{place.shared_memory_prefix}r{rank}-"}
     filled = [argument.format(**values) for argument in block]
-    return [*filled, *tracing(place.traces)] if rank == 0 and place.traces else filled
+    if rank > 0:
+        return [*filled, *facts.silent]
+    return [*filled, *place.listeners.options, *(tracing(place.traces) if place.traces else ())]
 
 
 def _values(place: LaunchContext) -> dict[str, object]:
@@ -212,11 +218,7 @@ def _values(place: LaunchContext) -> dict[str, object]:
         "repository": place.repository,
         "stub_timeout_s": place.stub_timeout_s,
         "drain_s": place.drain_s,
-        "address": place.address,
-        "reachable": LOOPBACK if place.address == ANYWHERE else place.address,
-        "http": place.ports.http,
-        "grpc": place.ports.grpc,
-        "metrics": place.ports.metrics,
+        "grpc_url": place.listeners.grpc_url,
     }
 
 
@@ -235,13 +237,14 @@ class NativeLauncher:
     traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
     group: HostGroup | None = None  # machines that share the ranks; None: this one has all
 
+    local = True
     attempts = 1  # what takes minutes to load is not loaded twice without being asked
     noise = ()
 
     def check(self) -> None:
         """Raises InvalidInput: its launch section is impossible, or the repository holds other models than it says."""
         check_models(self.package / REPOSITORY, self.deployment.models)
-        plan_launch(self.deployment, LaunchContext(Ports(8000, 8001, 8002), "check-", group=self.group))
+        plan_launch(self.deployment, LaunchContext(CHECKED, "check-", group=self.group))
 
     def launch(self, start: Start) -> NativeLaunch:
         place = native_place(start, devices=self.devices, server=self.server)
@@ -288,9 +291,8 @@ class NativeLaunch:
 def native_place(start: Start, *, devices: tuple[int, ...] = (), server: str | None = None) -> LaunchContext:
     """This machine, for a package at CONTAINER_ROOT."""
     return LaunchContext(
-        ports=start.ports,
+        listeners=start.listeners,
         shared_memory_prefix=start.shared_memory_prefix,
-        address=start.address,
         root=os.geteuid() == 0,
         slots=mpi_slots(),
         devices=devices,

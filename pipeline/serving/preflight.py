@@ -25,7 +25,7 @@ from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, plan_launch
+from pipeline.serving.launch_gpu import CHECKED, LaunchContext, LaunchPlan, plan_launch
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 
@@ -155,7 +155,7 @@ def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
 def _plan(deployment: Deployment, options: ServeOptions) -> LaunchPlan | None:
     if deployment.runtime == "cpu":
         return None
-    place = LaunchContext(options.ports, "check-", devices=options.devices, group=options.group)
+    place = LaunchContext(CHECKED, "check-", devices=options.devices, group=options.group)
     return plan_launch(deployment, place)
 
 

@@ -1,7 +1,8 @@
 """Whether a model really answers: short generations through it.
 
-Triton's own /v2/health/ready stays at 200 when the process of a Python model is dead, so it says too little. This is
-no client for applications; `pipeline.client` is, and it tells here which tensors a model has.
+Triton's own ServerReady (`is_ready`, which a start waits for) stays true when the process of a Python model is dead, so
+it says too little. This is no client for applications; `pipeline.client` is, and it tells here which tensors a model
+has.
 """
 
 from __future__ import annotations
@@ -79,6 +80,24 @@ def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout
         # Cancelled as it ends, a request can stay in Triton 24.10 for good, and then its model is never unloaded.
         client.stop_stream(cancel_requests=not over)
         client.close()
+
+
+def is_ready(grpc_url: str, *, timeout_s: float) -> bool:
+    """Ask a server whether it and all its models are ready; false if it does not answer in time.
+
+    Args:
+        grpc_url: gRPC target of the server.
+        timeout_s: Time for the answer.
+    """
+    from tritonclient import grpc
+    from tritonclient.utils import InferenceServerException
+
+    # A channel that shares its connection with others would wait as long as they do before it tries again.
+    with grpc.InferenceServerClient(grpc_url, channel_args=[("grpc.use_local_subchannel_pool", 1)]) as client:
+        try:
+            return bool(client.is_server_ready(client_timeout=timeout_s))
+        except InferenceServerException:
+            return False
 
 
 class HealthProbe:

@@ -24,7 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.client import ChatTemplate, Client, ClientError, TemplateError
 from pipeline.errors import ServerError, UserError
@@ -32,8 +34,9 @@ from pipeline.golden import GoldenComparison, GoldenReport, GoldenSet
 from pipeline.golden_questions import GoldenQuestion
 from pipeline.progress import Progress, Silent
 from pipeline.serving.control import Say
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.live import MetricsPage
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import StartCancelled
 from pipeline.serving.supervisor import Keeper, Supervisor
 from pipeline.triton.deployment import TARGET_MODEL
@@ -84,24 +87,36 @@ class RolloutRequest:
     drain_s: float = DRAIN_S
     settings: Mapping[str, Any] | None = None
 
+
+class _Order(BaseModel):
+    """A request on the control socket; see `Rollouts`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    name: str
+    package: str = ""
+    recipe: list[str] = []
+    settings: dict[str, Any] | None = None
+    golden: bool = True
+    in_place: bool = False
+    drain_s: float = Field(default=DRAIN_S, ge=0, le=86_400)
+
     @classmethod
-    def read(
-        cls,
-        request: Mapping[str, Any],
-        package: Path,
-        words: tuple[str, ...],
-        settings: Mapping[str, Any] | None,
+    def read(cls, request: Mapping[str, Any]) -> Self:
+        """Raises UserError, with everything that is wrong."""
+        try:
+            return cls.model_validate({name: value for name, value in request.items() if value is not None})
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            raise UserError("; ".join(faults)) from None
+
+    def request(
+        self, package: Path, words: tuple[str, ...], settings: Mapping[str, Any] | None
     ) -> RolloutRequest:
-        """Take what a request on the control socket says besides the package."""
-        return cls(
-            name=str(request["name"]),
-            package=package,
-            words=words,
-            golden=request.get("golden") is not False,
-            in_place=request.get("in_place") is True,
-            drain_s=float(request.get("drain_s", DRAIN_S)),
-            settings=settings,
-        )
+        """Return the rollout to a package."""
+        return RolloutRequest(
+            name=self.name, package=package, words=words, golden=self.golden, in_place=self.in_place,
+            drain_s=self.drain_s, settings=settings,
+        )  # fmt: skip
 
 
 class Rollouts:
@@ -134,24 +149,27 @@ class Rollouts:
         supervisor.on_end.append(self._end)
 
     def _rollout(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        package, words = Path(str(request.get("package"))), tuple(map(str, request.get("recipe") or ()))
+        order = _Order.read(request)
+        package = Path(order.package)
         if not package.is_absolute():
             raise UserError(f"package {package}: is not an absolute path")
-        return self._run(RolloutRequest.read(request, package, words, request.get("settings")), say)
+        return self._run(order.request(package, tuple(order.recipe), order.settings), say)
 
     def _rollback(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        name = str(request.get("name"))
-        self._keeper(name)
-        record = self._supervisor.announcements[name].record
+        order = _Order.read(request)
+        self._keeper(order.name)
+        record = self._supervisor.announcements[order.name].record
         if record.previous is None:
-            raise UserError(f"{name}: no other package was served before, so there is none to go back to")
+            raise UserError(
+                f"{order.name}: no other package was served before, so there is none to go back to"
+            )
         before = self._served.get(record.previous, record)
-        back = RolloutRequest.read(request, record.previous, before.recipe, before.settings)
+        back = order.request(record.previous, before.recipe, before.settings)
         # Who goes back does not trust the answers of what is served.
         return self._run(replace(back, compare=False), say)
 
     def _cancel(self, request: Mapping[str, Any], _: Say) -> dict[str, Any]:
-        name = str(request.get("name"))
+        name = _Order.read(request).name
         with self._guard:
             rollout = self._under_way.get(name)
         if rollout is None:
@@ -231,6 +249,7 @@ class _Rollout:
             "package": str(request.package),
             "previous": str(self._old.package),
             "grpc_url": record.grpc_url,
+            "grpc_socket": record.grpc_socket,
             "http_url": record.http_url,
             "metrics_url": record.metrics_url,
             "golden": report,
@@ -238,14 +257,14 @@ class _Rollout:
         }
 
     def _side_by_side(self) -> dict[str, int] | None:
-        ports = Ports.free()
+        ports = self._old.server.ports.moved()
         new = self._make_new(ports)
         with self._or_ended(new):
             new.start(self.cancelled)
             report = self._judge(new, beside=self._old)
             if self.cancelled.is_set():
                 raise StartCancelled("cancelled")
-            self._progress.say(f"switching to gRPC {new.server.grpc_url}")
+            self._progress.say(f"switching to {new.server.target}")
             self._keeper.exchange(new, lambda: self._announce(new, self._old.package))
         try:
             self._wait_for_gateway(new)
@@ -358,7 +377,7 @@ class _Rollout:
             status = self._gateway_status()
             if status is not None:
                 model = status["models"][self.request.name]
-                if model["endpoints"] == [new.server.grpc_url]:
+                if model["endpoints"] == [new.server.target]:
                     break
                 fault = status["faults"].get(self.request.name)
                 # What it says in the first moments may be about an earlier record.
@@ -465,7 +484,7 @@ def _asker(triton: TritonComponent, cancelled: threading.Event) -> Callable[[Gol
         if cancelled.is_set():
             raise StartCancelled("cancelled")
         try:
-            with Client(triton.server.grpc_url, model=deployment.entry_model, template=template) as client:
+            with Client(triton.server.target, model=deployment.entry_model, template=template) as client:
                 tokens = min(question.max_tokens or most, most)
                 return client.generate(question.asked, max_tokens=tokens, temperature=0).text
         except ClientError as error:

@@ -167,7 +167,7 @@ class TritonComponent:
     def addresses(self) -> dict[str, str]:
         """See `supervisor.Component`: its ports may have been taken by another process."""
         server = self.server
-        return {"grpc_url": server.grpc_url, "http_url": server.http_url, "metrics_url": server.metrics_url}
+        return server.record_fields
 
     def start(self, stop: threading.Event) -> None:
         """See `supervisor.Component`. Raises DamagedArtifact, too."""
@@ -191,7 +191,7 @@ class TritonComponent:
         self._verified = True
         server, options = self.server, self.options
         self._monitor = HealthMonitor(
-            server.deployment, server.grpc_url, server.metrics_url, server.pids,
+            server.deployment, server.target, server.metrics_url, server.pids,
             interval_s=options.health_interval_s, hang_timeout_s=options.hang_timeout_s,
         )  # fmt: skip
         try:
@@ -206,6 +206,8 @@ class TritonComponent:
         code, why = self.server.exit_code(), ""
         if code is None:
             found = self._monitor.check()
+            if found is None and not self.server.keep_ports_open():
+                found = HealthIssue("doubt", "its ports are not served")
             if found is None or found.kind == "doubt":
                 return found
             # When the server dies, its models do, too, and may be seen first.
@@ -239,8 +241,9 @@ class TritonComponent:
         """What a person wants to know of it when it is ready; `stopped_by` is how it is ended."""
         server = self.server
         assert self.warm is not None, "it was started"
+        http = f", HTTP {server.http_url}" if server.http_url else ""
         yield (
-            f"{self.name}: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}\n"
+            f"{self.name}: gRPC {server.grpc_url}{http}, metrics {server.metrics_url}\n"
             f"    models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
             f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
         )
@@ -256,6 +259,7 @@ def _make_triton(package: Path, options: ServeOptions, progress: Progress) -> Tr
         launcher(deployment, package, options, progress),
         ports=options.ports,
         address=options.address,
+        allowed_hosts=options.allowed_hosts,
         log_file=_log_file(options, deployment.name, "triton.log"),
         start_deadline_s=options.start_deadline_s,
         stop_deadline_s=options.stop_deadline_s,

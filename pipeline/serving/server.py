@@ -1,8 +1,10 @@
 """A Triton server as a context: started, ready and healthy inside, gone after.
 
     with TritonServer.of_package(package) as server:
-        server.grpc_url  # "127.0.0.1:43121"
+        server.target  # "unix:/tmp/pipeline-5x1k0a2c/grpc:1"
 
+Processes of this machine listen on sockets in a folder that only their user can enter; TCP ports are for others, and
+have a process of their own in front of them (`ports`). Only the page of metrics has a port of Triton's own.
 Which processes it consists of is up to a launcher (`launch.Launcher`): the embedded server, TensorRT-LLM's below
 mpirun, a container. They run below a guard (`machine/process_guard.py`), so that nothing of them outlives this process.
 No start is without a deadline, and none is done before a real generation came back. Everything the server prints goes
@@ -12,7 +14,6 @@ to `log_file`; a failure shows the end of it and the likely cause.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import secrets
@@ -22,8 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -34,13 +34,15 @@ from pipeline.machine import process_guard
 from pipeline.machine.processes import listening
 from pipeline.private_files import make_private
 from pipeline.serving import triton_log
-from pipeline.serving.launch import LOOPBACK, Launch, Launcher, Ports, Start
+from pipeline.serving.launch import Launch, Launcher, Start, drain_s
 from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
-from pipeline.serving.probe import ProbeGeneration, generate
+from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
+from pipeline.serving.probe import ProbeGeneration, generate, is_ready
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 _POLL_S = 0.05
+_READY_TIMEOUT_S = 2.0
 _WARMUP_TOKENS = 16
 _GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end by itself
 _ADDRESS_TAKEN = "already in use"
@@ -50,7 +52,7 @@ class StartCancelled(ServerError):
     """A start was called off before the server was ready."""
 
 
-class TritonServer:
+class TritonServer(ServerAddresses):
     """One server on this machine. Not for use from several threads."""
 
     def __init__(
@@ -60,6 +62,7 @@ class TritonServer:
         *,
         ports: Ports | None = None,
         address: str = LOOPBACK,
+        allowed_hosts: Sequence[str] = (),
         log_file: Path | None = None,
         start_deadline_s: float | None = None,
         stop_deadline_s: float = 10.0,
@@ -69,17 +72,18 @@ class TritonServer:
         Args:
             deployment: What the package's deployment.json says.
             launcher: How its processes are started.
-            ports: Where it listens; None for free ports.
-            address: Address to listen on.
+            ports: Ports at which others reach it; None for none but a free one for metrics.
+            address: Address of these ports.
+            allowed_hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
             log_file: What it prints; None for a file in the temporary folder that is kept after a failure. A new file
                 can be read by its owner alone.
             start_deadline_s: Time to become ready; None for what the deployment's size asks for.
-            stop_deadline_s: Time between SIGTERM and SIGKILL; a third of it is for requests in flight.
+            stop_deadline_s: Time between SIGTERM and SIGKILL; `drain_s` of it is for requests in flight.
         """
         self.deployment = deployment
         self.launcher = launcher
-        self.ports = ports or Ports.free()
-        self.address = address
+        super().__init__(ports, address, local=launcher.local)
+        self._allowed_hosts = allowed_hosts
         self.log_file = (
             log_file or Path(tempfile.gettempdir()) / f"pipeline-triton-{secrets.token_hex(4)}.log"
         )
@@ -89,6 +93,7 @@ class TritonServer:
         self._guard: subprocess.Popen[bytes] | None = None
         self._guarded: process_guard.Guarded | None = None
         self._launched: Launch | None = None
+        self._published: PublishedPorts | None = None
         self._stopping: threading.Event | None = None
 
     @classmethod
@@ -121,26 +126,6 @@ class TritonServer:
             log_file=log_file,
             start_deadline_s=start_deadline_s,
         )
-
-    @property
-    def grpc_url(self) -> str:
-        """Where gRPC clients connect; no scheme, as tritonclient wants it."""
-        return f"{self._reachable}:{self.ports.grpc}"
-
-    @property
-    def http_url(self) -> str:
-        """Where HTTP clients connect."""
-        return f"http://{self._reachable}:{self.ports.http}"
-
-    @property
-    def metrics_url(self) -> str:
-        """The page that Prometheus reads."""
-        return f"http://{self._reachable}:{self.ports.metrics}/metrics"
-
-    @property
-    def _reachable(self) -> str:
-        """The address to connect to from this machine."""
-        return LOOPBACK if self.address == "0.0.0.0" else self.address
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -190,7 +175,7 @@ class TritonServer:
         if not self.ports.movable:
             self.ports.check(self.address)
         elif self.ports.faults(self.address):
-            self.ports = Ports.free()
+            self.ports = self.ports.moved()
         deadline = time.monotonic() + self.start_deadline_s
         try:
             self._start(deadline)
@@ -205,6 +190,15 @@ class TritonServer:
         Args:
             at_once: SIGKILL without delay, for a server that is ill.
         """
+        try:
+            self._end_processes(at_once=at_once)
+        finally:
+            # After Triton, so that others get their answers whole.
+            if self._published is not None:
+                self._published.close()
+                self._published = None
+
+    def _end_processes(self, *, at_once: bool) -> None:
         if self._guard is None:
             return
         assert self._guard.stdin is not None, "it was started with a pipe"
@@ -234,7 +228,7 @@ class TritonServer:
         if not self.running:
             raise self.failure("Triton is not running")
         try:
-            return generate(self.grpc_url, self.entry_model, "Hello", max_tokens=1, timeout_s=timeout_s)
+            return generate(self.target, self.entry_model, "Hello", max_tokens=1, timeout_s=timeout_s)
         except ServerError as error:
             raise self.failure(str(error)) from None
 
@@ -249,9 +243,7 @@ class TritonServer:
         """
         tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
         for _ in range(rounds):
-            answer = generate(
-                self.grpc_url, self.entry_model, "Hello", max_tokens=tokens, timeout_s=timeout_s
-            )
+            answer = generate(self.target, self.entry_model, "Hello", max_tokens=tokens, timeout_s=timeout_s)
         return answer
 
     def log_tail(self, lines: int = 20) -> list[str]:
@@ -271,6 +263,7 @@ class TritonServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        self.remove_folder()
         if self._own_log and error is None:
             self.log_file.unlink(missing_ok=True)
 
@@ -279,30 +272,47 @@ class TritonServer:
             self._launch()
             code = self._wait_until_ready(deadline)
             if code is None:
+                self._close_shared_memory()
                 return
             self.stop()
             taken = self.ports.movable and any(
                 _ADDRESS_TAKEN in line for line in triton_log.errors(self.log_file, noise=self.launcher.noise)
             )
             if taken:
-                self.ports = Ports.free()
+                self.ports = self.ports.moved()
             aborted = code > 128  # by a signal
             if attempt == self.launcher.attempts or not (taken or aborted):
                 raise self.failure(f"Triton ended with exit code {code} while it started")
 
+    def _close_shared_memory(self) -> None:
+        """Take from others what the guard's filter, on a machine that it does not know, let them read."""
+        assert self._guarded is not None, "_launch made it"
+        for region in Path("/dev/shm").glob(f"{self._guarded.mark}*"):
+            region.chmod(0o600)
+
     def _launch(self) -> None:
+        if self.launcher.local:
+            self._published = self._publish()
+        self.make_folder()
         start = Start(
-            stage=Path(tempfile.mkdtemp(prefix="pipeline-triton-")),
-            ports=self.ports,
+            stage=Path(tempfile.mkdtemp(prefix="start-", dir=self._folder)),
+            listeners=self.listeners,
             shared_memory_prefix=f"pipeline-{secrets.token_hex(6)}-",
+            ports=self.ports,
             address=self.address,
             deadline_s=self.start_deadline_s,
-            drain_s=max(1, round(self._stop_deadline_s / 3)),
+            drain_s=drain_s(self._stop_deadline_s),
         )
         launch = self._launched = self.launcher.launch(start)
         self._guarded = process_guard.Guarded(
-            self._stop_deadline_s, str(start.stage), start.shared_memory_prefix, launch.cleanup
+            self._stop_deadline_s,
+            str(start.stage),
+            start.shared_memory_prefix,
+            launch.cleanup,
+            str(self._folder),
         )
+        # HTTP does not listen on a socket that is there already.
+        (self._folder / "http").unlink(missing_ok=True)
         launch.prepare()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         make_private(self.log_file, own=self._own_log)
@@ -317,15 +327,38 @@ class TritonServer:
                 stderr=subprocess.STDOUT,
                 env=launch.environment | {process_guard.MARK: start.shared_memory_prefix},
                 start_new_session=True,
+                umask=0o077,
             )
+        self.keep_ports_open()
+
+    def _publish(self) -> PublishedPorts:
+        try:
+            return PublishedPorts(self.address, self.ports, self.listeners, self._allowed_hosts)
+        except ServerError:
+            if not self.ports.movable:
+                raise
+        self.ports = self.ports.moved()
+        return PublishedPorts(self.address, self.ports, self.listeners, self._allowed_hosts)
+
+    def keep_ports_open(self) -> bool:
+        """Start what serves the ports again if it has died; to be called several times a second.
+
+        Returns:
+            Whether it runs.
+        """
+        if self._published is None or self._guarded is None:
+            return True
+        return self._published.serve({process_guard.MARK: self._guarded.mark}, self.log_file)
 
     def _wait_until_ready(self, deadline: float) -> int | None:
         """None when it is ready; the exit code when it ended instead."""
         assert self._guard is not None, "_launch started it"
         assert self._launched is not None, "_launch made it"
         while (code := self._guard.poll()) is None:
-            if _answers(f"{self.http_url}/v2/health/ready") and self._listens():
+            ways = dict.fromkeys((self.target, self.grpc_url))
+            if all(is_ready(way, timeout_s=_READY_TIMEOUT_S) for way in ways) and self._listens():
                 return None
+            self.keep_ports_open()
             if triton_log.contains(self.log_file, self._launched.gave_up):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
@@ -338,13 +371,13 @@ class TritonServer:
         return code
 
     def _listens(self) -> bool:
-        """Whether this server holds all its ports: another may have taken one while it loaded, and Triton says that it
-        is ready before it opens the page of metrics."""
-        if not isinstance(self.launcher, EmbeddedLauncher | NativeLauncher):
+        """Whether this server holds its ports: another may have taken one while it loaded, and Triton says that it is
+        ready before it opens the page of metrics."""
+        if not self.launcher.local:
             # Processes of a container cannot be seen.
             return True
         held = set().union(*(listening(pid) for pid in self.pids))
-        return {self.ports.http, self.ports.grpc, self.ports.metrics} <= held
+        return self.ports.metrics in held
 
     def failure(self, what: str, *, tail: bool = True) -> ServerError:
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.
@@ -368,11 +401,3 @@ def local_launcher(deployment: Deployment, package: Path, traces: str | None = N
     if deployment.runtime == "cpu":
         return EmbeddedLauncher((package / REPOSITORY).absolute(), deployment.models, traces)
     return NativeLauncher(deployment, package, traces=traces)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, http.client.HTTPException, OSError):
-        return False

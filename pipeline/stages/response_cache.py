@@ -74,12 +74,14 @@ def cache_place(recipe: Recipe, store: Store) -> Path | str:
 
 
 def needs_of_cache(recipe: Recipe, store: Store) -> Iterator[Need]:
-    """List the packages that the cache of a recipe imports to answer requests; none if it is off."""
+    """List the packages that a gateway imports for the cache of a recipe.
+
+    A server that the recipe names has the state of gateways (`pipeline.gateway.state`) also where the cache is off.
+    """
     settings = recipe.cache
-    if not settings.enabled:
-        return
-    yield from needs_of_backend(cache_place(recipe, store), encrypted=settings.encryption is not None)
-    if settings.semantic is not None:
+    if settings.enabled or settings.backend.kind != "sqlite":
+        yield from needs_of_backend(cache_place(recipe, store), encrypted=settings.encryption is not None)
+    if settings.enabled and settings.semantic is not None:
         yield Need("cache", "cache.semantic", frozenset({"faiss-cpu", "onnxruntime", "tokenizers"}))
         semantic = settings.semantic
         sources = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.errors import DamagedArtifact
 from pipeline.progress import Progress, Silent
 from pipeline.reading import kind_of
-from pipeline.store import files, manifest
+from pipeline.store import files, manifest, signature
 from pipeline.store.hashes import FileHashes
 from pipeline.store.manifest import FileEntry, Manifest
 
@@ -75,7 +75,9 @@ def verify(
     """
     recorded = {name: entry for name, entry in artifact.manifest.files.items() if only(name, entry)}
     found = {
-        name: info for name, info in files.walk(artifact.path) if name not in (manifest.FILE, manifest.TWIN)
+        name: info
+        for name, info in files.walk(artifact.path)
+        if name not in (manifest.FILE, manifest.TWIN, signature.FILE)
     }
     both = sorted(recorded.keys() & found.keys())
     same_size = [n for n in both if files.is_plain(found[n]) and found[n].st_size == recorded[n].bytes]

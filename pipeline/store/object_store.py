@@ -4,9 +4,10 @@
 
 An artifact lies there under its own name: <address>/<stage>-<digest20>/manifest.json, and the files that it lists. The
 manifest is sent last, so that what has one is whole. It must give the digest in its name, and each file the SHA-256 in
-the manifest: hashed as the bytes arrive, so that nothing is read twice. A fetched artifact appears by one rename; a
-fetch that was killed goes on where it was, file by file.
+the manifest. Who names the artifact by its content (package-…@sha256:…, the SHA-256 of its manifest) gets that and no
+other; who has a public key ($PIPELINE_VERIFY_KEY) gets what it signed. A fetched artifact appears by one rename.
 
+A server of one's own that speaks S3 is named beside the bucket: s3://bucket/folder?endpoint=http://minio:9000.
 Credentials are those of the environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, roles and
 workload identities), as obstore 0.12 finds them, which does the transport, with retries. Nothing is ever removed there.
 """
@@ -15,22 +16,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import parse_qs
 
 from pipeline.errors import DamagedArtifact, StoreError, UserError
 from pipeline.extras import missing
-from pipeline.progress import Progress, Silent, Task
-from pipeline.store import files, lock, manifest
+from pipeline.progress import Progress, Silent
+from pipeline.store import files, lock, manifest, signature
 from pipeline.store.artifact import Artifact
 from pipeline.store.manifest import FileEntry, Manifest
+from pipeline.store.ranged_fetch import (
+    STREAMS,
+    BrokenOff,
+    RangesUnsupported,
+    WantedFile,
+    fetch_files,
+    pause,
+)
+from pipeline.store.signature import VerifyKeys
 
 SCHEMES = ("s3", "gs", "az", "https", "http", "file")
-_CHUNK = 8 << 20
-_STREAMS = 4
+# What a stream hands over at once.
+_CHUNK = 4 << 20
+_BY_CONTENT = re.compile(r"(?P<name>[^@]+)@sha256:(?P<digest>[0-9a-f]{64})")
 
 
 def send_artifact(artifact: Artifact, address: str, progress: Progress | None = None) -> str:
@@ -49,8 +62,11 @@ def send_artifact(artifact: Artifact, address: str, progress: Progress | None = 
         UserError: The address is none, or obstore is not installed.
     """
     remote, name = _Remote(address), artifact.name
-    place = f"{address.rstrip('/')}/{name}"
+    place = f"{remote.address}/{name}"
     with _naming(place, "written"):
+        if (artifact.path / signature.FILE).is_file():
+            # Also of what is there: it may have been signed since.
+            remote.put(f"{name}/{signature.FILE}", artifact.path / signature.FILE)
         if remote.size(f"{name}/{manifest.FILE}") is not None:
             return place
         entries = artifact.manifest.files
@@ -61,7 +77,7 @@ def send_artifact(artifact: Artifact, address: str, progress: Progress | None = 
                     remote.put(f"{name}/{file}", artifact.path / file)
                 task.advance(entries[file].bytes)
 
-            with ThreadPoolExecutor(_STREAMS) as pool:
+            with ThreadPoolExecutor(STREAMS) as pool:
                 list(pool.map(send, entries))
         for file in (manifest.TWIN, manifest.FILE):
             remote.put(f"{name}/{file}", artifact.path / file)
@@ -75,46 +91,52 @@ def fetch_artifact(
     progress: Progress | None = None,
     *,
     only: Callable[[str, FileEntry], bool] = lambda *_: True,
+    keys: VerifyKeys | None = None,
 ) -> Artifact:
     """Copy an artifact from an object store, and verify every byte on the way.
 
     Args:
-        name: Of the artifact: stage, and beginning of its digest.
+        name: Of the artifact: stage, and beginning of its digest; with @sha256: and the SHA-256 of its manifest, no
+            other content is taken.
         address: Of the folder below which artifacts lie.
         into: Folder that gets a folder of that name.
         progress: Is told the bytes.
         only: Which files are wanted, by name and entry in the manifest.
+        keys: By one of which it must be signed; None takes unsigned ones.
 
     Raises:
-        DamagedArtifact: What lies there is not what was published; all files that differ.
+        DamagedArtifact: What lies there is not what was published, named or signed; all files that differ.
         StoreError: It cannot be read or written, or another process fetches it.
         UserError: It is not there, the address is none, or obstore is not installed.
     """
+    named = _BY_CONTENT.fullmatch(name)
+    name, content = (name, None) if named is None else (named["name"], named["digest"])
     target, part = into / name, into / f".{name}.part"
     if (target / manifest.FILE).is_file():
+        if content is not None:
+            _check_content(target, content)
+        if keys is not None:
+            keys.check_folder(target)
         return Artifact(target, Manifest.load(target))
     remote = _Remote(address)
-    with _naming(f"{address.rstrip('/')}/{name}", "read"):
+    with _naming(f"{remote.address}/{name}", "read"):
         part.mkdir(parents=True, exist_ok=True)
         held = lock.exclusive(into / f".{name}.lock")
         if held is None:
             raise StoreError(f"{target}: is being fetched by {lock.holder(into / f'.{name}.lock')}")
         try:
-            record = _fetch_manifest(remote, name, part)
-            wanted = {file: entry for file, entry in record.files.items() if only(file, entry)}
-            total = sum(entry.bytes for entry in wanted.values())
-            with (
-                (progress or Silent()).task(f"fetch {name}", total, "B") as task,
-                ThreadPoolExecutor(_STREAMS) as pool,
-            ):
-
-                def fetch(file: str) -> str:
-                    return _fetch_file(remote, f"{name}/{file}", part / file, wanted[file], task)
-
-                faults = [fault for fault in pool.map(fetch, wanted) if fault]
+            record = _fetch_manifest(remote, name, part, content, keys)
+            wanted = [
+                WantedFile(f"{name}/{file}", part / file, entry)
+                for file, entry in record.files.items()
+                if only(file, entry)
+            ]
+            total = sum(one.entry.bytes for one in wanted)
+            with (progress or Silent()).task(f"fetch {name}", total, "B") as task:
+                faults = fetch_files(remote, wanted, task.advance)
             if faults:
-                listed = "\n".join(f"  {fault}" for fault in faults)
-                raise DamagedArtifact(f"{address.rstrip('/')}/{name}: damaged\n{listed}\nsend it again")
+                listed = "\n".join(f"  {fault}" for fault in sorted(faults))
+                raise DamagedArtifact(f"{remote.address}/{name}: damaged\n{listed}\nsend it again")
             files.make_read_only(part)
             files.settle(part)
             os.rename(part, target)
@@ -124,15 +146,22 @@ def fetch_artifact(
     return Artifact(target, record)
 
 
-def _fetch_manifest(remote: _Remote, name: str, part: Path) -> Manifest:
+def _fetch_manifest(
+    remote: _Remote, name: str, part: Path, content: str | None, keys: VerifyKeys | None
+) -> Manifest:
     path = f"{name}/{manifest.FILE}"
-    size = remote.size(path)
-    if size is None:
+    raw = remote.small(path, manifest.MAX_BYTES)
+    if raw is None:
         raise UserError(f"{remote.address}: has no {path}; `pipeline store push` sends it there")
-    if size > manifest.MAX_BYTES:
-        raise DamagedArtifact(f"{remote.address}/{path}: {size} bytes are no manifest")
-    (part / manifest.FILE).unlink(missing_ok=True)
-    (part / manifest.FILE).write_bytes(b"".join(remote.stream(path)))
+    made = remote.small(f"{name}/{signature.FILE}", signature.MAX_BYTES)
+    for file, data in ((manifest.FILE, raw), (signature.FILE, made)):
+        (part / file).unlink(missing_ok=True)
+        if data is not None:
+            (part / file).write_bytes(data)
+    if keys is not None:
+        keys.check(raw, made, f"{remote.address}/{name}")
+    if content is not None:
+        _check_content(part, content)
     record = Manifest.load(part)
     if record.name != name or record.key.name != name or record.key.digest != record.digest:
         raise DamagedArtifact(f"{remote.address}/{path}: is that of {record.key.name}")
@@ -142,34 +171,23 @@ def _fetch_manifest(remote: _Remote, name: str, part: Path) -> Manifest:
     return record
 
 
+def _check_content(folder: Path, digest: str) -> None:
+    found = content_digest(folder)
+    if found != digest:
+        raise DamagedArtifact(
+            f"{folder / manifest.FILE}: has the SHA-256 {found}, and the artifact was named with {digest}"
+        )
+
+
+def content_digest(folder: Path) -> str:
+    """Hash the manifest of an artifact, which has the SHA-256 of all files: 64 hexadecimal digits."""
+    return hashlib.sha256((folder / manifest.FILE).read_bytes()).hexdigest()
+
+
 def _is_inside(file: str) -> bool:
     path = PurePosixPath(file)
-    return not path.is_absolute() and ".." not in path.parts and file not in (manifest.FILE, manifest.TWIN)
-
-
-def _fetch_file(remote: _Remote, path: str, target: Path, entry: FileEntry, task: Task) -> str:
-    """Fetch one file, unless it is there. Returns what is wrong with it."""
-    if target.is_file() and target.stat().st_size == entry.bytes:
-        # It got its name when it had been verified.
-        task.advance(entry.bytes)
-        return ""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft, digest, count = target.with_name(f".{target.name}.draft"), hashlib.sha256(), 0
-    if remote.size(path) is None:
-        return f"{path}: is missing"
-    with draft.open("wb") as file:
-        for chunk in remote.stream(path):
-            count += len(chunk)
-            if count > entry.bytes:
-                break
-            digest.update(chunk)
-            file.write(chunk)
-            task.advance(len(chunk))
-    if count != entry.bytes or digest.hexdigest() != entry.sha256:
-        draft.unlink()
-        return f"{path}: has not the {entry.bytes} bytes with the SHA-256 {entry.sha256}"
-    draft.rename(target)
-    return ""
+    own = (manifest.FILE, manifest.TWIN, signature.FILE)
+    return not path.is_absolute() and ".." not in path.parts and file not in own
 
 
 class _Remote:
@@ -188,14 +206,19 @@ class _Remote:
             from obstore.store import from_url
         except ImportError as error:
             raise missing("an object store", error, "objects") from error
-        self.address = address.rstrip("/")
         self._api: Any = obstore
+        base, _, query = address.partition("?")
+        self.address, options = base.rstrip("/"), parse_qs(query)
+        endpoint = options.pop("endpoint", [""])[-1]
+        if options or (query and not endpoint) or (endpoint and scheme != "s3"):
+            raise UserError(f"{address}: takes ?endpoint=http://HOST:PORT only, of s3://")
         if scheme == "file":
-            Path(address.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+            Path(self.address.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+        plain = scheme == "http" or endpoint.startswith("http://")
+        settings: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
+        settings |= {"client_options": {"allow_http": True}} if plain else {}
         try:
-            self._store = from_url(
-                self.address, client_options={"allow_http": True} if scheme == "http" else None
-            )
+            self._store = from_url(self.address, **settings)
         except (ValueError, obstore.exceptions.BaseError) as error:
             raise UserError(f"{address}: {error}") from error
 
@@ -206,10 +229,44 @@ class _Remote:
         except (FileNotFoundError, self._api.exceptions.NotFoundError):
             return None
 
-    def stream(self, path: str) -> Iterator[bytes]:
-        """The bytes of a file, as they come."""
-        for chunk in self._api.get(self._store, path).stream(min_chunk_size=_CHUNK):
-            yield bytes(chunk)
+    def stream(self, path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes of a file, from `start` until `end`, as they come.
+
+        Raises:
+            RangesUnsupported: the server gives whole files only.
+            BrokenOff: the transfer failed.
+        """
+        errors = self._api.exceptions
+        options = None if end is None else {"range": (start, end)}
+        try:
+            for chunk in self._api.get(self._store, path, options=options).stream(min_chunk_size=_CHUNK):
+                yield bytes(chunk)
+        except errors.NotSupportedError as error:
+            raise RangesUnsupported(str(error)) from error
+        except (
+            FileNotFoundError,
+            errors.NotFoundError,
+            errors.PermissionDeniedError,
+            errors.UnauthenticatedError,
+        ):
+            raise
+        except errors.BaseError as error:
+            raise BrokenOff(str(error).strip().partition("\n")[0]) from error
+
+    def small(self, path: str, most: int) -> bytes | None:
+        """A whole file; None if there is none. Raises DamagedArtifact for one of more than `most` bytes."""
+        size = self.size(path)
+        if size is None:
+            return None
+        if size > most:
+            raise DamagedArtifact(f"{self.address}/{path}: {size} bytes are more than it can have")
+        failures = 0
+        while True:
+            try:
+                return b"".join(self.stream(path))
+            except BrokenOff:
+                failures += 1
+                pause(failures)
 
     def put(self, path: str, file: Path) -> None:
         """Write a file, in parts where it is large."""
@@ -224,7 +281,7 @@ def _naming(place: str, what: str) -> Iterator[None]:
     except (StoreError, UserError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__.startswith("obstore"):
+        if isinstance(error, OSError | BrokenOff) or type(error).__module__.startswith("obstore"):
             reason = str(error).strip().partition("\n")[0]
             raise StoreError(f"{place}: cannot be {what}: {reason}") from error
         raise

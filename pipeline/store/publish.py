@@ -15,7 +15,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.errors import StageError, StoreError
 from pipeline.progress import Progress
-from pipeline.store import files, manifest
+from pipeline.store import files, manifest, signature
 from pipeline.store.artifact import Artifact
 from pipeline.store.hashes import FileHashes
 from pipeline.store.key import ArtifactKey, Json, canonical
@@ -116,7 +116,7 @@ def _entries(
     for name, info in found.items():
         if not files.is_plain(info):
             raise StageError(f"{key.name}: {name} is not a plain file; an artifact holds its own bytes")
-        if name in (manifest.FILE, manifest.TWIN):
+        if name in (manifest.FILE, manifest.TWIN, signature.FILE):
             raise StageError(f"{key.name}: the stage wrote {name}, which belongs to the store")
     with progress.task(f"hash {key.name}", sum(info.st_size for info in found.values()), "B") as task:
 

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipeline.errors import DamagedArtifact
 from pipeline.reading import open_file
-from pipeline.store import Artifact, FileEntry, FileHashes, Manifest, check, manifest
+from pipeline.store import Artifact, FileEntry, FileHashes, Manifest, check, manifest, signature
 from pipeline.store.artifact import SMALL_BYTES
+from pipeline.store.signature import VerifyKeys
 from pipeline.triton.deployment import FILE
 
 # What travels with a model of the tokenizer's files: what encodes, and what makes prompts from messages.
@@ -202,18 +203,42 @@ def is_no_weight(name: str, entry: FileEntry) -> bool:
     return entry.bytes <= SMALL_BYTES or _TOKENIZER in name
 
 
+def check_signature(package: Path) -> None:
+    """Hold a package against the public keys of $PIPELINE_VERIFY_KEY, if that is set.
+
+    Raises:
+        DamagedArtifact: it is not signed by one of them, or holds files that the signed manifest does not name.
+        UserError: the keys cannot be read.
+    """
+    keys = VerifyKeys.configured()
+    if keys is None:
+        return
+    keys.check_folder(package)
+    # Python runs what lies in __pycache__ beside a module, too.
+    there = {str(path.relative_to(package)) for path in package.rglob("*") if not path.is_dir()}
+    known = {manifest.FILE, manifest.TWIN, signature.FILE, *Manifest.load(package).files}
+    if strange := sorted(there - known):
+        raise DamagedArtifact(f"{package}: has files that are not signed: {', '.join(strange)}")
+
+
 def check_without_weights(package: Path, hashes: FileHashes, progress: Progress) -> None:
-    """Hold all but large files against the manifest, if there is one. Raises DamagedArtifact with all that differ."""
+    """Hold all but large files against the manifest, if there is one, and that against its signature.
+
+    Raises:
+        DamagedArtifact: with all that differ; or it is not signed, and $PIPELINE_VERIFY_KEY asks for it.
+    """
+    check_signature(package)
     if (package / manifest.FILE).exists():
         check(Artifact(package, Manifest.load(package)), hashes, progress, is_no_weight)
 
 
 def check_package(package: Path, hashes: FileHashes, progress: Progress) -> None:
-    """Hold all files against the manifest, or all models against deployment.json.
+    """Hold all files against the manifest, and that against its signature; or all models against deployment.json.
 
     Raises:
-        DamagedArtifact: with all that differ.
+        DamagedArtifact: with all that differ; or it is not signed, and $PIPELINE_VERIFY_KEY asks for it.
     """
+    check_signature(package)
     if (package / manifest.FILE).exists():
         check(Artifact(package, Manifest.load(package)), hashes, progress)
         return

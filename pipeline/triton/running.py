@@ -47,6 +47,8 @@ class Addresses(Protocol):
     @property
     def grpc_url(self) -> str: ...
     @property
+    def grpc_socket(self) -> str: ...
+    @property
     def http_url(self) -> str: ...
     @property
     def metrics_url(self) -> str: ...
@@ -58,8 +60,8 @@ class RunningServer:
 
     Attributes:
         pid: Process of `pipeline serve`, the supervisor; Triton and the gateway end with it.
-        grpc_url: Triton's gRPC address, host:port.
-        http_url: Triton's HTTP address.
+        grpc_url: Triton's gRPC address, host:port; `grpc_socket` where no port is open.
+        http_url: Triton's HTTP address; empty where it is off.
         metrics_url: Triton's page of metrics.
         deployment: The deployment.json of the package that is served.
         started: When the supervisor began: ISO 8601, UTC.
@@ -76,6 +78,7 @@ class RunningServer:
             is known. So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
         boot_id: Which start of the machine `uptime_s` counts from.
         uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
+        grpc_socket: gRPC target of Triton for processes of the same user, unix:PATH; empty where it has none.
     """
 
     pid: int
@@ -97,6 +100,7 @@ class RunningServer:
     settings: Mapping[str, Any] | None = None
     boot_id: str = ""
     uptime_s: float = 0.0
+    grpc_socket: str = ""
 
     @classmethod
     def of(cls, server: Addresses, package: Path, **more: Any) -> Self:
@@ -104,6 +108,7 @@ class RunningServer:
         return cls(
             pid=os.getpid(),
             grpc_url=server.grpc_url,
+            grpc_socket=server.grpc_socket,
             http_url=server.http_url,
             metrics_url=server.metrics_url,
             deployment=package.absolute() / "deployment.json",
@@ -161,6 +166,13 @@ class RunningServer:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
+
+    @property
+    def target(self) -> str:
+        """gRPC target for this process: the socket if it may use it, which no other user can stand in for."""
+        # The socket itself is gone while Triton is started again; its folder stays.
+        folder = os.path.dirname(self.grpc_socket.removeprefix("unix:"))
+        return self.grpc_socket if folder and os.access(folder, os.X_OK) else self.grpc_url
 
     @property
     def alive(self) -> bool:

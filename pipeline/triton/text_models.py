@@ -23,14 +23,15 @@ OURS = frozenset(
     {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens", "skip_special_tokens",
      "cancellation_check_period_ms", "exclude_input_in_output", "max_draft_tokens", "max_input_tokens",
      "max_output_tokens", "draft_acceptance_threshold", "draft_timeout_ms", "max_open_requests",
-     "gather_context_logits"}
+     "gather_context_logits", "tokens_per_block", "engine_takes_prior_output"}
 )  # fmt: skip
 
 
 # Asks for the outputs `kv_cache_*`. Upstream's until 0.18, then part of `return_perf_metrics`; clients still send it.
 KV_CACHE_STATS = TensorSpec("return_kv_cache_reuse_stats", "TYPE_BOOL", (1,), optional=True)
-# What `tensorrt_llm_bls` takes beyond upstream's: a prompt and stop words as token ids, how text is made of tokens, and
-# `stop`, which ends the request of the same id, as upstream's `tensorrt_llm` has it.
+# What `tensorrt_llm_bls` takes beyond upstream's: a prompt and stop words as token ids, how text is made of tokens,
+# `stop`, which ends the request of the same id, as upstream's `tensorrt_llm` has it, and tokens of an answer that
+# another server began.
 TEXT_INPUTS = (
     TensorSpec("prompt_token_ids", "TYPE_INT32", (-1,), optional=True),
     TensorSpec("stop_token_ids", "TYPE_INT32", (-1,), optional=True),
@@ -39,7 +40,11 @@ TEXT_INPUTS = (
     TensorSpec("logit_bias_token_ids", "TYPE_INT32", (-1,), optional=True),
     TensorSpec("logit_bias_values", "TYPE_FP32", (-1,), optional=True),
     TensorSpec("stop", "TYPE_BOOL", (1,), optional=True),
+    TensorSpec("return_output_ids", "TYPE_BOOL", (1,), optional=True),
+    TensorSpec("prior_output_ids", "TYPE_INT32", (-1,), optional=True),
 )
+# Tokens of each response, which `return_output_ids` asks for.
+OUTPUT_IDS = TensorSpec("output_ids", "TYPE_INT32", (-1,))
 # Upstream's names until 0.20, which clients still send: the entry model takes them beside the newer ones.
 _OLDER_NAMES = {"min_tokens": "min_length", "seed": "random_seed"}
 MIN_P = TensorSpec("min_p", "TYPE_FP32", (1,), optional=True)
@@ -49,8 +54,10 @@ PROMPT_LOG_PROBS = (
     TensorSpec("prompt_log_probs", "TYPE_FP32", (-1, -1)),
     TensorSpec("prompt_log_probs_ids", "TYPE_INT32", (-1, -1)),
 )
+# How many tokens at the end of the prompt belong to the answer.
+PRIOR_OUTPUT_LEN = TensorSpec("prior_output_len", "TYPE_INT32", (1,), optional=True)
 # What our own engine takes beyond upstream's.
-ENGINE_INPUTS = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS)
+ENGINE_INPUTS = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS, PRIOR_OUTPUT_LEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class TextSettings:
     own_engine: bool = False  # whether the engine's model has ENGINE_INPUTS
     context_logits: bool = False  # whether it returns the logits of whole prompts
     decoupled: bool = True  # an answer may come in many responses; else in one
+    tokens_per_block: int = 32  # of the target's KV cache: clients count reused blocks in tokens
 
     @property
     def queue(self) -> ModelDynamicBatching:
@@ -147,6 +155,7 @@ def ensemble(settings: TextSettings) -> ModelConfig:
         inputs=_optional((*have.inputs, KV_CACHE_STATS) if settings.own_engine else have.inputs),
         outputs=have.outputs,
         steps=steps,
+        parameters={"tokens_per_block": str(settings.tokens_per_block)},
     )
 
 
@@ -159,6 +168,7 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         "add_special_tokens": "true",
         "skip_special_tokens": "true",
         "cancellation_check_period_ms": str(settings.cancellation_check_period_ms),
+        "tokens_per_block": str(settings.tokens_per_block),
     }
     if settings.draft is not None:
         parameters["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
@@ -166,9 +176,11 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
         parameters |= {name: str(value) for name, value in limits if value is not None}
         if settings.max_queue_size:
             parameters["max_open_requests"] = str(settings.max_concurrency + settings.max_queue_size)
-    inputs, outputs = (*have.inputs, *older_inputs(have.inputs), KV_CACHE_STATS, *TEXT_INPUTS), have.outputs
+    inputs = (*have.inputs, *older_inputs(have.inputs), KV_CACHE_STATS, *TEXT_INPUTS)
+    outputs = (*have.outputs, OUTPUT_IDS)
     if settings.own_engine:
         inputs = (*inputs, MIN_P)
+        parameters["engine_takes_prior_output"] = "true"
     if settings.own_engine or settings.context_logits:
         inputs, outputs = (*inputs, RETURN_PROMPT_LOG_PROBS), (*outputs, *PROMPT_LOG_PROBS)
     if settings.context_logits:

@@ -24,6 +24,7 @@ SETS = ("limits.max_concurrency=3", "cache.enabled=true")
 
 
 class Addresses:
+    grpc_socket = ""
     grpc_url, http_url, metrics_url = "127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:1/metrics"
 
 

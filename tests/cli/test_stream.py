@@ -61,7 +61,7 @@ def serve(server: FakeServer, store: Path, name: str = "tiny-cpu") -> None:
     ).save(package)
 
     class Addresses:
-        grpc_url = server.url
+        grpc_url, grpc_socket = server.url, ""
         http_url = metrics_url = "http://127.0.0.1:1"
 
     RunningServer.of(Addresses(), package).write(store / "running", name)

@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {
     "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
     "guide_type": "regex", "guide": "[0-9]+", "min_p": 0.25, "stop_token_ids": [3, 5],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {7: -1.5, 9: 100.0},
-    "prompt_log_probs": 0,
+    "prompt_log_probs": 0, "token_ids": True,
 }  # fmt: skip
 UNGUIDED = {
     "max_tokens": 4,
@@ -56,6 +56,7 @@ def test_every_parameter_reaches_its_tensor() -> None:
     bias = expected.pop("logit_bias")
     expected |= {"logit_bias_token_ids": list(bias), "logit_bias_values": list(bias.values())}
     expected["return_prompt_log_probs"] = expected.pop("prompt_log_probs")
+    expected["return_output_ids"] = expected.pop("token_ids")
     del expected["stop"], expected["log_probs"]
     for name, value in expected.items():
         assert tensors[name] == pytest.approx(value if isinstance(value, list) else [value]), name

@@ -36,7 +36,11 @@ def served(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """tiny-cpu, built and served behind its gateway; its `record` says where."""
     folder = tmp_path_factory.mktemp("clients")
     deployment = ServedDeployment.start(
-        (MODEL, "--build", *store.words), MODEL, store.running, folder / "logs", deadline_s=600
+        (MODEL, "--build", "--set", "serving.http=true", *store.words),
+        MODEL,
+        store.running,
+        folder / "logs",
+        deadline_s=600,
     )
     try:
         yield deployment

@@ -76,4 +76,6 @@ def test_our_own_tensors_come_as_the_llm_api_heeds_them(version: str) -> None:
     for name in ("min_p", "repetition_penalty", "bad"):
         assert (f"sampling_param_{name}" in names) is newest
     assert ("presence_penalty" in llmapi.ignored_sampling(version)) is not newest
-    assert bool(own.outputs) is llmapi.returns_context_logits(version)
+    outputs = [tensor.name for tensor in own.outputs]
+    assert "output_ids" in outputs
+    assert ("prompt_log_probs" in outputs) is llmapi.returns_context_logits(version)

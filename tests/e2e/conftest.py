@@ -27,8 +27,6 @@ def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess
 def launch(recipe: Path, store: Path, *, built: bool) -> dict[str, Any]:
     """How `serve --dry-run` says that a recipe is started; all that does not depend on estimates."""
     ports = (
-        "--http-port",
-        "7000",
         "--grpc-port",
         "7001",
         "--metrics-port",

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store import Store
+from pipeline.plan.artifact_sizes import SMALL_FILES, artifact_sizes
+from pipeline.prepare.model_probe import probe_models
+from pipeline.recipe import load_recipe
+from pipeline.store import Manifest, Store
 from tests.e2e.conftest import Build, pipeline
 
 STEPS = {
@@ -34,6 +37,23 @@ def test_a_second_build_makes_nothing(build: Build) -> None:
 def test_every_artifact_is_intact(built: Store) -> None:
     done = pipeline("store", "verify", "--json", store=built.root)
     assert done.returncode == 0, done.stdout
+
+
+def test_weights_take_what_was_reserved_for_them(build: Build, built: Store) -> None:
+    """In the package and in all that a build leaves, without what is reserved for small files besides."""
+    recipe = load_recipe("tiny-cpu")
+    probes = probe_models(recipe, built, offline=True)
+    known = artifact_sizes(recipe, {role: one.sizes for role, one in probes.items() if one.sizes is not None})
+    made = {step["step"]: Path(step["artifact"]) for step in build("tiny-cpu")["steps"]}
+    package = weights(made.pop("package"))
+    assert package <= known.package - SMALL_FILES <= 1.2 * package
+    assert sum(map(weights, made.values())) <= known.build - known.package - SMALL_FILES
+
+
+def weights(artifact: Path) -> int:
+    """Bytes of the weights in an artifact."""
+    files = Manifest.load(artifact).files
+    return sum(one.bytes for name, one in files.items() if name.endswith((".bin", ".safetensors")))
 
 
 def test_the_plan_and_the_dry_run_say_that_nothing_is_left(built: Store) -> None:

@@ -15,7 +15,7 @@ from pipeline.errors import DamagedArtifact
 from pipeline.gateway.served_model import WaitLimits
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
-from pipeline.serving.launch import Ports
+from pipeline.serving.ports import Ports
 from pipeline.store import FileHashes, Manifest, Store
 from pipeline.triton.repository import check_package, check_without_weights
 from tests.e2e.conftest import Build, pipeline
@@ -52,8 +52,6 @@ def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path
     told_of(name, package, pipeline("build", "tiny-cpu", store=root))
     ports = Ports.free()
     given = (
-        "--http-port",
-        str(ports.http),
         "--grpc-port",
         str(ports.grpc),
         "--metrics-port",
@@ -70,7 +68,6 @@ def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path
         | {
             "PIPELINE_PACKAGE": str(package),
             "PIPELINE_ADDRESS": "127.0.0.1",
-            "PIPELINE_HTTP_PORT": str(ports.http),
             "PIPELINE_GRPC_PORT": str(ports.grpc),
             "PIPELINE_METRICS_PORT": str(ports.metrics),
             "PIPELINE_READY_FILE": str(root / "ready.json"),

@@ -1,4 +1,4 @@
-"""Pods of the manifests, run here: init containers, two servers, a gateway and Redis, while a server is lost.
+"""Pods of the manifests, run here: init containers, servers, gateways and Redis, while one of them is lost.
 
 No container and no cluster: each container is a process with the arguments, the environment and the mounts of its
 manifest (`tests.support.pods`), and a thread does what Kubernetes' controller of endpoints does.
@@ -9,28 +9,69 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 import yaml
 
 from pipeline.recipe import load_recipe
 from pipeline.recipe.yaml_reader import dump_yaml
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
+from pipeline.serving.ports import Ports
+from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
 from tests.support.kubernetes import pod_specs
 from tests.support.names import HostsFile
-from tests.support.pods import Pod
-from tests.support.servers import RedisServer
+from tests.support.pods import Pod, secret_values
+from tests.support.servers import PostgresServer, RedisServer
 from tests.support.waiting import wait_for
 
 QUESTION = {"role": "user", "content": "Where is my parcel?"}
+
+
+SECRETS = {"tiny-cpu-redis": {"password": "0123456789abcdef" * 4}}
+REDIS_ADDRESS = "127.77.1.1"
+
+
+class RedisPod(RedisServer):
+    """The container of the manifests, with their command and environment, on an address of its own."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        super().__init__("valkey")
+        (self.container,) = spec["containers"]
+        self.port = self.container["ports"][0]["containerPort"]
+
+    def command(self) -> Sequence[str]:
+        *shell, text = self.container["command"]
+        assert "--dir /data" in text
+        return (*shell, text.replace("--dir /data", f"--dir {self.folder} --bind {REDIS_ADDRESS}"))
+
+    def environment(self) -> Mapping[str, str]:
+        given = super().environment()
+        programs = str(Path(self._find("valkey-server")).parent)
+        return {**given, "PATH": f"{programs}:{given['PATH']}", **secret_values(self.container, SECRETS)}
+
+    def is_ready(self) -> bool:
+        try:
+            socket.create_connection((REDIS_ADDRESS, self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def asked(self, *words: str) -> str:
+        """What it answers to somebody who has no password."""
+        with socket.create_connection((REDIS_ADDRESS, self.port), timeout=5) as connection:
+            connection.sendall(" ".join(words).encode() + b"\r\n")
+            return connection.recv(1000).decode()
 
 
 class Endpoints(threading.Thread):
@@ -70,7 +111,7 @@ class Cluster:
     names: HostsFile
     stack: ExitStack
     count: int = 0
-    gateway: Pod | None = None
+    clients: dict[str, openai.OpenAI] = field(default_factory=dict)
 
     def pod(self, component: str) -> Pod:
         """Start a pod of a component; it is not ready yet."""
@@ -79,7 +120,7 @@ class Cluster:
         configs = {"tiny-cpu-recipe": {"recipe.yaml": self.files["base/recipe.yaml"]}}
         pod = Pod(
             spec, self.folder / f"{component}-{self.count}", f"127.77.0.{self.count}",
-            configs=configs, names=self.names.file,
+            configs=configs, names=self.names.file, secrets=SECRETS,
         )  # fmt: skip
         self.stack.enter_context(pod)
         pod.init()
@@ -88,30 +129,51 @@ class Cluster:
             self.endpoints.pods.append(pod)
         return pod
 
+    def client(self, gateway: Pod) -> openai.OpenAI:
+        """OpenAI's client of a gateway."""
+        made = self.clients.get(gateway.address)
+        if made is None:
+            made = self.clients[gateway.address] = self.stack.enter_context(
+                openai.OpenAI(
+                    base_url=f"http://{gateway.address}:8080/v1", api_key="-", max_retries=0, timeout=60,
+                    default_headers={"Host": "tiny-cpu-gateway:8080"},
+                )
+            )  # fmt: skip
+        return made
+
+
+Start = Callable[..., Cluster]
+
 
 @pytest.fixture
-def cluster(build: Build, store: Path, tmp_path: Path) -> Iterator[Cluster]:
+def start(build: Build, store: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts a cluster with a recipe that is changed as `--set` does."""
     package = Path(build("tiny-cpu")["artifact"])
     address = f"file://{tmp_path / 'objects'}"
     assert pipeline("store", "push", package.name, address, store=store).returncode == 0
-    recipe = load_recipe("tiny-cpu", ("cache.enabled=true",))
     names = HostsFile(tmp_path / "names")
-    with ExitStack() as stack:
-        redis = stack.enter_context(RedisServer())
-        options = KubernetesOptions(
-            recipe, "tiny-cpu", replicas=(2, 2), packages=address, redis=f"redis://127.0.0.1:{redis.port}"
-        )
+
+    def started(*overrides: str) -> Cluster:
+        recipe = load_recipe("tiny-cpu", overrides)
+        content = content_digest(package)
+        options = KubernetesOptions(recipe, "tiny-cpu", replicas=(2, 2), packages=address, content=content)
         more = ManifestOptions(
             gateway_image="own/gateway:1",
             recipe=dump_yaml(recipe.model_dump(mode="json", exclude={"golden"})),
             kubernetes=options,
         )
-        serve = ServeOptions(Ports(8000, 8001, 8002), image="own/serve:1")
+        serve = ServeOptions(Ports(None, 8001, 8002), image="own/serve:1")
         files = manifest_files("kubernetes", Deployment.load(package), package, serve, more)
+        redis = stack.enter_context(RedisPod(dict(pod_specs(files))["redis"]))
+        assert "NOAUTH" in redis.asked("KEYS", "*")
+        names.write("tiny-cpu-redis", REDIS_ADDRESS)
         endpoints = Endpoints(names, "tiny-cpu-servers")
         endpoints.start()
         stack.callback(endpoints.close)
-        yield Cluster(files, tmp_path, endpoints, names, stack)
+        return Cluster(files, tmp_path, endpoints, names, stack)
+
+    with ExitStack() as stack:
+        yield started
 
 
 @dataclass
@@ -159,7 +221,7 @@ class Load:
 
     def wait_for_more(self, answers: int) -> None:
         until = len(self.answers) + answers
-        wait_for(lambda: len(self.answers) >= until, f"{answers} more answers", 120)
+        wait_for(lambda: len(self.answers) >= until, f"{answers} more answers", 300)
 
 
 def requests_of(pod: Pod) -> float:
@@ -172,12 +234,20 @@ def requests_of(pod: Pod) -> float:
     return sum(float(line.split()[-1]) for line in lines if 'model="tensorrt_llm_bls"' in line)
 
 
+def starting(cluster: Cluster) -> Pod:
+    """A server that has just begun: not ready, and not killed for it."""
+    pod = cluster.pod("triton")
+    assert not pod.ready()
+    assert pod.probe("livenessProbe")
+    return pod
+
+
 @pytest.mark.servers
-def test_a_server_is_lost_and_replaced_and_another_one_leaves(cluster: Cluster) -> None:
-    first, second = cluster.pod("triton"), cluster.pod("triton")
+@pytest.mark.timeout(900)
+def test_a_server_is_lost_and_replaced_and_another_one_leaves(start: Start) -> None:
+    cluster = start("cache.enabled=true")
+    first, second = (starting(cluster) for _ in range(2))
     for pod in (first, second):
-        assert not pod.ready()
-        assert pod.probe("livenessProbe"), "who starts is not killed for it"
         pod.wait_until_ready()
         assert pod.probe("startupProbe")
     gateway = cluster.pod("gateway")
@@ -203,10 +273,10 @@ def test_a_server_is_lost_and_replaced_and_another_one_leaves(cluster: Cluster) 
     wait_for(lambda: first.address not in cluster.endpoints.ready, "its address to go", 60)
     load.wait_for_more(8)
     third = cluster.pod("triton")
-    wait_for(lambda: third.address in cluster.endpoints.ready or third.ended, "the replacement", 120)
+    wait_for(lambda: third.address in cluster.endpoints.ready or third.ended, "the replacement", 300)
     assert not third.ended, third.log
     before = requests_of(third)
-    wait_for(lambda: requests_of(third) > before + 8, "requests to the replacement", 120)
+    wait_for(lambda: requests_of(third) > before + 8, "requests to the replacement", 300)
     assert load.failed == []
     assert len(load.broken) <= len(threads)
 
@@ -237,6 +307,69 @@ def test_a_server_is_lost_and_replaced_and_another_one_leaves(cluster: Cluster) 
     hits = [line for line in metrics.splitlines()
             if line.startswith("pipeline_cache_events_total{") and 'event="hit_' in line]  # fmt: skip
     assert sum(float(line.split()[-1]) for line in hits) == 1
+    # One memory of conversations, and no place for files that both could have.
+    said = cluster.client(gateway).responses.create(
+        model="tiny-cpu", input="Where is my parcel?", max_output_tokens=8
+    )
+    then = cluster.client(other).responses.create(
+        model="tiny-cpu", input="And now?", max_output_tokens=8, previous_response_id=said.id
+    )
+    assert then.usage.input_tokens > said.usage.total_tokens  # type: ignore[union-attr]
+    for pod in (gateway, other):
+        with pytest.raises(openai.APIStatusError, match=r"cache\.backend of kind pgvector") as refused:
+            cluster.client(pod).files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        assert refused.value.status_code == 501
     # uvicorn ends by the signal that it was told to end by.
     assert gateway.terminate() in (0, -signal.SIGTERM)
     assert third.terminate() == 0
+
+
+@pytest.mark.servers
+def test_a_batch_outlives_the_gateways_that_run_it(start: Start) -> None:
+    """Of two gateways, one is lost and one is rolled; what was uploaded and answered is at those that follow."""
+    lines = [
+        {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": {
+            "model": "tiny-cpu", "max_tokens": 24, "messages": [{"role": "user", "content": f"Parcel {number}?"}]
+        }}
+        for number in range(400)
+    ]  # fmt: skip
+    with PostgresServer() as database:
+        cluster = start(f"cache.backend={{kind: pgvector, url: '{database.url}'}}")
+        cluster.pod("triton").wait_until_ready()
+        gateways = [cluster.pod("gateway") for _ in range(2)]
+        for gateway in gateways:
+            gateway.wait_until_ready()
+        one, other = map(cluster.client, gateways)
+        text = "\n".join(map(json.dumps, lines))
+        file = one.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+        assert other.files.content(file.id).text == text
+        batch = other.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+
+        def completed(asked: openai.OpenAI) -> int:
+            counts = asked.batches.retrieve(batch.id).request_counts
+            assert counts is not None
+            return counts.completed
+
+        wait_for(lambda: completed(one) > 10, "answers", 60)
+        running = next(gateway for gateway in gateways if f"{batch.id}-" in gateway.log)
+        left = next(gateway for gateway in gateways if gateway is not running)
+        running.kill()
+        kept = completed(cluster.client(left))
+        wait_for(lambda: completed(cluster.client(left)) > kept + 10, "answers by the one that is left", 120)
+        assert f"{batch.id}-" in left.log
+        third = cluster.pod("gateway")
+        third.wait_until_ready()
+        assert left.terminate() in (0, -signal.SIGTERM)
+        wait_for(
+            lambda: cluster.client(third).batches.retrieve(batch.id).status == "completed", "the end", 300
+        )
+        done = cluster.client(third).batches.retrieve(batch.id)
+        assert (done.error_file_id, completed(cluster.client(third))) == (None, len(lines))
+        assert done.output_file_id is not None
+        output = cluster.client(third).files.content(done.output_file_id).text.splitlines()
+        assert [json.loads(line)["custom_id"] for line in output] == [line["custom_id"] for line in lines]
+        # What was answered was not asked again, but for what was under way when a gateway ended.
+        asked = [pod.log.count(f"request_id={batch.id}-") for pod in (running, left, third)]
+        assert len(lines) <= sum(asked) <= len(lines) + 2 * 64, asked

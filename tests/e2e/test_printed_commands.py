@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serving.launch import Ports
+from pipeline.serving.ports import Ports
 from tests.e2e.conftest import Build
 from tests.support import CHECKPOINTS
 from tests.support.command import Command, pasted

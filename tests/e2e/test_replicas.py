@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipeline.serving.launch import Ports
 from pipeline.serving.live import MetricsPage
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from tests.e2e.conftest import Build
 from tests.support.names import HostsFile

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Mix, Process, Soak, broken
+from benchmarks.mixed_load import Mix
+from benchmarks.soak import Process, Soak, broken
 from pipeline.triton.deployment import DeploymentLimits
 
 ROOT = Path(__file__).resolve().parents[2]

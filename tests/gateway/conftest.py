@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.redis_limits import RedisBuckets
-from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.responses.stored_responses import StoredResponses
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.traces import Tracer
+from tests.support.servers.started import Servers, started_servers
+from tests.support.state_places import StatePlace
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
@@ -148,6 +150,30 @@ class Running:
 Start = Callable[..., Running]
 
 
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    with started_servers() as servers:
+        yield servers
+
+
+@contextmanager
+def opened_place(kind: str, folder: Path, servers: Servers) -> Iterator[StatePlace]:
+    """A place of state of a kind, until the block ends."""
+    names = {"postgres": "pgvector"}
+    on_server = kind in ("postgres", "redis", "valkey")
+    place = StatePlace(kind, folder, servers.running(names.get(kind, kind)) if on_server else None)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+def places(*kinds: str) -> list[Any]:
+    """Parameters of a fixture: those that need a server are tests of that tier."""
+    local = ("memory", "folder")
+    return [kind if kind in local else pytest.param(kind, marks=pytest.mark.servers) for kind in kinds]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
@@ -190,7 +216,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         urls: Sequence[str] = (),
         followers: Callable[[str], Sequence[RecordFollower]] = lambda _: (),
         batches: BatchStorage | None = None,
-        stored_responses: StoredResponseLimits | None = None,
+        stored_responses: StoredResponses | None = None,
         buckets: RedisBuckets | None = None,
         **settings: Any,
     ) -> Running:

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline import __version__
 from pipeline.client.testing import Reply
+from pipeline.gateway.batches.folder import BatchFolder
 from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
@@ -117,4 +118,4 @@ def test_its_page_has_nothing_of_other_hosts(described: Running) -> None:
 
 @pytest.fixture(scope="module")
 def described(shared_start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    return shared_start(batches=BatchStorage(tmp_path_factory.mktemp("batches")))
+    return shared_start(batches=BatchStorage(BatchFolder(tmp_path_factory.mktemp("batches"))))

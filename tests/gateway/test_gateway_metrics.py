@@ -17,6 +17,7 @@ from tests.gateway.conftest import Start
 from tests.support.waiting import wait_for
 
 SHOP = Tenant("shop", TenantLimits())
+MONITOR = Tenant("monitor", TenantLimits(), reads_metrics=True)
 TINY = ("model", "tiny")
 # Names, types and labels that dashboards and alerts are written for.
 FAMILIES = {
@@ -37,6 +38,8 @@ FAMILIES = {
     "pipeline_workers": ("gauge", set()),
     "pipeline_worker_restarts": ("counter", set()),
     "pipeline_retries": ("counter", {"model"}),
+    "pipeline_migrations": ("counter", {"model", "outcome"}),
+    "pipeline_loss_events": ("counter", {"model", "event"}),
     "pipeline_server_requests": ("counter", {"model", "server"}),
     "pipeline_cache_events": ("counter", {"model", "event"}),
     "pipeline_tenant_requests": ("counter", {"tenant", "status"}),
@@ -105,7 +108,8 @@ def test_gateways_of_one_process_count_for_themselves(start: Start) -> None:
 def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None:
     broken = Reply(["a"], ending=Ending.ERROR, error="it broke")
     running = start(
-        [broken, Reply(["a", "b"], delay_s=600)], tenants=Tenants({sha256(b"k").hexdigest(): SHOP})
+        [broken, Reply(["a", "b"], delay_s=600)],
+        tenants=Tenants({sha256(b"k").hexdigest(): SHOP, sha256(b"m").hexdigest(): MONITOR}),
     )
     running.served.stall_s = 0.0
     headers = {"authorization": "Bearer k"}
@@ -113,7 +117,8 @@ def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None
     chat, status = ("endpoint", "/v1/chat/completions"), lambda code: ("status", str(code))
 
     def page() -> dict[tuple[Any, ...], float]:
-        return samples(httpx.get(f"{running.url}/metrics", trust_env=False).text)
+        monitor = {"authorization": "Bearer m"}
+        return samples(httpx.get(f"{running.url}/metrics", headers=monitor, trust_env=False).text)
 
     failed = httpx.post(f"{running.url}{chat[1]}", json=body, headers=headers, trust_env=False)
     assert failed.status_code == 200
@@ -134,6 +139,36 @@ def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None
     assert found["pipeline_tenant_requests_total", status(499), tenant] == 1
     assert httpx.post(f"{running.url}{chat[1]}", json=body, trust_env=False).status_code == 401
     wait_for(lambda: page().get(("pipeline_tenant_requests_total", status(401), ("tenant", ""))) == 1, "401")
+
+
+@pytest.mark.parametrize("names", [(), ("vllm", "gen_ai")])
+def test_tenants_are_named_to_a_key_that_may_read_them_alone(start: Start, names: tuple[Any, ...]) -> None:
+    keys = {"k": SHOP, "other": Tenant("other", TenantLimits()), "m": MONITOR}
+    tenants = Tenants({sha256(key.encode()).hexdigest(): tenant for key, tenant in keys.items()})
+    running = start(Reply(["a"]), tenants=tenants, metric_names=names)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    for key in ("k", "k", "other"):
+        headers = {"authorization": f"Bearer {key}"}
+        httpx.post(f"{running.url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
+
+    def page(**headers: str) -> str:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = httpx.get(f"{running.url}/metrics", headers=named, trust_env=False)
+        assert answer.status_code == 200
+        return answer.text
+
+    ok = ("status", "200")
+    for hidden in (page(), page(authorization="Bearer k"), page(x_api_key="other")):
+        assert not any(name in hidden for name in ("shop", "other", "monitor"))
+        assert samples(hidden)["pipeline_tenant_requests_total", ok, ("tenant", "")] == 3
+    seen = samples(page(authorization="Bearer m"))
+    assert seen["pipeline_tenant_requests_total", ok, ("tenant", "shop")] == 2
+    assert seen["pipeline_tenant_requests_total", ok, ("tenant", "other")] == 1
+    # All else is the same page.
+    plain = {key: value for key, value in seen.items() if "tenant" not in dict(key[1:])}
+    assert plain.keys() <= samples(page()).keys()
+    wrong = httpx.get(f"{running.url}/metrics", headers={"api-key": "wrong"}, trust_env=False)
+    assert wrong.status_code == 401
 
 
 def test_other_names_show_the_same_observations(start: Start) -> None:

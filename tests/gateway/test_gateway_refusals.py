@@ -6,15 +6,19 @@ import logging
 import re
 import socket
 import struct
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import openai
 import pytest
 
+from pipeline.gateway.access_log import JsonFormatter
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
+from pipeline.printable import PrintableFormatter
 from tests.gateway.conftest import Running, Start
 from tests.support.waiting import wait_for
 
@@ -101,3 +105,51 @@ def test_who_leaves_while_sending_is_no_failure_of_the_server(
             client.close()
         wait_for(lambda: counted(running) == {(path, "", "499"): 2}, "two requests that were left")
     assert all(record.exc_info is None and record.levelno <= logging.INFO for record in caplog.records)
+
+
+SINGLE = {
+    "host": ("localhost", "evil.example"),
+    "content-length": ("2", "2"),
+    "content-type": ("application/json", "text/plain"),
+    "transfer-encoding": ("chunked", "chunked"),
+    "authorization": ("Bearer a", "Bearer b"),
+    "x-api-key": ("a", "b"),
+    "origin": ("http://localhost", "http://evil.example"),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("case", [str.lower, str.upper])
+def test_a_header_that_stands_twice_is_refused(start: Start, name: str, case: Callable[[str], str]) -> None:
+    """In either order, whichever of them a proxy in front had believed."""
+    running = start()
+    for values in (SINGLE[name], SINGLE[name][::-1]):
+        headers = {"host": "localhost", "content-type": "application/json", "content-length": "2"}
+        if name == "transfer-encoding":
+            del headers["content-length"]
+        headers.pop(name, None)
+        lines = [*(f"{other}: {value}" for other, value in headers.items())]
+        lines += [f"{name}: {values[0]}", f"{case(name)}: {values[1]}"]
+        with socket.create_connection(("127.0.0.1", running.server.port), 10) as client:
+            head = "\r\n".join([f"POST {CHAT} HTTP/1.1", *lines, "", ""])
+            client.sendall(head.encode() + b"{}")
+            with client.makefile("rb") as stream:
+                # The server closes: what follows is no request of anybody's.
+                answer = stream.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_what_a_client_sends_cannot_control_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Each record of it is one line, whoever writes which field."""
+    running = start()
+    nasty = "\x1b[2J\r\n2026-01-01 pipeline.gateway forged\x9b\u202e"
+    body = {"model": nasty, "messages": QUESTION, "user": nasty}
+    with caplog.at_level(logging.INFO):
+        httpx.post(running.url + CHAT, json=body, headers={"x-request-id": "a\x1bb"}, trust_env=False)
+        httpx.get(f"{running.url}/{quote(nasty)}", trust_env=False)
+        wait_for(lambda: len(caplog.records) >= 2, "two lines")
+    for formatter in (PrintableFormatter("%(name)s %(message)s"), JsonFormatter()):
+        lines = [formatter.format(record) for record in caplog.records]
+        assert any("forged" in line for line in lines)
+        assert all(line.isprintable() for line in lines)

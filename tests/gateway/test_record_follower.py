@@ -27,7 +27,7 @@ def wait_for(condition: Callable[..., bool], what: str) -> None:
 
 
 class Address:
-    http_url = metrics_url = ""
+    http_url = metrics_url = grpc_socket = ""
 
     def __init__(self, grpc_url: str) -> None:
         self.grpc_url = grpc_url

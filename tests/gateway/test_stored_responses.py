@@ -1,29 +1,37 @@
-"""The memory of responses: conversations that go on by an id, for those whose they are, within bounds."""
+"""Stored responses: conversations that go on by an id, for their tenant alone, within bounds, wherever they are."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
+import time
+from collections.abc import Iterator
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+import redis
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.cache.encryption import AesGcmCodec
+from pipeline.cache.redis import RedisAddress
 from pipeline.client.testing import Reply
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.responses.stored_responses import (
+    NoStoredResponses,
     StoredResponse,
     StoredResponseLimits,
     StoredResponses,
 )
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Start
+from tests.gateway.conftest import Start, opened_place, places
 from tests.gateway.test_gateway_responses import create, events_of, judged
+from tests.support.servers.started import Servers
+from tests.support.state_places import StatePlace
+from tests.support.waiting import wait_for
 
 
 def test_a_conversation_goes_on_by_its_last_response(start: Start) -> None:
@@ -89,13 +97,26 @@ def test_nobody_is_told_of_anothers_responses(start: Start) -> None:
 
 
 def test_a_memory_that_is_off(start: Start) -> None:
-    running = start(stored_responses=StoredResponseLimits(count=0))
-    made = create(running, store=True)
-    assert made.to_dict()["store"] is False
-    with pytest.raises(openai.BadRequestError, match="this server keeps no responses"):
-        create(running, previous_response_id=made.id)
-    with pytest.raises(openai.NotFoundError):
-        running.same_client().responses.retrieve(made.id)
+    """Who asks for an answer gets it, also where the client says `store: true` by default; the rest is refused."""
+    running = start(stored_responses=NoStoredResponses())
+    responses: Any = running.same_client().responses
+    for field in ({}, {"store": True}, {"store": False}):
+        made = create(running, **field)
+        assert (made.output_text, made.to_dict()["store"]) == ("Hello world", False)
+    assert {
+        event.response.to_dict()["store"] for event in events_of(running) if hasattr(event, "response")
+    } == {False}
+    reference = {"type": "item_reference", "id": made.output[0].id}
+    for ask in (
+        lambda: create(running, previous_response_id=made.id),
+        lambda: create(running, input=[reference]),
+        lambda: responses.retrieve(made.id),
+        lambda: responses.delete(made.id),
+        lambda: responses.input_items.list(made.id),
+    ):
+        with pytest.raises(openai.APIStatusError, match="--stored-responses 0") as refused:
+            ask()
+        assert (refused.value.status_code, refused.value.code) == (501, "responses_not_stored")
 
 
 def test_an_item_is_referred_to_once(start: Start) -> None:
@@ -106,86 +127,145 @@ def test_an_item_is_referred_to_once(start: Start) -> None:
         create(running, input=[reference, reference])
 
 
+@pytest.fixture(params=places("memory", "folder", "redis", "valkey", "postgres"))
+def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Iterator[StatePlace]:
+    """Each place of stored responses, one contract for all."""
+    with opened_place(request.param, tmp_path, servers) as place:
+        yield place
+
+
+_names = count()
 _STEPS = st.tuples(st.sampled_from(["put", "follow", "use", "delete", "wait"]), st.integers(0, 9))
+PLAIN = StoredResponse(b'{"output": []}', b'[{"id": "msg_1"}]', None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_STEPS, max_size=60))
-def test_the_memory_keeps_its_bounds(steps: list[tuple[str, int]]) -> None:
+def test_bounds_are_kept(place: StatePlace, steps: list[tuple[str, int]]) -> None:
     """Never more than the limits; a conversation is there as a whole or not at all; other tenants see nothing."""
-    now = 0.0
-    memory = StoredResponses(StoredResponseLimits(count=5, bytes=400, age_s=10), clock=lambda: now)
-    known: list[str] = []
+    place.now = 1e9
+    # One for all examples.
+    stored = place.first or place.responses(StoredResponseLimits(count=5, bytes=400, age_s=10))
+    ann, known = f"ann{next(_names)}", list[str]()
     for number, (step, which) in enumerate(steps):
         id = known[which % len(known)] if known else "resp_none"
-        there = memory.get("ann", id) is not None
+        there = bool(stored.find(ann, [id]))
         if step == "wait":
-            now += which
+            place.now += which
         elif step == "use":
-            used = memory.conversation("ann", id, most_items=9, most_bytes=10_000)
+            used = stored.conversation(ann, id, most_items=9, most_bytes=10_000)
             assert used is None or there
         elif step == "delete":
-            assert memory.delete("ann", id) == there
+            assert stored.delete(ann, id) == there
         else:
-            previous = id if step == "follow" and memory.size("ann", id) else None
+            is_whole = stored.conversation(ann, id, most_items=9, most_bytes=10_000) is not None
             known.append(f"resp_{number}")
-            stored = StoredResponse(b'{"output": []}', b"[" + b" " * which * 10 + b"]", previous)
-            memory.put("ann", known[-1], stored)
-            assert memory.get("ann", known[-1]) == stored, "the newest is always kept"
-        kept = {id: found for id in known if (found := memory.get("ann", id)) is not None}
+            content = StoredResponse(
+                b'{"output": []}',
+                b"[" + b" " * which * 10 + b"]",
+                id if step == "follow" and is_whole else None,
+            )
+            assert stored.put(ann, known[-1], content)
+            assert stored.find(ann, known[-1:]) == {known[-1]: content}, "the newest is always stored"
+        kept = stored.find(ann, known)
         assert len(kept) <= 5
         assert sum(one.size for one in kept.values()) <= 400
-        assert not any(memory.get("bob", id) or memory.size("bob", id) for id in known)
+        assert not stored.find("bob", known)
+        assert not any(stored.conversation("bob", id, most_items=9, most_bytes=9999) for id in known)
+        assert not any(stored.delete("bob", id) for id in known)
 
 
-def test_a_conversation_in_use_is_not_forgotten() -> None:
-    now = 0.0
-    memory = StoredResponses(StoredResponseLimits(count=3, age_s=10), clock=lambda: now)
-    response = StoredResponse(b'{"output": []}', b'[{"id": "msg_1"}]', None)
-    memory.put("", "resp_1", response)
-    memory.put("", "resp_2", response._replace(previous="resp_1"))
+def test_a_conversation_in_use_is_not_forgotten(place: StatePlace) -> None:
+    place.now = 1e9
+    stored = place.responses(StoredResponseLimits(count=3, age_s=10))
+    stored.put("", "resp_1", PLAIN)
+    stored.put("", "resp_2", PLAIN._replace(previous="resp_1"))
     for other in range(5):
-        now += 6
-        found = memory.conversation("", "resp_2", most_items=9, most_bytes=10_000)
+        place.now += 6
+        found = stored.conversation("", "resp_2", most_items=9, most_bytes=10_000)
         assert found is not None
-        assert len(found.items) == 2
-        memory.put("", f"resp_other{other}", response)
-    assert memory.get("", "resp_other3") is None
-    now += 11
-    assert memory.get("", "resp_2") is None
+        assert (len(found.items), found.size, found.complete) == (2, 2 * PLAIN.size, True)
+        stored.put("", f"resp_other{other}", PLAIN)
+    assert not stored.find("", ["resp_other3"])
+    newest = stored.conversation("", "resp_2", most_items=1, most_bytes=10_000)
+    assert newest is not None
+    assert (len(newest.items), newest.complete) == (1, False)
+    place.now += 11
+    assert not stored.find("", ["resp_2"])
+    assert stored.conversation("", "resp_2", most_items=9, most_bytes=10_000) is None
+    assert not stored.put("", "resp_3", PLAIN._replace(response=b" " * 40 * 2**20)), "more than all may be"
+    assert not stored.find("", ["resp_3"])
 
 
-def test_what_a_tenant_that_is_gone_has_left_is_forgotten(tmp_path: Path) -> None:
-    now = 0.0
-    file = tmp_path / "responses.sqlite"
-    memory = StoredResponses(StoredResponseLimits(age_s=10), file, clock=lambda: now)
-    memory.put("ann", "resp_1", StoredResponse(b"a secret", b"[]", None))
-    now = 11
-    memory.put("bob", "resp_2", StoredResponse(b"another", b"[]", None))
-    with closing(sqlite3.connect(file)) as database:
-        assert database.execute("SELECT tenant FROM responses").fetchall() == [("bob",)]
-    memory.close()
-
-
-def test_processes_share_a_file(tmp_path: Path) -> None:
-    """Of several that serve one gateway, each continues what another has answered, within bounds of them all."""
+def test_gateways_share_responses_within_bounds_of_them_all(place: StatePlace) -> None:
     limits = StoredResponseLimits(count=10)
-    ones, others = (StoredResponses(limits, tmp_path / "responses.sqlite") for _ in range(2))
-    response = StoredResponse(b'{"output": []}', b"[]", None)
+    one, other = (place.responses(limits) for _ in range(2))
 
-    def put(memory: StoredResponses, name: str) -> None:
+    def put(stored: StoredResponses, name: str) -> None:
         for number in range(50):
-            memory.put("ann", f"{name}_{number}", response)
+            stored.put("ann", f"{name}_{number}", PLAIN)
 
-    threads = [Thread(target=put, args=pair) for pair in ((ones, "one"), (others, "other"))]
+    threads = [Thread(target=put, args=pair) for pair in ((one, "one"), (other, "other"))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     ids = [f"{name}_{number}" for name in ("one", "other") for number in range(50)]
-    assert [id for id in ids if ones.get("ann", id)] == [id for id in ids if others.get("ann", id)]
-    assert len([id for id in ids if ones.get("ann", id)]) == 10
-    ones.put("ann", "last", response._replace(previous=None))
-    assert others.conversation("ann", "last", most_items=9, most_bytes=99) is not None
-    ones.close()
-    others.close()
+    assert one.find("ann", ids) == other.find("ann", ids)
+    assert len(one.find("ann", ids)) == 10
+    one.put("ann", "last", PLAIN)
+    assert other.conversation("ann", "last", most_items=9, most_bytes=99) is not None
+    assert other.delete("ann", "last")
+    assert not one.find("ann", ["last"])
+
+
+def test_what_nobody_uses_any_more_is_gone(place: StatePlace) -> None:
+    """Also of a tenant that asks no more."""
+    place.now = time.time()
+    stored = place.responses(StoredResponseLimits(age_s=5))
+    if place.kind == "memory":
+        pytest.skip("nothing else can look into it")
+    stored.put("ann", "resp_1", PLAIN._replace(response=b'"a secret"'))
+    assert b"a secret" in place.raw()
+    # The server goes by its own clock.
+    place.now += 6
+    stored.forget_old()
+    wait_for(lambda: b"a secret" not in place.raw(), "the end of what nobody uses", 60)
+
+
+@pytest.mark.parametrize("kind", places("redis", "valkey", "postgres"))
+def test_a_server_sees_nothing_that_was_said(kind: str, tmp_path: Path, servers: Servers) -> None:
+    """Names of keys hold no text in any case; values are sealed, each to its place."""
+    with opened_place(kind, tmp_path, servers) as place:
+        stored = place.responses(codec=AesGcmCodec(AesGcmCodec.new_secret()))
+        content = StoredResponse(
+            b'{"output": [], "text": "Canary"}', b'[{"id": "1", "text": "Canary"}]', None
+        )
+        stored.put("ann", "resp_1", content)
+        assert stored.find("ann", ["resp_1"]) == {"resp_1": content}
+        assert b"Canary" not in place.raw()
+        assert b"resp_1" in place.raw()
+        other = place.responses(codec=AesGcmCodec(AesGcmCodec.new_secret()))
+        assert not other.find("ann", ["resp_1"])
+        assert other.conversation("ann", "resp_1", most_items=9, most_bytes=999) is None
+
+
+@pytest.mark.servers
+def test_a_server_that_evicts_forgets_and_keeps_its_bounds(tmp_path: Path, servers: Servers) -> None:
+    """Redis may take any key away, also those by which the others are counted."""
+    with opened_place("valkey", tmp_path, servers) as place:
+        stored = place.responses(StoredResponseLimits(count=3))
+        address = RedisAddress.parse(place.url)
+        client = redis.Redis(host=address.host, port=address.port)
+        for part in ("used", "sizes", "one:resp_2"):
+            for number in range(4):
+                stored.put("ann", f"resp_{number}", PLAIN)
+            client.delete(f"pipeline:responses:ann:{part}")
+            ids = [f"resp_{number}" for number in range(4, 8)]
+            for id in ids:
+                assert stored.put("ann", id, PLAIN)
+            assert list(stored.find("ann", [f"resp_{number}" for number in range(8)])) == ids[1:]
+            for id in ids:
+                stored.delete("ann", id)
+            assert not client.exists("pipeline:responses:ann:used")
+        client.close()

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
-from draft_calls import AnswerMetrics, EnginePair, round_seed
+from draft_calls import AnswerMetrics, EnginePair
 from draft_target import DecodePosition, DraftTarget, Proposal, TargetOutput
 from engine_call import TensorNames
 from shared.refusal import RequestRefused
+from shared.seeds import call_seed
 from speculation import DraftHealth, DraftSettings, TargetBehaviour
 
 from pipeline.contracts.inflight_batcher import tensors, versions
@@ -150,9 +151,9 @@ def test_how_many_were_checked_is_what_the_engine_says(says: dict[str, int], che
 
 
 def test_each_round_has_a_seed_of_its_own() -> None:
-    seeds = {round_seed(5, made, tag) for made in range(100) for tag in (0, 1)}
+    seeds = {call_seed(5, made, tag) for made in range(100) for tag in (0, 1)}
     assert len(seeds) == 200
-    assert round_seed(5, 0, 0) == 5  # the target alone answers as ever
+    assert call_seed(5, 0, 0) == 5  # the target alone answers as ever
     assert max(seeds) < 2**64
 
     for use_logits in (False, True):

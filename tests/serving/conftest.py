@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
@@ -22,7 +23,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     log = tmp_path_factory.mktemp("log") / "triton.log"
-    with TritonServer.of_package(package, log_file=log) as server:
+    with TritonServer.of_package(package, ports=Ports.free(http=True), log_file=log) as server:
         yield server
 
 

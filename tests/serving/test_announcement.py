@@ -19,7 +19,7 @@ from pipeline.triton.running import SUPERVISED, RunningServer
 
 
 class Server:
-    grpc_url = "127.0.0.1:8001"
+    grpc_url, grpc_socket = "127.0.0.1:8001", ""
     http_url = "http://127.0.0.1:8000"
     metrics_url = "http://127.0.0.1:8002/metrics"
 

@@ -113,7 +113,7 @@ def by_name(given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("draft", [0, 4])
 def test_the_cpu_models_have_upstreams_tensors_and_only_known_parameters(draft: int) -> None:
     ours = {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens"}
-    ours |= {"skip_special_tokens", "cancellation_check_period_ms"}
+    ours |= {"skip_special_tokens", "cancellation_check_period_ms", "tokens_per_block"}
     for config in cpu_models(CpuSettings(512, 256, 16, max_draft_tokens=draft), TokenIds(5, 0, (2,), 2048)):
         have = tensors(config.name, "1.2.1")
         besides = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ServerError, UserError
+from pipeline.serving import control
 from pipeline.serving.control import ControlServer, ask
 
 
@@ -30,22 +32,45 @@ def lines_of(path: Path, sent: bytes) -> list[dict[str, Any]]:
         client.settimeout(30)
         client.connect(str(path))
         client.sendall(sent)
-        return [json.loads(line) for line in client.makefile()]
+        with client.makefile() as answer:
+            return [json.loads(line) for line in answer]
+
+
+def test_who_sends_nothing_or_slowly_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_REQUEST_S", 0.3)
+    with ControlServer(tmp_path / "r.sock", {"add": add}) as server, socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        client.connect(str(server.path))
+        ended = threading.Event()
+
+        def dribble() -> None:
+            with contextlib.suppress(OSError):
+                while not ended.wait(0.05):
+                    client.sendall(b" ")
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        with client.makefile() as answer:
+            assert "did not come within" in json.loads(answer.readline())["error"]
+        ended.set()
+        thread.join()
 
 
 def test_progress_results_and_errors(tmp_path: Path) -> None:
     told: list[str] = []
-    with ControlServer(tmp_path / "r.sock", {"add": add}) as control:
-        assert ask(control.path, "add", a=1, b=2, on_progress=told.append) == {"sum": 3}
+    with ControlServer(tmp_path / "r.sock", {"add": add}) as server:
+        assert ask(server.path, "add", a=1, b=2, on_progress=told.append) == {"sum": 3}
         assert told == ["adding"]
         with pytest.raises(UserError, match="what is to be added"):
-            ask(control.path, "add")
+            ask(server.path, "add")
         with pytest.raises(UserError, match="cannot 'subtract'; it can: add"):
-            ask(control.path, "subtract")
-        control.register("subtract", lambda request, _: {"difference": request["a"] - request["b"]})
-        assert ask(control.path, "subtract", a=1, b=2) == {"difference": -1}
+            ask(server.path, "subtract")
+        server.register("subtract", lambda request, _: {"difference": request["a"] - request["b"]})
+        assert ask(server.path, "subtract", a=1, b=2) == {"difference": -1}
     with pytest.raises(ServerError, match="cannot be asked"):
-        ask(control.path, "add", a=1, b=2)
+        ask(server.path, "add", a=1, b=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,19 +79,27 @@ def test_only_the_owner_may_connect_and_paths_may_be_long(tmp_path: Path) -> Non
     folder.mkdir(parents=True)
     before = os.umask(0)
     try:
-        with ControlServer(folder / f"{'n' * 63}.sock", {"add": add}) as control:
-            assert stat.S_IMODE(control.path.stat().st_mode) == 0o600
-            assert ask(control.path, "add", a=1, b=2) == {"sum": 3}
+        with ControlServer(folder / f"{'n' * 63}.sock", {"add": add}) as server:
+            assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
+            assert ask(server.path, "add", a=1, b=2) == {"sum": 3}
     finally:
         os.umask(before)
 
 
-@pytest.mark.parametrize("sent", [b"\n", b"[]\n", b'"do"\n', b"{" + b" " * 70_000 + b"\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\n", b"[]\n", b'"do"\n', b"{" + b" " * 70_000 + b"\n", b"\xff\n", b"[" * 60_000 + b"\n",
+        b"x" * 200_000 + b"\n", b'{"do": {"a": [1]}}\n', b'{"do": "\\ud800"}\n', b'{"do": 1e999}\n',
+    ],
+    ids=lambda sent: sent[:12],
+)  # fmt: skip
 def test_nonsense_is_refused_and_others_go_on(tmp_path: Path, sent: bytes) -> None:
-    with ControlServer(tmp_path / "r.sock", {"add": add}) as control:
-        (answer,) = lines_of(control.path, sent)
+    """A traceback of the thread that answers would fail this test."""
+    with ControlServer(tmp_path / "r.sock", {"add": add}) as server:
+        (answer,) = lines_of(server.path, sent)
         assert answer["exit_code"] == 2
-        assert ask(control.path, "add", a=1, b=2) == {"sum": 3}
+        assert ask(server.path, "add", a=1, b=2) == {"sum": 3}
 
 
 def test_a_dead_server_leaves_a_socket_that_the_next_one_takes(tmp_path: Path) -> None:
@@ -90,9 +123,9 @@ def test_who_leaves_early_does_not_end_what_was_asked_for(tmp_path: Path) -> Non
         done.set()
         return {}
 
-    with ControlServer(tmp_path / "r.sock", {"work": work}) as control:
+    with ControlServer(tmp_path / "r.sock", {"work": work}) as server:
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(control.path))
+            client.connect(str(server.path))
             client.sendall(b'{"do": "work"}\n')
             assert b"begun" in client.recv(100)
         left.set()

@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
 from pipeline.serving import status
-from pipeline.serving.launch import Ports
 from pipeline.serving.log_files import LogLimit, LogTail, rotate
+from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
 
@@ -75,7 +75,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     moved = tmp_path / "package"
     moved.symlink_to(cpu_package)
     free = Ports.free()
-    ports = (f"--http-port={free.http}", f"--grpc-port={free.grpc}", f"--metrics-port={free.metrics}")
+    ports = (f"--grpc-port={free.grpc}", f"--metrics-port={free.metrics}")
     words = ("--package", str(moved), "--port", "0", *ports)
     started = shell.serve(*words)
     assert "ready after" in started.stderr
@@ -97,8 +97,8 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     assert said.stdout.strip()
     assert shell.run("generate", "support", "Hello", "--max-tokens", "4", "--json").stdout.startswith("{")
     described = json.loads(shell.run("gateway", "support", "--dry-run", "--json").stdout)
-    assert described["models"][0]["endpoints"] == [found["grpc_url"]]
-    apart = ("gateway", "--package", str(moved), "--endpoint", found["grpc_url"], "--dry-run", "--json")
+    assert described["models"][0]["endpoints"] == [found["grpc_socket"]]
+    apart = ("gateway", "--package", str(moved), "--endpoint", found["grpc_socket"], "--dry-run", "--json")
     assert json.loads(shell.run(*apart).stdout) == described, "as a compose file starts it"
     with urllib.request.urlopen(f"{found['gateway_url']}/v1/models", timeout=30) as answer:
         assert json.load(answer)["data"][0]["id"] == "support"
@@ -129,9 +129,9 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
 
 def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell) -> None:
     """Its exit code is that of the process that failed."""
-    taken = "--grpc-port=7001", "--http-port=7001"
+    taken = "--grpc-port=7001", "--metrics-port=7001"
     done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, code=2)
-    assert "must be three ports" in done.stderr
+    assert "must be different ports" in done.stderr
     assert "it ended with exit code 2 before it was ready" in done.stderr
     assert shell.ps() == {}
 
@@ -152,6 +152,7 @@ def record_of(process: subprocess.Popen[bytes], package: Path, **more: Any) -> R
 
 
 class _Nowhere:
+    grpc_socket = ""
     grpc_url, http_url, metrics_url = "127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:1/metrics"
 
 

@@ -18,8 +18,9 @@ import yaml
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import container, releases
 from pipeline.recipe.library import packaged
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import ManifestOptions, manifest_files
+from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import CONTAINER_ROOT, LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.dockerfile import parse
@@ -153,7 +154,7 @@ def test_entrypoint_and_health_check_are_ours() -> None:
     environment = " ".join(one.rest for one in serve.all("ENV"))
     assert f"PIPELINE_PACKAGE={CONTAINER_ROOT}" in environment
     assert "start-period=30m" in serve.all("HEALTHCHECK")[0].rest
-    assert serve.all("EXPOSE")[0].arguments == ["8000", "8001", "8002"]
+    assert serve.all("EXPOSE")[0].arguments == ["8001", "8002"]
 
 
 def test_the_script_for_a_gpu_runs_the_stage_that_checks_with_what_upstream_asks_for(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_the_services_are_the_stages() -> None:
 
 def test_the_services_are_those_that_are_written_for_a_package(tmp_path: Path) -> None:
     """But for what a package settles: its folder, name, recipe and deadline."""
-    options = ServeOptions(Ports(8000, 8001, 8002))
+    options = ServeOptions(Ports(None, 8001, 8002))
     (text,) = manifest_files("compose", ENGINE, tmp_path, options, ManifestOptions()).values()
     written = yaml.safe_load(text)["services"]
     for name in ("triton", "gateway"):
@@ -265,4 +266,4 @@ def test_the_server_may_do_little() -> None:
     assert serve["read_only"] is True
     assert serve["cap_drop"] == ["ALL"]
     assert all(port.startswith("127.0.0.1:") for port in serve["ports"])
-    assert [port.rpartition(":")[2] for port in serve["ports"]] == ["8000", "8001", "8002"]
+    assert [port.rpartition(":")[2] for port in serve["ports"]] == ["8001", "8002"]

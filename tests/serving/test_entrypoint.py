@@ -18,7 +18,7 @@ import pytest
 from pipeline.client import Client
 from pipeline.errors import InvalidInput
 from pipeline.serving.entrypoint import EntrypointSettings
-from pipeline.serving.launch import Ports
+from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from tests.support.command import Command
@@ -32,7 +32,7 @@ class Container:
     """The entrypoint as a process, with the environment that a container has."""
 
     def __init__(self, package: Path, folder: Path, **more: str) -> None:
-        self.ports = Ports.free()
+        self.ports = Ports.free(http=True)
         self.ready_file = folder / "run" / "ready.json"
         self.environment = {
             "PIPELINE_PACKAGE": str(package),
@@ -41,6 +41,7 @@ class Container:
             "PIPELINE_GRPC_PORT": str(self.ports.grpc),
             "PIPELINE_METRICS_PORT": str(self.ports.metrics),
             "PIPELINE_READY_FILE": str(self.ready_file),
+            "PIPELINE_ALLOWED_HOSTS": "triton,other",
             "TMPDIR": str(folder),
             **more,
         }
@@ -87,6 +88,12 @@ def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_p
         assert sum(float(line.split()[-1]) for line in counted) >= 6  # one answer, and five of the warm-up
         with Client(f"127.0.0.1:{container.ports.grpc}") as client:
             assert client.generate("Hello", max_tokens=4).text is not None
+        ready = f"http://127.0.0.1:{container.ports.http}/v2/health/ready"
+        with urllib.request.urlopen(ready, timeout=5) as answer:
+            assert answer.status == 200
+        triton = urllib.request.Request(ready, headers={"Host": "triton:8000"})
+        with urllib.request.urlopen(triton, timeout=5) as answer:
+            assert answer.status == 200
         command.wait_for("Started GRPCInferenceService")  # the server's own log is the container's
         assert command.stop() == 0
         assert "stopped Triton for support" in command.said
@@ -134,7 +141,7 @@ def test_sigterm_while_it_starts_is_not_waited_with(cpu_package: Path, tmp_path:
         start = time.monotonic()
         assert command.stop() == 0
         assert time.monotonic() - start < 100
-    wait_for(lambda: not processes(str(tmp_path / "pipeline-triton")), "the end of all processes")
+    wait_for(lambda: not processes(str(tmp_path / "pipeline-")), "the end of all processes")
 
 
 @pytest.mark.slow
@@ -163,6 +170,20 @@ def test_no_package_is_refused_with_2(tmp_path: Path) -> None:
         assert "no deployment.json" in command.said
 
 
+def test_a_package_that_is_not_signed_is_refused_with_2(cpu_package: Path, tmp_path: Path) -> None:
+    """Where a public key is configured, before any of it runs."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = Ed25519PrivateKey.generate().public_key()
+    file = tmp_path / "packages.pem"
+    file.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    with Container(cpu_package, tmp_path, PIPELINE_VERIFY_KEY=str(file)).command as command:
+        assert command.process.wait(60) == 2
+        assert f"$PIPELINE_VERIFY_KEY ({file}) asks for it" in command.said
+        assert "starting Triton" not in command.said
+
+
 def test_a_port_that_is_taken_is_refused_with_2(cpu_package: Path, tmp_path: Path) -> None:
     import socket
 
@@ -184,7 +205,7 @@ def test_settings() -> None:
     plain = EntrypointSettings.read({})
     assert str(plain.package) == "/deployment"
     assert plain.address == "0.0.0.0"
-    assert plain.ports == Ports(8000, 8001, 8002)
+    assert plain.ports == Ports(None, 8001, 8002)
     assert plain.start_deadline_s is None
     with pytest.raises(InvalidInput) as caught:
         EntrypointSettings.read({"PIPELINE_HTTP_PORT": "x", "PIPELINE_START_TIMEOUT_S": "-1"})

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import InvalidInput, ServerError, UserError
 from pipeline.serving.group import GroupMember, gather, leader_is_ready, sshd_files
+from pipeline.serving.server import TritonServer
 
 LEADER = {
     "LWS_LEADER_ADDRESS": "localhost", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "0", "PIPELINE_GROUP_GPUS": "8",
@@ -117,22 +115,9 @@ def test_without_the_key_it_is_said_how_to_make_one(tmp_path: Path) -> None:
         sshd_files(member, {}, folder=tmp_path / "sshd")
 
 
-@pytest.fixture
-def leader() -> Iterator[int]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None: ...
-
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/v2/health/ready" else 404)
-            self.end_headers()
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
-def test_a_worker_is_as_ready_as_its_leader(leader: int) -> None:
+def test_a_worker_is_as_ready_as_its_leader(server: TritonServer) -> None:
+    leader = server.ports.grpc
+    assert leader is not None
     environment = {**LEADER, "LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_WORKER_INDEX": "1"}
     member = GroupMember.read(environment)
     assert member is not None
@@ -142,5 +127,5 @@ def test_a_worker_is_as_ready_as_its_leader(leader: int) -> None:
     assert not leader_is_ready(member, unused)
     probe = [sys.executable, "-m", "pipeline.serving.group", "ready"]
     for port, code in ((leader, 0), (unused, 1)):
-        given = {**os.environ, **environment, "PIPELINE_HTTP_PORT": str(port)}
+        given = {**os.environ, **environment, "PIPELINE_GRPC_PORT": str(port)}
         assert subprocess.run(probe, env=given, capture_output=True, check=False).returncode == code

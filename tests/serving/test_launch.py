@@ -12,18 +12,21 @@ import pytest
 
 from pipeline.errors import InvalidInput, ServerError, UserError
 from pipeline.serving import launch_embedded
-from pipeline.serving.launch import Launcher, Ports, Start, mirror, traces_endpoint
+from pipeline.serving.launch import Launcher, Start, mirror, traces_endpoint
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_embedded import EmbeddedLaunch, EmbeddedLauncher, Installation
 from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.ports import Listeners, Ports
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 
+PORTS = Ports(None, 2, 3)
+LISTENERS = Listeners.within(Path("/tmp/pipeline-0"), PORTS)
 FOUND = Installation(Path("/wheel/pytriton/tritonserver"), Path("/wheel/libs"), "3.11")
 
 
 def launch(repository: str = "/models", stage: str = "/tmp/stage") -> EmbeddedLaunch:
-    start = Start(Path(stage), Ports(1, 2, 3), "prefix-", deadline_s=90)
+    start = Start(Path(stage), LISTENERS, "prefix-", deadline_s=90)
     return EmbeddedLaunch(FOUND, Path(repository), start)
 
 
@@ -39,10 +42,9 @@ def test_the_command() -> None:
         "--cache-directory=/wheel/pytriton/tritonserver/caches",
         "--backend-config=python,shm-region-prefix-name=prefix-",
         "--backend-config=python,stub-timeout-seconds=90",
-        "--http-address=127.0.0.1",
-        "--http-port=1",
-        "--grpc-address=127.0.0.1",
-        "--grpc-port=2",
+        "--allow-http=false",
+        "--grpc-address=unix:/tmp/pipeline-0/grpc",
+        "--grpc-port=1",
         "--metrics-address=127.0.0.1",
         "--metrics-port=3",
         "--metrics-interval-ms=500",
@@ -55,7 +57,7 @@ def test_the_repository_is_mirrored_file_by_file(tmp_path: Path) -> None:
     source = tmp_path / "my models"
     (source / "a" / "1" / "__pycache__").mkdir(parents=True)
     (source / "a" / "1" / "model.py").write_text("x = 1")
-    start = Start(tmp_path / "stage", Ports(1, 2, 3), "prefix-")
+    start = Start(tmp_path / "stage", LISTENERS, "prefix-")
     made = EmbeddedLaunch(Installation.find(), source, start)
     made.prepare()
     assert (made.mirror / "a" / "1" / "model.py").read_text() == "x = 1"
@@ -116,7 +118,7 @@ def test_triton_exports_spans_where_the_receiver_is_named(
     assert traces_endpoint() == "http://exact/spans"
     assert traces_endpoint("http://here:4318") == "http://here:4318/v1/traces"
     deployment = gpu_deployment(LaunchSpec(mode="leader", engine_models=("tensorrt_llm",), world_size=2))
-    start = Start(tmp_path, Ports(1, 2, 3), "prefix-")
+    start = Start(tmp_path, LISTENERS, "prefix-", PORTS)
     for launcher in (
         EmbeddedLauncher(tmp_path, deployment.models, traces),
         NativeLauncher(deployment, tmp_path, traces=traces),
@@ -134,15 +136,23 @@ def test_ports_that_are_taken_are_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with pytest.raises(ServerError, match=rf"gRPC port 127\.0\.0\.1:{number} cannot be used"):
-            Ports(Ports.free().http, number, Ports.free().metrics).check()
-        assert Ports.choose(http=number).http == number
-    with pytest.raises(ServerError, match="must be three ports"):
+            Ports(None, number, Ports.free().metrics).check()
+        assert Ports.choose(grpc=number).grpc == number
+    with pytest.raises(ServerError, match="HTTP 5, gRPC 5 and metrics 6 must be different ports"):
         Ports(5, 5, 6).check()
-    assert len(set(vars_of(Ports.free()))) == 3
 
 
-def vars_of(ports: Ports) -> tuple[int, int, int]:
-    return ports.http, ports.grpc, ports.metrics
+@pytest.mark.parametrize("http", [True, False])
+@pytest.mark.parametrize("grpc", [True, False])
+def test_only_ports_that_are_open_are_chosen(http: bool, grpc: bool) -> None:
+    for ports in (
+        Ports.free(http=http, grpc=grpc),
+        Ports.choose(opens_http=http, opens_grpc=grpc),
+        Ports.free(http=http, grpc=grpc).moved(),
+    ):
+        assert set(ports.open) == {"metrics", *(["HTTP"] if http else []), *(["gRPC"] if grpc else [])}
+        assert len(set(ports.open.values())) == len(ports.open)
+        assert Listeners.within(Path("/tmp"), ports).http is None or http
 
 
 def test_the_installation_here_can_run() -> None:

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InvalidInput, UserError
 from pipeline.serving.dry_run import shell_lines
-from pipeline.serving.launch import Ports, Start
+from pipeline.serving.launch import Start
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, launch_faults, plan_launch
+from pipeline.serving.ports import Listeners, Ports
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
-PLACE = LaunchContext(Ports(8000, 8001, 8002), "pipeline-0123-")
+PORTS = Ports(None, 9001, 9002)
+PLACE = LaunchContext(Listeners.within(Path("/tmp/pipeline-0"), Ports(8000, None, 8002)), "pipeline-0123-")
 SIZES = (1, 2, 4, 8)
 
 
@@ -80,7 +82,9 @@ def test_golden(mode: str, size: int) -> None:
     deployment = deployment_of(mode, size)
     plan = plan_launch(deployment, replace(PLACE, root=True, slots=4))
     launcher = DockerLauncher(deployment, Path("/store/package-1"), "registry/image@sha256:0", slots=4)
-    docker = launcher.launch(Start(Path("/tmp/stage"), Ports(9000, 9001, 9002), "pipeline-0123-"), name="it")
+    docker = launcher.launch(
+        Start(Path("/tmp/stage"), Listeners.at(PORTS), "pipeline-0123-", PORTS), name="it"
+    )
     text = "\n".join(
         [
             f"# {mode}, tensor parallel {size}: {plan.ranks} ranks, {plan.shm_mib} MiB of shared memory",
@@ -143,7 +147,7 @@ def test_what_holds_of_every_plan(size: int, mode: str, root: bool, slots: int |
         assert "--disable-auto-complete-config" in block
     assert set(plan.programs) >= {found[0][0]}
     assert plan.shm_mib >= 2048 + 512 * (size - 1)
-    assert plan.environment["PIPELINE_TRITON_GRPC"] == "127.0.0.1:8001"
+    assert plan.environment["PIPELINE_TRITON_GRPC"] == "unix:/tmp/pipeline-0/grpc:1"
     assert ("TRTLLM_ORCHESTRATOR" in plan.environment) == (mode == "orchestrator")
 
 
@@ -153,10 +157,10 @@ def test_devices_are_those_that_were_asked_for() -> None:
 
 
 def test_a_server_behind_an_address_is_called_there() -> None:
-    plan = plan_launch(deployment_of("engines", 1), replace(PLACE, address="10.0.0.7"))
-    assert plan.environment["PIPELINE_TRITON_GRPC"] == "10.0.0.7:8001"
-    anywhere = plan_launch(deployment_of("engines", 1), replace(PLACE, address="0.0.0.0"))
-    assert anywhere.environment["PIPELINE_TRITON_GRPC"] == "127.0.0.1:8001"
+    for address, called in (("10.0.0.7", "10.0.0.7"), ("0.0.0.0", "127.0.0.1")):
+        place = replace(PLACE, listeners=Listeners.at(Ports(None, 8001, 8002), address))
+        plan = plan_launch(deployment_of("engines", 1), place)
+        assert plan.environment["PIPELINE_TRITON_GRPC"] == f"{called}:8001"
 
 
 def test_all_that_is_impossible_is_said_at_once() -> None:

@@ -130,6 +130,14 @@ def test_figures_have_the_types_that_the_config_declares(llm: TritonServer) -> N
     assert set(plain.outputs) == {"text_output"}
 
 
+def test_blocks_of_the_kv_cache_are_told_in_tokens(llm: TritonServer) -> None:
+    with Client(llm.grpc_url, model=MODEL) as client:
+        assert client.generate(PROMPT, max_tokens=8).stats.cached_tokens == 32
+        with client.stream(PROMPT, max_tokens=8) as stream_of_it:
+            assert "".join(chunk.text for chunk in stream_of_it)
+        assert stream_of_it.stats.cached_tokens == 32
+
+
 def test_outputs_that_a_client_does_not_want_do_no_harm(llm: TritonServer) -> None:
     """Triton drops them without holding the GIL; were nothing else to hold them, the model's process would crash."""
     asked = tensors(
@@ -181,7 +189,9 @@ def test_many_at_once(llm: TritonServer) -> None:
 def test_over_http(llm: TritonServer) -> None:
     body = {"text_input": PROMPT, "sampling_param_max_tokens": 5, "streaming": True}
     request = urllib.request.Request(
-        f"{llm.http_url}/v2/models/{MODEL}/generate_stream", json.dumps(body).encode()
+        f"{llm.http_url}/v2/models/{MODEL}/generate_stream",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         events = [json.loads(line.removeprefix(b"data: ")) for line in answer if line.startswith(b"data: ")]

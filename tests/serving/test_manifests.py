@@ -19,15 +19,16 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from pipeline.errors import UserError
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import ManifestOptions, ManifestTarget, manifest_files
+from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
 GOLDEN = Path(__file__).parent / "golden" / "manifests"
 COMPOSE = Draft202012Validator(json.loads((Path(__file__).parent / "compose-spec.json").read_text("utf-8")))
 PACKAGE = Path("/srv/package")
-PORTS = Ports(8000, 8001, 8002)
+PORTS = Ports(None, 8001, 8002)
 ENGINE = gpu_deployment(LaunchSpec(mode="single", engine_models=("tensorrt_llm",), weights_gib=8))
 FOUR = gpu_deployment(
     LaunchSpec(mode="leader", world_size=4, engine_models=("tensorrt_llm",), weights_gib=64), gpus=4
@@ -82,6 +83,26 @@ def test_compose_has_keys_of_the_specification_and_names_what_is_there(name: str
         text = configs["recipe"]["content"]
         assert text.replace("$$", "$") == RECIPE
         assert "$H" not in text.replace("$$", "")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in KINDS if name.startswith("compose")] + ["of the repository"]
+)
+def test_everything_is_up_again_after_a_planned_reboot(name: str) -> None:
+    """A shutdown ends containers with code 0: `on-failure` leaves them down when the daemon is back, and `always` also
+    starts what an operator stopped (https://docs.docker.com/engine/containers/start-containers-automatically/).
+    """
+    file = GOLDEN / name if name in KINDS else GOLDEN.parents[3] / "compose.yaml"
+    services = yaml.safe_load(file.read_text("utf-8"))["services"]
+    policies = {name: one.get("restart") for name, one in services.items() if "profiles" not in one}
+    assert policies == {"triton": "unless-stopped", "gateway": "unless-stopped"}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name.endswith(".service")])
+def test_the_unit_is_started_at_boot(name: str) -> None:
+    lines = (GOLDEN / name).read_text("utf-8").splitlines()
+    assert "WantedBy=multi-user.target" in lines
+    assert any("systemctl enable --now" in line or "enable --now" in line for line in lines)
 
 
 def _has_compose() -> bool:
@@ -183,3 +204,24 @@ def test_no_image_is_made_up_for_the_cpu(target: ManifestTarget) -> None:
     with pytest.raises(UserError, match="no image carries that runtime: pipeline serve runs it") as caught:
         manifest_files(target, CPU, PACKAGE, ServeOptions(PORTS), ManifestOptions())
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name.endswith(".service")])
+def test_a_unit_exposes_little(name: str, tmp_path: Path) -> None:
+    """As `systemd-analyze security` scores it, from 0 to 10: 8.6 is a unit without protection."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("there is no systemd-analyze")
+    target, deployment, options, more = KINDS[name]
+    (text,) = manifest_files(target, deployment, PACKAGE, options, more).values()
+    unit = tmp_path / name
+    unit.write_text(text)
+    command = [program, "security", "--offline=true", "--threshold=30", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze looks at units that run only")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Overall exposure level" in done.stdout
+    checked = subprocess.run([program, "verify", str(unit)], capture_output=True, text=True, check=False)
+    faults = [line for line in checked.stderr.splitlines() if "is not executable" not in line]
+    assert faults == []

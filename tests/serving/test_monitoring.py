@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from pipeline.cli.monitoring import command
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
+from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files, rule_files
 from pipeline.serving.monitoring.alerts import alerts_of, target_down
 from pipeline.serving.monitoring.rule_files import recording_rules
 from tests.support.servers import Unavailable, prometheus_program, promtool
@@ -171,6 +171,32 @@ def test_promtool_finds_no_fault_and_every_alert_fires(chosen: Any, tmp_path: Pa
         assert promtool(*words, folder=tmp_path)[0] == 0
     status, said = promtool("test", "rules", "alerts_test.yaml", folder=tmp_path)
     assert status == 0, said
+
+
+@pytest.mark.servers
+@pytest.mark.usefixtures("prometheus")
+def test_alerts_of_a_namespace_are_for_its_own_series_alone(tmp_path: Path) -> None:
+    """Every alert fires under its example, and none where the series are of another namespace with the same recipe."""
+    recipe = load_recipe("llama-3.1-8b-fp8", ("cache.enabled=true",))
+    rules = rule_files.rules_file([recipe], Pace(), "alerts.html", "one")
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules))
+    tests = rule_files.tests_file([recipe], "alerts.html", "alerts.yaml", "one")
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tests))
+    own = {"series": f'pipeline_model_ready{{namespace="one",model="{recipe.name}"}}', "values": "1x120"}
+    for case in tests["tests"]:
+        for series in case["input_series"]:
+            series["series"] = series["series"].replace('namespace="one"', 'namespace="other"')
+        case["input_series"].append(own)
+        for wanted in case["alert_rule_test"]:
+            wanted["exp_alerts"] = []
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(tests))
+    for words in (
+        ("check", "rules", "alerts.yaml"),
+        ("test", "rules", "own.yaml"),
+        ("test", "rules", "other.yaml"),
+    ):
+        status, said = promtool(*words, folder=tmp_path)
+        assert status == 0, said
 
 
 @pytest.mark.slow

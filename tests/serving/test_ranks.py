@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
-from pipeline.serving.launch import Ports
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from tests.support.ranks import leader_of, two_ranks
 from tests.support.waiting import wait_for
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     marks: list[str] = []
     monkeypatch.setattr(process_guard, "Guarded", _remembering(marks))
     yield tmp_path / "ranks"
-    assert not [path for path in tmp_path.glob("pipeline-triton-*") if path.is_dir()]
+    assert not list(tmp_path.glob("pipeline-*/start-*"))
     for mark in marks:
         assert not list(Path("/dev/shm").glob(f"{mark}*"))
         assert not process_guard.marked(mark)
@@ -66,7 +66,7 @@ def test_rank_0_serves_and_rank_1_holds_the_engine_only(
         assert server.check_health().text is not None
         assert server.warmup(1).total_s > 0
         first, second = rank(folder, 0)["arguments"], rank(folder, 1)["arguments"]
-        assert f"--grpc-port={server.ports.grpc}" in first
+        assert f"--grpc-address={server.target.rpartition(':')[0]}" in first
         assert "--model-control-mode=none" in first
         assert [part for part in second if part.startswith("--load-model=")] == ["--load-model=tensorrt_llm"]
         assert "--model-control-mode=explicit" in second
@@ -147,8 +147,8 @@ def test_workers_in_sessions_of_their_own_go_when_mpirun_is_killed(
 def test_a_port_that_is_taken(package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = two_ranks(package, folder, monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = Ports(taken.getsockname()[1], Ports.free().grpc, Ports.free().metrics)
-        with pytest.raises(ServerError, match=r"HTTP port .* cannot be used: Address already in use"):
+        ports = Ports(None, taken.getsockname()[1], Ports.free().metrics)
+        with pytest.raises(ServerError, match=r"gRPC port .* cannot be used: Address already in use"):
             server_of(package, launcher, ports=ports).start()
     assert not (folder / "rank0.json").exists()
 

@@ -22,7 +22,8 @@ from pipeline.golden import GoldenBudgets, GoldenSet, write_document
 from pipeline.golden_questions import GoldenQuestion
 from pipeline.progress import Silent
 from pipeline.serving.control import ask
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
+from pipeline.serving.ports import Ports
 from pipeline.serving.serve import serve
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer

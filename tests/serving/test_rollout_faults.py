@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from pipeline.progress import Progress, Silent
 from pipeline.serving import rollout
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer, ask
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.monitor import HealthIssue
+from pipeline.serving.ports import Ports
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.rollout import Rollouts
 from pipeline.serving.server import StartCancelled
@@ -42,7 +44,8 @@ class StandIn:
         self.gate.set()
         ports = self.options.ports
         self.server = SimpleNamespace(
-            ports=ports, grpc_url=f"127.0.0.1:{ports.grpc}", http_url="", metrics_url="http://127.0.0.1:9/metrics",
+            ports=ports, grpc_url=f"127.0.0.1:{ports.grpc}", target=f"127.0.0.1:{ports.grpc}", grpc_socket="",
+            http_url="", metrics_url="http://127.0.0.1:9/metrics",
             entry_model="bls", log_file=package / "triton.log", running=False, deployment=None,
         )  # fmt: skip
 
@@ -131,6 +134,12 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_GRACE_S", "_IDLE_S", "_POLL_S"):
         monkeypatch.setattr(rollout, name, 0.05)
     monkeypatch.setattr(rollout, "check_package", lambda *_: None)
+
+
+NONSENSE: list[Any] = [
+    None, True, -1, 1e400, 10**30, "", "tiny", "/", "/\0", "\ud800", "x" * 5000, [], [1], ["a", None], {},
+    {"a": {"b": []}},
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -249,3 +258,18 @@ def test_a_gateway_that_cannot_go_over_undoes_the_switch(tmp_path: Path) -> None
         assert house.events == ["start old", "start new", "stop new"]
         assert house.old.server.running
         assert (house.record.state, house.record.deployment.parent.name) == ("ready", "old")
+
+
+@pytest.mark.parametrize("do", ["rollout", "rollback", "cancel_rollout", "status"])
+def test_nonsense_on_the_socket_is_refused_in_words(house: House, do: str) -> None:
+    """Whatever stands in a request: a traceback of the thread that answers would fail this test."""
+    fields = ("name", "package", "recipe", "settings", "golden", "in_place", "drain_s")
+    requests: list[dict[str, Any]] = [{name: value} for name in fields for value in NONSENSE]
+    requests += [{"name": "tiny", "package": "/none", name: value} for name in fields for value in NONSENSE]
+    requests += [dict.fromkeys(fields, value) for value in NONSENSE]
+    for request in requests:
+        with contextlib.suppress(UserError):
+            ask(house.control.path, do, **request)
+    assert house.record.state == "ready"
+    with pytest.raises(UserError, match=r"name: .*; golden: .*; drain_s: "):
+        ask(house.control.path, "rollout", name=1, golden="x", drain_s=-1)

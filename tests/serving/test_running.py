@@ -18,7 +18,7 @@ from pipeline.triton.running import SUPERVISED, RunningServer
 
 
 class Server:
-    grpc_url = "127.0.0.1:8001"
+    grpc_url, grpc_socket = "127.0.0.1:8001", "unix:/tmp/pipeline-0/grpc:1"
     http_url = "http://127.0.0.1:8000"
     metrics_url = "http://127.0.0.1:8002/metrics"
 
@@ -33,6 +33,7 @@ def test_written_read_removed(tmp_path: Path) -> None:
     assert json.loads((folder / "tiny.json").read_text()) == {
         "pid": os.getpid(),
         "grpc_url": "127.0.0.1:8001",
+        "grpc_socket": "unix:/tmp/pipeline-0/grpc:1",
         "http_url": "http://127.0.0.1:8000",
         "metrics_url": "http://127.0.0.1:8002/metrics",
         "deployment": str(tmp_path / "package" / "deployment.json"),
@@ -80,7 +81,7 @@ def test_a_record_of_an_older_version_is_that_of_a_ready_server(tmp_path: Path) 
         for key in ("pid", "grpc_url", "http_url", "metrics_url", "deployment", "started")
     }
     (tmp_path / "tiny.json").write_text(json.dumps({**older, "of_a_newer_version": 1}))
-    assert RunningServer.find(tmp_path, "tiny") == replace(record, boot_id="", uptime_s=0.0)
+    assert RunningServer.find(tmp_path, "tiny") == replace(record, boot_id="", uptime_s=0.0, grpc_socket="")
 
 
 def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError, UserError
 from pipeline.progress import Lines, Silent
 from pipeline.recipe import load_recipe
 from pipeline.serving.announcement import Announcement
-from pipeline.serving.launch import Ports
+from pipeline.serving.ports import Ports
 from pipeline.triton.running import RunningServer
 
 
@@ -101,7 +101,7 @@ def test_what_others_run_is_written_and_nothing_is_run(
     # What the unit starts is what `serve` understands.
     words[words.index("--store") + 1] = str(tmp_path / "store")
     run = json.loads(serve(*words[1:], "--dry-run", "--json").stdout)
-    assert "--grpc-port=8001" in run["command"]
+    assert run["ports"]["gRPC"] == 8001
     assert not (tmp_path / "store").exists()
 
 
@@ -113,10 +113,11 @@ def test_dry_run_of_a_package_for_the_cpu(cpu_package: Path, tmp_path: Path) -> 
     )
     made = json.loads(done.stdout)
     assert made["command"][0].endswith("/bin/tritonserver")
-    assert f"--grpc-port={free.grpc}" in made["command"]
+    assert made["ports"]["gRPC"] == free.grpc
+    assert "--allow-http=false" in made["command"]
     assert made["docker"] == []
     assert made["start_deadline_s"] == 90
-    assert made["environment"] == {"PIPELINE_TRITON_GRPC": f"127.0.0.1:{free.grpc}"}
+    assert made["environment"] == {"PIPELINE_TRITON_GRPC": "unix:/tmp/pipeline-triton/grpc:1"}
     assert not (tmp_path / "running").exists()
 
 

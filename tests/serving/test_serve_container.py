@@ -13,7 +13,7 @@ import pytest
 from pipeline.client import Client
 from pipeline.contracts.releases import container
 from pipeline.machine.programs import Software
-from pipeline.serving.launch import Ports
+from pipeline.serving.ports import Ports
 from pipeline.triton.running import RunningServer
 from tests.support.command import Command
 from tests.support.containers import DIGEST, StandInDocker
@@ -50,8 +50,6 @@ def deploying(package: Path, folder: Path, *options: str) -> Command:
 def ports() -> tuple[Ports, list[str]]:
     free = Ports.free()
     return free, [
-        "--http-port",
-        str(free.http),
         "--grpc-port",
         str(free.grpc),
         "--metrics-port",

@@ -9,18 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
-from pipeline.serving.launch import Ports
 from pipeline.serving.launch_embedded import Installation
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 
 
@@ -120,42 +118,32 @@ def test_a_model_that_does_not_load(
 
 def test_a_port_that_is_taken(copy: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = Ports(Ports.free().http, taken.getsockname()[1], Ports.free().metrics)
+        ports = Ports(None, taken.getsockname()[1], Ports.free().metrics)
         with pytest.raises(ServerError, match=r"gRPC port .* cannot be used: Address already in use"):
             TritonServer.of_package(copy, ports=ports, log_file=copy / "log").start()
 
 
 @pytest.mark.slow
 def test_a_port_that_is_lost_between_choice_and_start_is_chosen_again(copy: Path) -> None:
-    server = TritonServer.of_package(copy, log_file=copy / "log")
+    server = TritonServer.of_package(copy, ports=Ports.free(), log_file=copy / "log")
     first = server.ports
+    assert first.grpc is not None
     with socket.create_server(("127.0.0.1", first.grpc)), server:
-        assert server.ports.grpc != first.grpc
+        assert server.ports.grpc not in (None, first.grpc)
         assert server.check_health().text is not None
 
 
-class _Ready(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.slow
-def test_another_server_that_takes_the_port_while_triton_loads_is_not_taken_for_it(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("protocol", ["gRPC", "HTTP", "metrics"])
+def test_a_port_that_another_process_takes_while_triton_loads_is_not_waited_for(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    server = TritonServer.of_package(copy, log_file=copy / "log")
+    server = TritonServer.of_package(copy, ports=Ports.free(http=True), log_file=copy / "log")
     first = server.ports
     monkeypatch.setattr(Ports, "faults", lambda *_: [])
-    with ThreadingHTTPServer(("127.0.0.1", first.http), _Ready) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        with server:
-            assert server.ports.http != first.http
-            assert server.check_health().text is not None
-        other.shutdown()
+    with socket.create_server(("127.0.0.1", first.open[protocol])), server:
+        assert server.ports.open[protocol] != first.open[protocol]
+        assert server.check_health().text is not None
 
 
 @pytest.mark.slow
@@ -225,13 +213,13 @@ def test_stopping_leaves_nothing(copy: Path, tmp_path: Path) -> None:
     server = TritonServer.of_package(copy, log_file=copy / "log")
     server.start()
     assert server.running
-    assert list(tmp_path.glob("pipeline-triton-*"))
+    assert list(tmp_path.glob("pipeline-*/start-*"))
     assert server._guarded is not None
     mark = server._guarded.mark  # others may run servers at the same time
     assert list(Path("/dev/shm").glob(f"{mark}*"))
     server.stop()
     assert not server.running
-    assert not list(tmp_path.glob("pipeline-triton-*"))
+    assert not list(tmp_path.glob("pipeline-*/start-*"))
     assert not list(Path("/dev/shm").glob(f"{mark}*"))
     assert not process_guard.marked(mark)
     server.stop()  # once more is no fault
@@ -261,7 +249,7 @@ def test_the_server_goes_when_its_owner_is_killed(copy: Path, tmp_path: Path) ->
         assert len(processes(str(tmp_path))) > 4
         owner.kill()
     assert wait_for(lambda: not processes(str(tmp_path)), 20), processes(str(tmp_path))
-    assert not list(tmp_path.glob("pipeline-triton-*"))
+    assert not list(tmp_path.glob("pipeline-*"))
 
 
 @pytest.mark.slow
@@ -272,4 +260,4 @@ def test_the_server_goes_when_its_guard_is_killed(copy: Path, tmp_path: Path) ->
     assert server.wait() == -signal.SIGKILL
     server.stop()
     assert wait_for(lambda: not processes(str(tmp_path)), 10), processes(str(tmp_path))
-    assert not list(tmp_path.glob("pipeline-triton-*"))
+    assert not list(tmp_path.glob("pipeline-*/start-*"))

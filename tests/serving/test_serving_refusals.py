@@ -177,7 +177,11 @@ def test_over_http_the_error_is_one_line_too(server: TritonServer) -> None:
     import urllib.request
 
     body = json.dumps({"text_input": "Hello", "max_tokens": 4, "beam_width": 2}).encode()
-    request = urllib.request.Request(f"{server.http_url}/v2/models/tensorrt_llm_bls/generate", body)
+    url, headers = (
+        f"{server.http_url}/v2/models/tensorrt_llm_bls/generate",
+        {"Content-Type": "application/json"},
+    )
+    request = urllib.request.Request(url, body, headers)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=10)
     with caught.value as answer:

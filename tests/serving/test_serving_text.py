@@ -251,10 +251,15 @@ def test_http_answers_whole_and_streams_events(server: TritonServer) -> None:
     body = {"text_input": PROMPT, "max_tokens": 24, "exclude_input_in_output": True}
     text = joined(server.grpc_url, "tensorrt_llm_bls", text_input=PROMPT, max_tokens=24, stream=True)
     model = f"{server.http_url}/v2/models/tensorrt_llm_bls"
-    with urllib.request.urlopen(f"{model}/generate", json.dumps(body).encode(), timeout=20) as answer:
+
+    def request(call: str) -> urllib.request.Request:
+        headers = {"Content-Type": "application/json"}
+        return urllib.request.Request(f"{model}/{call}", json.dumps(body).encode(), headers)
+
+    with urllib.request.urlopen(request("generate"), timeout=20) as answer:
         assert json.loads(answer.read())["text_output"] == text
     body["stream"] = True
-    with urllib.request.urlopen(f"{model}/generate_stream", json.dumps(body).encode(), timeout=20) as answer:
+    with urllib.request.urlopen(request("generate_stream"), timeout=20) as answer:
         events = [json.loads(line.removeprefix(b"data: ")) for line in answer if line.startswith(b"data: ")]
     assert len(events) > 1
     assert "".join(event["text_output"] for event in events) == text

@@ -26,6 +26,7 @@ from pipeline.gateway.app import Gateway
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from tests.gateway.conftest import tiny
 from tests.serving.test_serving_cancel import ENDLESS, LONG, PROMPT, cut_short
@@ -45,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("whole")
     settings = replace(SETTINGS, decoupled=False, max_draft_tokens=4, speculation="bls")
     made = package_support_pair(folder, draft=True, settings=settings)
-    with TritonServer.of_package(made, log_file=folder / "triton.log") as server:
+    with TritonServer.of_package(made, ports=Ports.free(http=True), log_file=folder / "triton.log") as server:
         yield server
 
 
@@ -72,9 +73,13 @@ def text(result: grpc.InferResult | http.InferResult) -> str:
     return str(result.as_numpy("text_output")[0].decode())
 
 
+def request(server: TritonServer, path: str, body: dict[str, Any]) -> urllib.request.Request:
+    headers = {"Content-Type": "application/json"}
+    return urllib.request.Request(f"{server.http_url}/v2/models/{path}", json.dumps(body).encode(), headers)
+
+
 def post(server: TritonServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(f"{server.http_url}/v2/models/{path}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request(server, path, body), timeout=60) as answer:
         found: dict[str, Any] = json.loads(answer.read())
         return found
 
@@ -106,8 +111,8 @@ def test_every_way_to_ask_gets_the_whole_answer(whole: TritonServer, expected: l
     )
     assert (output["shape"], output["data"]) == ([1], [answer])
     assert post(whole, f"{model}/generate", question)["text_output"] == answer
-    url = f"{whole.http_url}/v2/models/{model}/generate_stream"
-    with urllib.request.urlopen(url, json.dumps(question).encode(), timeout=60) as events:
+    asking = request(whole, f"{model}/generate_stream", question)
+    with urllib.request.urlopen(asking, timeout=60) as events:
         (event,) = (line for line in events if line.startswith(b"data: "))
     assert json.loads(event.removeprefix(b"data: "))["text_output"] == answer
 

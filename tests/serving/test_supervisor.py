@@ -20,14 +20,15 @@ import yaml
 
 from pipeline.client import Client
 from pipeline.errors import PipelineError, ServerError, UserError
-from pipeline.gateway.server import bound_sockets
+from pipeline.gateway.http_server import bound_sockets
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ask
 from pipeline.serving.gateway_process import GatewayLaunch
 from pipeline.serving.health import Ready
-from pipeline.serving.launch import Ports, ServeOptions
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.monitor import HealthIssue
+from pipeline.serving.ports import Ports
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
 from pipeline.serving.supervisor import GaveUp, Supervisor
@@ -294,6 +295,7 @@ class Scripted:
 
 class Addresses:
     grpc_url = http_url = metrics_url = "localhost:1"
+    grpc_socket = ""
 
 
 def supervise(component: Scripted, folder: Path, policy: RestartPolicy) -> Any:

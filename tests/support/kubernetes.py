@@ -41,6 +41,37 @@ def pod_specs(files: Mapping[str, str]) -> Iterator[tuple[str, Object]]:
                 yield template["metadata"]["labels"]["app.kubernetes.io/name"], template["spec"]
 
 
+# Capabilities that may be added below "privileged"; "restricted" takes NET_BIND_SERVICE alone.
+# https://kubernetes.io/docs/concepts/security/pod-security-standards/
+_BASELINE = {
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP",
+    "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+}  # fmt: skip
+
+
+def least_level(pod: Object) -> str:
+    """The strictest of the Pod Security Standards that admits a pod."""
+    containers = [*pod.get("initContainers", ()), *pod["containers"]]
+    own = [one.get("securityContext", {}) for one in containers]
+    added = {name for one in own for name in one.get("capabilities", {}).get("add", ())}
+    host = any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
+    host = host or any("hostPath" in volume for volume in pod["volumes"])
+    if host or any(one.get("privileged") for one in own) or not added <= _BASELINE:
+        return "privileged"
+    security = pod.get("securityContext", {})
+    kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+    restricted = (
+        security.get("runAsNonRoot") is True
+        and security.get("runAsUser") != 0
+        and security.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost")
+        and added <= {"NET_BIND_SERVICE"}
+        and all("ALL" in one.get("capabilities", {}).get("drop", ()) for one in own)
+        and all(one.get("allowPrivilegeEscalation") is False for one in own)
+        and kinds <= {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    )
+    return "restricted" if restricted else "baseline"
+
+
 def faults(one: Object, version: str) -> list[str]:
     """What is wrong with an object for a version of Kubernetes, or with one of an extension for the release of that."""
     validator = (

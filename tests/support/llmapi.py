@@ -16,6 +16,7 @@ from pipeline.progress import Silent
 from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
 from pipeline.serving.launch_embedded import EmbeddedLauncher
+from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
 from tests.support.models import make_checkpoint
@@ -75,7 +76,10 @@ def served(package: Path, status: Path, log: Path, **environment: str) -> Iterat
         for name, value in environment.items():
             patch.setenv(name, value)
         launcher = EmbeddedLauncher((package / REPOSITORY).absolute(), Deployment.load(package).models)
-        with TritonServer.of_package(package, launcher=launcher, log_file=log, start_deadline_s=60) as server:
+        ports = Ports.free(http=True)
+        with TritonServer.of_package(
+            package, launcher=launcher, ports=ports, log_file=log, start_deadline_s=60
+        ) as server:
             yield server
 
 

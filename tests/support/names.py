@@ -30,13 +30,15 @@ class HostsFile(Names):
         self.file = file
 
     def write(self, name: str, *addresses: str) -> None:
+        """Give a name its addresses; only one process writes."""
+        self.addresses[name] = addresses
         new = self.file.with_suffix(".new")
-        new.write_text(" ".join([name, *addresses]))
+        new.write_text("".join(f"{' '.join([name, *found])}\n" for name, found in self.addresses.items()))
         new.rename(self.file)
 
     def resolve(self, name: str) -> Sequence[str] | None:
-        known, *addresses = self.file.read_text().split()
-        return addresses if known == name else None
+        lines = (line.split() for line in self.file.read_text().splitlines())
+        return next((addresses for known, *addresses in lines if known == name), None)
 
 
 def use_names(names: Names, replace: Callable[[Any, str, object], None] = setattr) -> None:

@@ -34,6 +34,19 @@ _WITH_NAMES = (
 )
 
 
+def secret_values(container: Object, secrets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Variables that a container has from Secrets. Without one that it needs, it does not start."""
+    found = {}
+    for one in container.get("env", ()):
+        reference = one.get("valueFrom", {}).get("secretKeyRef")
+        if reference is None:
+            continue
+        value = secrets.get(reference["name"], {}).get(reference["key"])
+        assert value is not None or reference.get("optional"), f"CreateContainerConfigError: {reference}"
+        found |= {} if value is None else {one["name"]: value}
+    return found
+
+
 class Pod:
     """One pod: `init` runs its init containers, `start` its container. A context manager that leaves nothing behind."""
 
@@ -45,6 +58,7 @@ class Pod:
         *,
         configs: Mapping[str, Mapping[str, str]],
         names: Path,
+        secrets: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """
         Args:
@@ -53,7 +67,9 @@ class Pod:
             address: Of loopback.
             configs: Name of a ConfigMap -> its files.
             names: File in which its processes find the names of the cluster.
+            secrets: Name of a Secret -> its keys.
         """
+        self._secrets = secrets or {}
         self.spec, self.address, self._folder, self._names = spec, address, folder, names
         (self.container,) = spec["containers"]
         self._volumes: dict[str, Path] = {}
@@ -179,6 +195,7 @@ class Pod:
         for one in _DOCKERFILE.stage(self._stage).all("ENV"):
             image.update(word.split("=", 1) for word in shlex.split(one.rest))
         given = {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
+        given |= secret_values(container, self._secrets)
         made = {name: self._path(container, value) for name, value in {**image, **given}.items()}
         outside = {name: value for name, value in os.environ.items() if not name.startswith("PIPELINE_")}
         own = {

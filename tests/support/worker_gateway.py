@@ -25,11 +25,14 @@ from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries
 from pipeline.gateway.access_log import log_to_stderr
 from pipeline.gateway.app import Gateway
+from pipeline.gateway.batches.folder import BatchFolder
 from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.metrics import share_metrics
+from pipeline.gateway.responses.stored_responses import SqlStoredResponses, StoredResponseLimits
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer, bound_sockets
+from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.pool import WorkerPool
 from pipeline.gateway.workers.shared_usage import SharedUsage
@@ -145,8 +148,9 @@ def serve(
     worker = GatewayWorker(place)
     model = model_at(url, Path(cache) if cache else None)
     worker.share(model)
-    kept = BatchStorage(Path(batches)) if batches else None
-    gateway = Gateway({"tiny": model}, tenants, worker=worker, batches=kept)
+    kept = BatchStorage(BatchFolder(Path(batches))) if batches else None
+    stored = SqlStoredResponses.of_gateway(StoredResponseLimits(), place.metrics / "responses.sqlite")
+    gateway = Gateway({"tiny": model}, tenants, worker=worker, batches=kept, stored_responses=stored)
     server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=DRAIN_S)
     server.on_start = partial(worker.tell, "listens")
     server.run([socket.socket(fileno=int(descriptor))])

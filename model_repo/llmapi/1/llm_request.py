@@ -55,6 +55,8 @@ class LlmRequest:
     cumulative_logprob: bool
     guide: Mapping[str, Any] | None = None  # arguments of GuidedDecodingParams
     alternatives: int | None = None  # at each token of the prompt; None: no log probabilities of the prompt
+    output_ids: bool = False  # wanted among the outputs
+    prior: tuple[int, ...] = ()  # tokens of the answer that came before, from another server
 
 
 def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
@@ -89,15 +91,18 @@ def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
         sampling["return_context_logits"] = True
     if cumulative_logprob:
         sampling["logprobs"] = 1  # without it the LLM does not add them up
+    # Each response of a stream may be replaced by the next one; log probabilities of the prompt come in one.
+    streaming = bool(_scalar(request, "streaming")) and alternatives is None
     return LlmRequest(
         prompt=_prompt(request),
         sampling=sampling,
-        # Each response of a stream may be replaced by the next one; log probabilities of the prompt come in one.
-        streaming=bool(_scalar(request, "streaming")) and alternatives is None,
+        streaming=streaming,
         finish_reason=bool(_scalar(request, "return_finish_reason")),
         stop_reason=bool(_scalar(request, "return_stop_reason")),
         cumulative_logprob=cumulative_logprob,
         guide=_guide(request),
+        output_ids=bool(_scalar(request, "return_output_ids")),
+        prior=_prior(request, settings, streaming=streaming),
         alternatives=None if alternatives is None else read_alternatives(alternatives),
     )
 
@@ -111,6 +116,8 @@ def make_response(output: Any, wanted: LlmRequest, types: Mapping[str, Any]) -> 
         types: The numpy type of each output that the model declares.
     """
     made = {"text_output": texts([one.text for one in output.outputs])}
+    if wanted.output_ids:
+        made["output_ids"] = np.array(output.outputs[0].token_ids, np.int32)
     if wanted.alternatives is not None and output.finished:
         made |= _prompt_log_probs(output, wanted.alternatives)
     if wanted.finish_reason:
@@ -191,6 +198,19 @@ def _guide(request: Any) -> Mapping[str, Any] | None:
 def _text(request: Any, name: str) -> str | None:
     rows = read_texts(request, name)
     return rows[0][0] if rows else None
+
+
+def _prior(request: Any, settings: LlmSettings, *, streaming: bool) -> tuple[int, ...]:
+    prior = tuple(_values(request, "prior_output_ids"))
+    if prior and not streaming:
+        raise RequestRefused(
+            "prior_output_ids: needs streaming = true, and no log probabilities of the prompt"
+        )
+    if prior and _guide(request) is not None:
+        raise RequestRefused("prior_output_ids: an answer that has a form cannot go on")
+    if prior and settings.vocab_size and not 0 <= min(prior) <= max(prior) < settings.vocab_size:
+        raise RequestRefused(f"prior_output_ids: must be token ids from 0 to {settings.vocab_size - 1}")
+    return prior
 
 
 def _prompt(request: Any) -> str | list[int]:

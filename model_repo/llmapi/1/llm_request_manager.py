@@ -11,18 +11,21 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
 import torch
 import triton_python_backend_utils as pb_utils
+from continuation import Continuation
 from llm_request import LlmRequest, make_response, read_request
 from llm_settings import LlmSettings
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.tensors import FINAL, failure, read_flag
+from shared.tokenizer import TextDecoder, load_tokenizer
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import GuidedDecodingParams
 from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
@@ -94,6 +97,17 @@ class LlmRequestManager:
             raise RequestRefused(f"streaming = true: {NOT_DECOUPLED}")
         return wanted
 
+    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        """The tokens of a prompt, as the LLM makes them itself."""
+        return list(self._llm.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+
+    @cached_property
+    def _decoders(self) -> Mapping[bool, TextDecoder]:
+        """By whether special tokens are left out. Answers that begin here are decoded by the LLM."""
+        arguments = self._settings.arguments
+        tokenizer = load_tokenizer(Path(arguments.get("tokenizer") or arguments["model"]))
+        return {skip: TextDecoder(tokenizer, skip_special_tokens=skip) for skip in (True, False)}
+
     def _begin(self, id: str, wanted: LlmRequest, stream: ResponseStream) -> None:
         running = sum(map(len, self._open.values()))
         if self._max_open is not None and running >= self._max_open:
@@ -118,6 +132,11 @@ class LlmRequestManager:
 
     async def _serve(self, wanted: LlmRequest, stream: ResponseStream) -> Any:
         """Send all responses but the last, which is returned."""
+        continued = Continuation(wanted, self._decoders) if wanted.prior else None
+        if continued is not None:
+            if (ended := continued.ended) is not None:
+                return make_response(ended, wanted, self._types)
+            wanted = continued.rest(await asyncio.to_thread(self._prompt_ids, wanted.prompt))
         try:
             guide = None if wanted.guide is None else GuidedDecodingParams(**wanted.guide)
             arguments = dict(wanted.sampling)
@@ -132,8 +151,11 @@ class LlmRequestManager:
                 if output.finished and wanted.alternatives is not None:
                     # Takes about a millisecond a token of the prompt, in which others must not wait.
                     return await asyncio.to_thread(make_response, output, wanted, self._types)
-                made = make_response(output, wanted, self._types)
-                if output.finished:
+                answer = output if continued is None else continued.take(output)
+                made = make_response(answer, wanted, self._types)
+                if answer.finished:
+                    if not output.finished:
+                        result.abort()
                     return made
                 if wanted.streaming:
                     stream.offer(made)

@@ -56,7 +56,7 @@ READ = frozenset(
         "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
         "guided_decoding_guide_type", "guided_decoding_guide", "return_kv_cache_reuse_stats",
-        "min_p", RETURN_PROMPT_LOG_PROBS,
+        "min_p", RETURN_PROMPT_LOG_PROBS, "prior_output_len",
     }
 )  # fmt: skip
 
@@ -129,7 +129,11 @@ class _Row:
             context_logits=self._array(RETURN_PROMPT_LOG_PROBS) is not None,
             speculate=self._vector("draft_input_ids") is None,
             guide=self._guide(),
+            prior_output_len=self._prior_output_len(),
         )
+
+    def _prior_output_len(self) -> int:
+        return int(self._scalar("prior_output_len", 0))
 
     def _prompt(self, limits: RequestLimits) -> tuple[int, ...]:
         ids, length = self._vector("input_ids"), int(self._scalar("input_lengths", 0))
@@ -137,7 +141,7 @@ class _Row:
             raise RequestRefused("input_ids: the prompt has no tokens")
         if length > len(ids):
             raise RequestRefused(f"input_lengths = {length}: input_ids has {len(ids)} tokens only")
-        if length > limits.max_input_tokens:
+        if length - self._prior_output_len() > limits.max_input_tokens:
             raise RequestRefused(
                 f"input_lengths = {length}: prompts may have {limits.max_input_tokens} tokens here"
             )

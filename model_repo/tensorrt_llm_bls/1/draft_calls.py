@@ -22,6 +22,7 @@ from draft_target import DecodePosition, Proposal, TargetOutput
 from engine_call import LOG_PROBS, PERFORMANCE
 from engine_client import EngineClient
 from shared.refusal import RequestRefused
+from shared.seeds import call_seed
 from shared.tensors import Array
 from speculation import DraftSettings
 
@@ -187,28 +188,11 @@ class EnginePair:
             "streaming": np.array([[False]]),
             "exclude_input_in_output": _true(),
             "return_perf_metrics": _true(),  # says how many draft tokens were checked
-            tensor_names.seed: np.array([[round_seed(self._seed, at.made, tag)]], np.uint64),
+            tensor_names.seed: np.array([[call_seed(self._seed, at.made, tag)]], np.uint64),
         }
         if at.min_tokens:
             inputs[tensor_names.min_tokens] = np.array([[at.min_tokens]], np.int32)
         return inputs
-
-
-def round_seed(seed: int, made: int, tag: int) -> int:
-    """A seed for the call that begins after `made` tokens: 64 bits that look like no other call's.
-
-    The first call has the request's own, so that the target alone answers as if there were no draft. Later ones: the
-    finalizer of SplitMix64 (Steele, Lea, Flood 2014), over each part in turn.
-    """
-    if not made and not tag:
-        return seed
-    mask, bits = 0xFFFFFFFFFFFFFFFF, seed
-    for part in (made, tag):
-        bits = (bits + 0x9E3779B97F4A7C15 * (part + 1)) & mask
-        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & mask
-        bits ^= bits >> 31
-    return bits
 
 
 def _made(response: Mapping[str, Array], checked: int | None = None) -> TargetOutput:

@@ -119,11 +119,14 @@ class DraftTarget:
         adapts: bool = False,
         min_tokens: int = 0,
         stop_words: Words = (),
+        prior: int = 0,
     ) -> None:
-        """`draft_tokens`: proposed in one round, at most; 0 is the target alone. `adapts`: fewer where few are kept."""
+        """`draft_tokens`: proposed in one round, at most; 0 is the target alone. `adapts`: fewer where few are kept.
+        `prior`: tokens at the end of the prompt that belong to the answer, because it began elsewhere.
+        """
         self._pair = pair
         self._tokens = list(prompt)
-        self._prompt = len(prompt)
+        self._prompt, self._began = len(prompt) - prior, len(prompt)
         self._max_tokens = max_tokens
         self._length = DraftLength(draft_tokens, adapts=adapts)
         self._min_tokens = min_tokens
@@ -139,6 +142,11 @@ class DraftTarget:
         """Tokens of the answer so far."""
         return len(self._tokens) - self._prompt
 
+    @property
+    def made_here(self) -> int:
+        """Tokens of the answer without those that came before."""
+        return len(self._tokens) - self._began
+
     def stop(self) -> None:
         """No more calls; the one that is under way is ended by whoever made it."""
         self._stopped.set()
@@ -150,7 +158,7 @@ class DraftTarget:
             Exception: whatever the target raises. What the draft raises ends the speculation, not the answer.
         """
         head_start: Future[Proposal] | None = None
-        if self._length.tokens and self._max_tokens > 1:
+        if self._length.tokens and self._max_tokens > self.made + 1:
             head_start = self._start()
             yield self._take(self._pair.verify(self._position(), Proposal()), Proposal())
         while not self._over and not self._stopped.is_set() and self._length.tokens:
@@ -175,7 +183,7 @@ class DraftTarget:
     def _start(self) -> Future[Proposal]:
         """Ask the draft, in a thread of its own, what follows the prompt."""
         future: Future[Proposal] = Future()
-        at, count = self._position(), min(self._length.tokens, self._max_tokens - 1)
+        at, count = self._position(), min(self._length.tokens, self._max_tokens - self.made - 1)
 
         def run() -> None:
             try:
@@ -201,7 +209,7 @@ class DraftTarget:
 
     def _after_first(self, proposal: Proposal) -> Proposal:
         """What is left of a proposal for the whole answer, if the answer began as it does."""
-        made = tuple(self._tokens[self._prompt :])
+        made = tuple(self._tokens[self._began :])
         return proposal.rest(len(made)) if proposal.tokens[: len(made)] == made else Proposal()
 
     def _take(self, made: TargetOutput, proposal: Proposal | None) -> VerifiedTokens:

@@ -32,6 +32,7 @@ class DraftTargetCall:
         *,
         draft_tokens: int,
         prompt_comes_back: bool,
+        prior_output_len: int = 0,
     ) -> None:
         self.asked_for = asked_for(request)
         self._log_probs = bool(set(LOG_PROBS) & set(self.asked_for))
@@ -59,6 +60,7 @@ class DraftTargetCall:
             adapts=read(request, "num_draft_tokens") is None,  # a number that is asked for is kept
             min_tokens=0 if minimum is None else int(minimum.flat[0]),
             stop_words=unpack(prompts.stop_words[0]),
+            prior=prior_output_len,
         )
 
     def responses(self) -> Iterator[dict[str, Array]]:
@@ -95,7 +97,7 @@ class DraftTargetCall:
         if step.last:
             loop = self._loop
             metrics = self._pair.metrics.outputs(
-                proposed=loop.proposed, accepted=loop.accepted, inputs=len(self._prompt), made=loop.made
+                proposed=loop.proposed, accepted=loop.accepted, inputs=len(self._prompt), made=loop.made_here
             )
             response |= {name: array for name, array in metrics.items() if name in self.asked_for}
         return response

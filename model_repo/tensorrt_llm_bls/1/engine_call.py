@@ -21,6 +21,7 @@ from shared.prompt_log_probs import (
 )
 from shared.prompts import Prompts
 from shared.refusal import RequestRefused
+from shared.seeds import call_seed
 from shared.tensors import Array, read, read_flag
 
 
@@ -65,6 +66,33 @@ class TensorNames:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class PriorOutput:
+    """Tokens at the end of the prompt that belong to the answer: another server made them.
+
+    An engine of ours is told how many they are, and counts them as its own. TensorRT-LLM's takes them for a part of the
+    prompt: it is asked for fewer tokens, and draws with another seed, because it would begin with the numbers that made
+    the first ones. What it counts over all tokens, such as penalties, stop and bad words, is the same either way.
+    """
+
+    length: int = 0
+    counted: bool = False  # by the engine
+
+    def apply(self, inputs: dict[str, Array], names: TensorNames) -> None:
+        """Change the inputs of an engine that are those of the whole answer."""
+        if not self.length:
+            return
+        if self.counted:
+            inputs["prior_output_len"] = np.array([[self.length]], np.int32)
+            return
+        inputs["request_output_len"] = inputs["request_output_len"] - np.int32(self.length)
+        if names.min_tokens in inputs:
+            inputs[names.min_tokens] = np.maximum(inputs[names.min_tokens] - np.int32(self.length), 0)
+        if names.seed in inputs:
+            seed = call_seed(int(inputs[names.seed].flat[0]), self.length)
+            inputs[names.seed] = np.full_like(inputs[names.seed], seed)
+
+
 class EngineCall:
     """A request to the engine model that is under way.
 
@@ -81,6 +109,7 @@ class EngineCall:
         tensor_names: TensorNames,
         context_logits: bool = False,
         vocab_size: int,
+        prior_output: PriorOutput = PriorOutput(),
     ) -> None:
         """
         Args:
@@ -90,6 +119,7 @@ class EngineCall:
             tensor_names: Of the engine model.
             context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
             vocab_size: Without the engine's padding.
+            prior_output: At the end of the prompt.
 
         Raises:
             RequestRefused: an input is given by two names.
@@ -99,6 +129,7 @@ class EngineCall:
         self._over = False
         self.asked_for = asked_for(request)
         self._inputs = engine_inputs(request, prompts, tensor_names)
+        prior_output.apply(self._inputs, tensor_names)
         outputs = [*self.asked_for]
         self._prompt_logits: PromptLogits | None = None
         if context_logits and RETURN_PROMPT_LOG_PROBS in self._inputs:

@@ -61,6 +61,7 @@ class TritonPythonModel:
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
             decoupled=parameters.decoupled,
             context_logits=parameters.flag("gather_context_logits", False),
+            engine_takes_prior_output=parameters.flag("engine_takes_prior_output", False),
         )
         self._watch = CancellationWatch(parameters.number("cancellation_check_period_ms", 100) / 1000)
         most = parameters.number("max_open_requests") if parameters.has("max_open_requests") else None
@@ -113,6 +114,10 @@ class TritonPythonModel:
                         sender.send(one)
                     else:
                         last = one  # there is one, and it goes out with the final flag
+                for one in serving.rests():
+                    if last is not None:
+                        sender.send(last)
+                    last = one
             finally:
                 if self._open.get(request_id) is serving:
                     del self._open[request_id]

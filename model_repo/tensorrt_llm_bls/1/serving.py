@@ -3,27 +3,31 @@
 With `stream`, each response has only new text (with `accumulate_tokens`, all text so far). Without, each answer comes
 in one response, which begins with the prompt unless `exclude_input_in_output`. A stop word ends the text before it,
 even if the engine's tokens do not line up with it.
+
+An answer that another server began goes on after `prior_output_ids`: the engine gets these tokens after those of the
+prompt, and what goes out is what follows their text. With `return_output_ids` each response has the tokens since the
+one before (with `accumulate_tokens`, all so far), also those whose text waits for more: an answer goes on from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from draft_target_call import DraftTargetCall
-from engine_call import LOG_PROBS, EngineCall, TensorNames
+from engine_call import LOG_PROBS, EngineCall, PriorOutput, TensorNames, asked_for
 from engine_client import EngineClient
+from shared.answer_text import AnswerText
 from shared.prompts import PromptEncoder
 from shared.refusal import NOT_DECOUPLED, RequestRefused
-from shared.stop_words import StopText
 from shared.tensors import Array, read, read_flag, read_ids, read_texts, required, response, texts
 from shared.tokenizer import TextDecoder
 from speculation import DraftSettings
 
 _TEXT_ONLY = ("image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input")
+OUTPUT_IDS, PRIOR_OUTPUT_IDS = "output_ids", "prior_output_ids"
 _INDEXES = (
     "batch_index",
     "sequence_index",
@@ -44,6 +48,7 @@ class ServingContext:
     exclude_input_in_output: bool  # unless a request says otherwise
     decoupled: bool  # several responses to a request; else one
     context_logits: bool  # the engine returns those of prompts, but no log probabilities of their tokens
+    engine_takes_prior_output: bool  # it counts tokens of the answer that came before as its own
 
 
 class TextRequest:
@@ -60,8 +65,11 @@ class TextRequest:
         if not setup.decoupled:
             _refuse_several_responses(request, len(rows))
         stop_words, stop_token_ids = read_texts(request, "stop_words"), read_ids(request, "stop_token_ids")
+        self._stream = read_flag(request, "stream")
+        self._prior = _prior_output(request, len(rows), streams=self._stream)
         self._prompts = setup.encoder.encode(
             _token_prompts(request, rows) or [row[0] for row in rows],
+            prior_output=self._prior,
             stop_words=stop_words,
             bad_words=read_texts(request, "bad_words"),
             bias_words=read_texts(request, "embedding_bias_words"),
@@ -81,38 +89,69 @@ class TextRequest:
         self._stop_tokens = [frozenset(row) for row in stop_token_ids or [[] for _ in rows]]
         if not skip_special_tokens and read(request, "end_id") is None:
             self._stop_tokens = [row.union(setup.encoder.stop_token_ids) for row in self._stop_tokens]
-        self._stream = read_flag(request, "stream")
         self._accumulate = self._stream and setup.accumulate_tokens
         excludes = read_flag(request, "exclude_input_in_output", setup.exclude_input_in_output)
         self._prompt_comes_back = not self._stream and not excludes
-        self._call = self._open(request, setup)
-        self._answers: dict[
-            tuple[int, int], list[AnswerText]
-        ] = {}  # row, returned sequence -> answer of each beam
+        # Row, returned sequence -> answer of each beam.
+        self._answers: dict[tuple[int, int], list[AnswerText]] = {}
+        # The same -> tokens for the next response; None: they are not asked for.
+        self._output: dict[tuple[int, int], list[int]] | None = None
+        if read_flag(request, "return_output_ids"):
+            _require_stream("return_output_ids", streams=self._stream)
+            self._output = {(0, 0): self._prior.copy() if self._accumulate else []}
+        if self._prior:
+            self._answers[0, 0] = [self._answer_text(0)]
+        max_tokens = required(request, "max_tokens")
+        is_over = self._all_stopped() or len(self._prior) >= max_tokens.min()
+        self._call = None if is_over else self._open(request, setup)
+        # Of an answer that was over: what the engine would tell.
+        self._counts: dict[str, Array] = {}
+        if is_over:
+            counts = {
+                "num_input_tokens": self._prompts.input_lengths,
+                "num_output_tokens": np.zeros((1, 1), np.int32),
+            }
+            self._counts = {name: counts[name] for name in asked_for(request) if name in counts}
 
     def stop(self) -> None:
         """End it early, if it has not ended: the engine frees what it holds."""
-        self._call.stop()
+        if self._call is not None:
+            self._call.stop()
 
     def responses(self) -> Iterator[Any]:
-        """What goes to the client; the last one is not marked.
+        """What goes to the client as it comes; what is left then is in `rests`.
 
         Raises:
             RequestRefused: the engine refused the request, or failed.
         """
-        stopping = False
-        for tensors in self._call.responses():
+        stopping, call = False, self._call
+        for tensors in () if call is None else call.responses():
             yield from self._respond(tensors)
             if self._stream and not stopping and self._all_stopped():
                 stopping = True
-                self._call.stop()
-        for index, answers in self._answers.items():
-            if self._stream and any(rests := [answer.finish() for answer in answers]):
-                yield self._response(answers, rests, self._indexes(*index))
+                self.stop()
+
+    def rests(self) -> Sequence[Any]:
+        """What goes to the client at the end of a stream: text that waited for more.
+
+        The last of these is to be marked as final: text that does not wait any more ends the answer, and an answer that
+        broke off between the two could not go on after it.
+        """
+        rests = []
+        for index, answers in self._answers.items() if self._stream else ():
+            pieces = [answer.finish() for answer in answers]
+            if any(pieces) or self._counts:
+                more = self._indexes(*index) | self._output_ids(index) | self._counts
+                rests.append(self._response(answers, pieces, more))
+        return rests
 
     def _open(self, request: Any, setup: ServingContext) -> EngineCall | DraftTargetCall:
         speculation = setup.speculation
-        draft_tokens = None if speculation is None else speculation.draft_tokens(request, self._prompts)
+        draft_tokens = (
+            None
+            if speculation is None
+            else speculation.draft_tokens(request, self._prompts, prior_output_len=len(self._prior))
+        )
         if speculation is None or draft_tokens is None:
             return EngineCall(
                 setup.engine,
@@ -121,6 +160,7 @@ class TextRequest:
                 tensor_names=setup.tensor_names,
                 context_logits=setup.context_logits,
                 vocab_size=setup.encoder.vocab_size,
+                prior_output=PriorOutput(len(self._prior), setup.engine_takes_prior_output),
             )
         return DraftTargetCall(
             setup.engine,
@@ -129,44 +169,61 @@ class TextRequest:
             self._prompts,
             draft_tokens=draft_tokens,
             prompt_comes_back=self._prompt_comes_back,
+            prior_output_len=len(self._prior),
         )
 
     def _respond(self, tensors: dict[str, Array]) -> Iterator[Any]:
         """The response to one of the engine's; none, if it has nothing that is certain yet."""
         beams = tensors["output_ids"][0].tolist()  # [beams][tokens], from [1, beams, tokens]
         lengths = tensors["sequence_length"][0].tolist()
-        answers = self._answers_of(tensors, len(beams))
+        index = self._index_of(tensors)
+        answers = self._answers_of(index, len(beams))
         stopped = all(answer.stopped for answer in answers)
+        if self._output is not None and not stopped:
+            self._output.setdefault(index, []).extend(beams[0][: lengths[0]])
+        assert self._call is not None, "it made these tensors"
         pieces = [answer.push(ids[:n]) for answer, ids, n in zip(answers, beams, lengths, strict=True)]
         if not self._stream:
             pieces = [piece + answer.finish() for piece, answer in zip(pieces, answers, strict=True)]
-        asked_for = [name for name in self._call.asked_for if name in tensors]
+        asked = [name for name in self._call.asked_for if name in tensors]
         if stopped:  # these tokens do not go out, and neither do their probabilities
-            asked_for = [name for name in asked_for if name not in LOG_PROBS]
-        if any(pieces) or asked_for or not self._stream:
-            passed = {name: tensors[name] for name in (*asked_for, *_INDEXES) if name in tensors}
-            yield self._response(answers, pieces, passed)
+            asked = [name for name in asked if name not in LOG_PROBS]
+        if any(pieces) or asked or not self._stream:
+            passed = {name: tensors[name] for name in (*asked, *_INDEXES) if name in tensors}
+            yield self._response(answers, pieces, passed | self._output_ids(index))
 
     def _response(self, answers: Sequence[AnswerText], pieces: list[str], passed: dict[str, Array]) -> Any:
         text = [answer.text for answer in answers] if self._accumulate else pieces
         return response(text_output=texts(text), **passed)
 
-    def _answers_of(self, tensors: dict[str, Array], beams: int) -> list[AnswerText]:
+    def _output_ids(self, index: tuple[int, int]) -> dict[str, Array]:
+        """The tokens since the last response, or all of them, if they are asked for."""
+        tokens = None if self._output is None else self._output.get(index)
+        if self._output is None or not tokens:
+            return {}
+        if not self._accumulate:
+            del self._output[index]
+        return {OUTPUT_IDS: np.array([tokens], np.int32)}
+
+    def _index_of(self, tensors: dict[str, Array]) -> tuple[int, int]:
         row, sequence = (int(tensors[name][0, 0]) if name in tensors else 0 for name in _INDEXES)
-        if (row, sequence) not in self._answers:
-            length = int(self._prompts.input_lengths[row, 0]) if self._prompt_comes_back else 0
-            prompt = self._prompts.input_ids[row, :length].tolist()
-            self._answers[row, sequence] = [
-                AnswerText(
-                    self._decoder,
-                    self._stop_words[row],
-                    prompt,
-                    stop_tokens=self._stop_tokens[row],
-                    keeps_stop=self._keeps_stop,
-                )
-                for _ in range(beams)
-            ]
-        return self._answers[row, sequence]
+        return row, sequence
+
+    def _answers_of(self, index: tuple[int, int], beams: int) -> list[AnswerText]:
+        if index not in self._answers:
+            self._answers[index] = [self._answer_text(index[0]) for _ in range(beams)]
+        return self._answers[index]
+
+    def _answer_text(self, row: int) -> AnswerText:
+        length = int(self._prompts.input_lengths[row, 0]) if self._prompt_comes_back else 0
+        return AnswerText(
+            self._decoder,
+            self._stop_words[row],
+            self._prompts.input_ids[row, :length].tolist(),
+            stop_tokens=self._stop_tokens[row],
+            keeps_stop=self._keeps_stop,
+            prior=self._prior,
+        )
 
     def _all_stopped(self) -> bool:
         rows = {row for row, _ in self._answers}
@@ -177,6 +234,22 @@ class TextRequest:
         needed = {"batch_index": len(self._prompts.input_ids) > 1, "sequence_index": sequence > 0}
         values = {"batch_index": row, "sequence_index": sequence}
         return {name: np.array([[values[name]]], np.int32) for name in _INDEXES if needed[name]}
+
+
+def _prior_output(request: Any, rows: int, *, streams: bool) -> list[int]:
+    """Tokens of the answer that came before; none as a rule."""
+    given = read_ids(request, PRIOR_OUTPUT_IDS)
+    if given is None or not any(given):
+        return []
+    _require_stream(PRIOR_OUTPUT_IDS, streams=streams)
+    if rows != 1:
+        raise RequestRefused(f"{PRIOR_OUTPUT_IDS}: an answer goes on for one prompt, and there are {rows}")
+    return given[0]
+
+
+def _require_stream(name: str, *, streams: bool) -> None:
+    if not streams:
+        raise RequestRefused(f"{name}: needs stream = true")
 
 
 def _token_prompts(request: Any, rows: Sequence[Sequence[str]]) -> list[list[int]] | None:
@@ -226,51 +299,3 @@ def _refuse(request: Any, *, has_draft: bool) -> None:
         raise RequestRefused(
             f"beam_width = {beams.flat[0]}: beams may change places until the end and cannot be streamed"
         )
-
-
-class AnswerText:
-    """Turns the tokens of one row of a batch (and one beam) into text, up to the first stop word."""
-
-    def __init__(
-        self,
-        decoder: TextDecoder,
-        stop_words: Sequence[str],
-        prompt: Sequence[int] = (),
-        *,
-        stop_tokens: frozenset[int] = frozenset(),
-        keeps_stop: bool = False,
-    ) -> None:
-        """
-        Args:
-            decoder: Of the model's tokens.
-            stop_words: Texts that end the answer.
-            prompt: Tokens that the engine repeats before the answer; their text goes out first, unwatched.
-            stop_tokens: Tokens that end the answer, and whose text does not go out.
-            keeps_stop: What ends the answer goes out, too.
-        """
-        self._stream = decoder.stream()
-        self._stop = StopText(stop_words, keeps=keeps_stop)
-        self._stop_tokens = frozenset() if keeps_stop else stop_tokens
-        self._prompt_left = len(prompt)
-        self.text = ""  # all that went out
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop word was seen: nothing more goes out."""
-        return self._stop.stopped
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Take more tokens; the text that may go out now."""
-        prompt, tokens = tokens[: self._prompt_left], tokens[self._prompt_left :]
-        self._prompt_left -= len(prompt)
-        if self._stop_tokens:
-            tokens = list(takewhile(lambda token: token not in self._stop_tokens, tokens))
-        return self._out(self._stream.push(prompt) + self._stop.push(self._stream.push(tokens)))
-
-    def finish(self) -> str:
-        """No more tokens will come; the rest of the text."""
-        return self._out(self._stop.push(self._stream.finish()) + self._stop.finish())
-
-    def _out(self, piece: str) -> str:
-        self.text += piece
-        return piece

@@ -54,8 +54,10 @@ class DraftSettings:
     timeout_s: float = 10.0  # of a call of the draft
     behaviour: TargetBehaviour = field(default_factory=TargetBehaviour)
 
-    def draft_tokens(self, request: Any, prompts: Prompts) -> int | None:
+    def draft_tokens(self, request: Any, prompts: Prompts, *, prior_output_len: int = 0) -> int | None:
         """Tokens to propose in a round, 0 for the target alone; None where one call serves the request, not rounds.
+
+        `prior_output_len`: tokens at the end of the prompt that belong to the answer.
 
         Raises:
             RequestRefused: draft tokens are asked for, and something that does not go with them; or a limit is passed.
@@ -67,14 +69,14 @@ class DraftSettings:
             if asked:
                 raise RequestRefused(obstacle)
             return None
-        self._check(request, prompts)
+        self._check(request, int(prompts.input_lengths[0, 0]) - prior_output_len)
         wanted = (self.max_draft_tokens or 0) if asked is None else asked
         if wanted <= 0 or not self.health.is_up():
             return 0
         return wanted if self.max_draft_tokens is None else min(wanted, self.max_draft_tokens)
 
-    def _check(self, request: Any, prompts: Prompts) -> None:
-        length, tensor = int(prompts.input_lengths[0, 0]), read(request, "max_tokens")
+    def _check(self, request: Any, length: int) -> None:
+        tensor = read(request, "max_tokens")
         wanted = 0 if tensor is None else int(tensor.flat[0])
         if self.max_input_tokens is not None and length > self.max_input_tokens:
             raise RequestRefused(f"text_input: {length} tokens; at most {self.max_input_tokens} here")

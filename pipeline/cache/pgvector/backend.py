@@ -22,14 +22,11 @@ from pipeline.cache.backend import (
 from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend, sql_where
-from pipeline.cache.pgvector.database import PostgresConnections
-from pipeline.cache.pgvector.schema import MAKING, NAME, STATEMENTS, VERSION, index
+from pipeline.cache.pgvector.database import PostgresConnections, make_once
+from pipeline.cache.pgvector.schema import NAME, STATEMENTS, VERSION, index
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
 _PAGE = 256  # entries that are read at a time
-_THERE = (
-    "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
-)
 _OLDEST = (0, 8)  # of pgvector: since then a search goes on until it has enough entries of the scope
 
 
@@ -198,7 +195,7 @@ class PgvectorBackend(PackedBackend):
         if vector is None or self._codec.sealed:
             return None, packed.vector
         if len(vector) not in self._indexed:
-            self._database.do(lambda connection: _make(connection, index(len(vector))))
+            self._database.do(lambda connection: make_once(connection, index(len(vector))))
             self._indexed.add(len(vector))
         return _text(vector), None
 
@@ -256,23 +253,11 @@ class PgvectorBackend(PackedBackend):
 def _prepare(connection: Any) -> None:
     """Make the tables if they are not there, and refuse a pgvector that is too old."""
     if connection.execute("SELECT to_regclass(%s)", (f"{NAME}.uses",)).fetchone()[0] is None:
-        _make(connection, STATEMENTS, unless=f"{NAME}.uses")
+        make_once(connection, STATEMENTS, unless=f"{NAME}.uses")
     (version,) = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         wanted = ".".join(map(str, _OLDEST))
         raise BackendDown(f"the server has pgvector {version}: the cache needs {wanted} or later")
-
-
-def _make(connection: Any, statements: str, unless: str = "") -> None:
-    """Run statements that several processes may come to at once; not if the relation `unless` is there by then.
-
-    That is read from the catalog itself: `to_regclass` may answer from what the session kept of it before the lock.
-    """
-    with connection.transaction():
-        connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MAKING,))
-        if not (unless and connection.execute(_THERE, unless.split(".")).fetchone()):
-            connection.execute(statements)
 
 
 def _text(vector: Vector) -> str:

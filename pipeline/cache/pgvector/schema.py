@@ -10,7 +10,6 @@ from __future__ import annotations
 
 VERSION = 1  # part of the schema's name: another version is another schema
 NAME = f"pipeline_cache_{VERSION}"
-MAKING = 4_158_230_117  # advisory lock, held while the schema or an index is made
 _EXACT = 1000  # entries of a scope that are compared one by one
 
 STATEMENTS = f"""

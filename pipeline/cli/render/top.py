@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.cli.ps import duration
+from pipeline.printable import printable
 from pipeline.serving.status import DeploymentStatus
 from pipeline.store import human_bytes
 
@@ -48,7 +49,8 @@ def top_table(deployments: Sequence[DeploymentStatus], hint: str = "") -> Group:
             "-" if one.memory_bytes is None else human_bytes(one.memory_bytes),
         )
     reasons = [f"{one.name}: {one.reason}" for one in deployments if one.reason]
-    return Group(table, *(Text(line) for line in reasons), *([Text(hint, "dim")] if hint else []))
+    lines = [Text(printable(line, lines=False)) for line in reasons]
+    return Group(table, *lines, *([Text(hint, "dim")] if hint else []))
 
 
 def _number(value: float | None) -> str:

@@ -23,15 +23,15 @@ _BLS_INPUTS = {
 _OWN_INPUTS = {
     "prompt_token_ids": "INT32*", "stop_token_ids": "INT32*", "include_stop_str_in_output": "BOOL",
     "skip_special_tokens": "BOOL", "logit_bias_token_ids": "INT32*", "logit_bias_values": "FP32*", "min_p": "FP32",
-    "return_prompt_log_probs": "INT32", "stop": "BOOL",
+    "return_prompt_log_probs": "INT32", "stop": "BOOL", "return_output_ids": "BOOL", "prior_output_ids": "INT32*",
 }  # fmt: skip
-_OWN_OUTPUTS = {"prompt_log_probs": "FP32", "prompt_log_probs_ids": "INT32"}
+_OWN_OUTPUTS = {"prompt_log_probs": "FP32", "prompt_log_probs_ids": "INT32", "output_ids": "INT32"}
 _BLS_OUTPUTS = {
     "text_output": "STRING", "cum_log_probs": "FP32", "output_log_probs": "FP32", "generation_logits": "FP32",
     "acceptance_rate": "FP32",
     "total_accepted_draft_tokens": "INT32", "total_draft_tokens": "INT32", "num_input_tokens": "INT32",
     "num_output_tokens": "INT32", "arrival_time_ns": "INT64", "first_scheduled_time_ns": "INT64",
-    "first_token_time_ns": "INT64",
+    "first_token_time_ns": "INT64", "kv_cache_reused_blocks": "INT32",
 }  # fmt: skip
 _LLMAPI_INPUTS = {
     "text_input": "STRING", "streaming": "BOOL", "sampling_param_temperature": "FP32", "sampling_param_top_k": "INT32",
@@ -45,7 +45,7 @@ _OWN_LLMAPI_INPUTS = {
     "sampling_param_repetition_penalty": "FP32", "sampling_param_bad": "STRING*", "sampling_param_ignore_eos": "BOOL",
     "sampling_param_stop_token_ids": "INT32*", "sampling_param_include_stop_str_in_output": "BOOL",
     "sampling_param_skip_special_tokens": "BOOL", "sampling_param_logit_bias_token_ids": "INT32*",
-    "sampling_param_logit_bias_values": "FP32*",
+    "sampling_param_logit_bias_values": "FP32*", "return_output_ids": "BOOL", "prior_output_ids": "INT32*",
 }  # fmt: skip
 
 
@@ -63,17 +63,21 @@ def bls(
         name: of the model.
         decoupled: whether it streams.
         cumulative: whether each response repeats the text so far (`accumulate_tokens`).
-        token_ids: whether it has an output for token ids.
+        token_ids: whether it returns token ids without being asked.
         upstream: whether it has the tensors of TensorRT-LLM's own model alone.
     """
     inputs, outputs = _BLS_INPUTS, _BLS_OUTPUTS
     if not upstream:
         inputs, outputs = inputs | _OWN_INPUTS, outputs | _OWN_OUTPUTS
-    outputs |= {"output_ids": "INT32"} if token_ids else {}
+    if token_ids:
+        inputs = {name: kind for name, kind in inputs.items() if name != "return_output_ids"}
+        outputs = outputs | {"output_ids": "INT32"}
     config = _config(name, inputs, outputs, required={"text_input", "max_tokens"})
     config.max_batch_size = 8
     config.model_transaction_policy.decoupled = decoupled
     config.parameters["accumulate_tokens"].string_value = str(cumulative).lower()
+    if not upstream:
+        config.parameters["tokens_per_block"].string_value = "32"
     return config
 
 
@@ -90,7 +94,8 @@ def llmapi(
         upstream: whether it has the tensors of TensorRT-LLM's own model alone.
     """
     inputs = _LLMAPI_INPUTS if upstream else _LLMAPI_INPUTS | _OWN_LLMAPI_INPUTS
-    config = _config(name, inputs, _LLMAPI_OUTPUTS, required={"text_input"})
+    outputs = _LLMAPI_OUTPUTS if upstream else _LLMAPI_OUTPUTS | {"output_ids": "INT32"}
+    config = _config(name, inputs, outputs, required={"text_input"})
     config.model_transaction_policy.decoupled = decoupled
     return config
 

@@ -15,7 +15,13 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import PromptLogProbs
-from pipeline.client.request import PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS, request_id_of
+from pipeline.client.request import (
+    PROMPT_LOG_PROBS,
+    PROMPT_LOG_PROBS_IDS,
+    RETURN_TOKEN_IDS,
+    TOKEN_IDS,
+    request_id_of,
+)
 from pipeline.client.tensors import decode_bytes, decode_numbers, encode, read_signature
 
 # With it, a client asks Triton to end a stream with the status of an error.
@@ -47,16 +53,18 @@ class Reply:
         ending: how the answer ends.
         error: message of the model, for `Ending.ERROR`.
         code: status of that error, for clients that ask for one (header `triton_grpc_error`).
-        tokens_per_chunk: tokens that each chunk counts for.
+        tokens_per_chunk: tokens that each chunk counts for; one number, or one for each chunk.
         log_probs: one per token; sent if the request asks for them.
         logits: one row over the vocabulary per token; sent if the request asks for them.
-        token_ids: one per token; sent if the model has that output (`bls(token_ids=True)`).
+        token_ids: one per token; sent if the request asks for them, or the model returns them without being asked
+            (`bls(token_ids=True)`).
         prompt_log_probs: of the prompt; sent with the first chunk if the request asks for them.
         input_tokens: tokens of the prompt, as the server counts them.
         draft_tokens: tokens that a draft model proposed.
         accepted_tokens: proposed tokens that were accepted.
         queue_ms: time that the request waited to be scheduled.
         prefill_ms: from there to the first token.
+        reused_blocks: blocks of the KV cache that held a part of the prompt already.
 
     >>> Reply(["Hel", "lo"], delay_s=0.02, draft_tokens=4, accepted_tokens=3)      # doctest: +SKIP
     """
@@ -67,7 +75,7 @@ class Reply:
     ending: Ending = Ending.EMPTY
     error: str = "the model failed"
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL
-    tokens_per_chunk: int = 1
+    tokens_per_chunk: int | Sequence[int] = 1
     log_probs: Sequence[float] | None = None
     logits: Sequence[Sequence[float]] | None = None
     token_ids: Sequence[int] | None = None
@@ -77,6 +85,7 @@ class Reply:
     accepted_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
+    reused_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -176,18 +185,21 @@ class _Responses:
         self._requested = {name for name, values in received.tensors.items() if values == [True]}
         self._wanted = {tensor.name for tensor in request.outputs} or set(model.outputs)
         self._outputs = model.outputs
+        if RETURN_TOKEN_IDS in model.inputs and RETURN_TOKEN_IDS not in self._requested:
+            self._wanted.discard(TOKEN_IDS)
 
     def messages(self) -> Iterator[tuple[pb.ModelStreamInferResponse, float]]:
         """Yield each response with the seconds to wait before it."""
         reply = self._reply
         texts = [chunk.encode() if isinstance(chunk, str) else chunk for chunk in reply.chunks]
-        per_chunk = reply.tokens_per_chunk
+        given = reply.tokens_per_chunk
+        counts = [given] * len(texts) if isinstance(given, int) else list(given)
         if not self.decoupled:
-            texts, per_chunk = [b"".join(texts)], per_chunk * len(texts)
-        log_probs, token_ids = iter(reply.log_probs or ()), iter(reply.token_ids or ())
+            texts, counts = [b"".join(texts)], [sum(counts)]
+        log_probs, ids = iter(reply.log_probs or ()), iter(reply.token_ids or ())
         logits = iter(reply.logits or ())
-        so_far = b""
-        for index, text in enumerate(texts):
+        so_far, ids_so_far = b"", list[int]()
+        for index, (text, per_chunk) in enumerate(zip(texts, counts, strict=True)):
             so_far += text
             last = index == len(texts) - 1
             marked = last and (reply.ending is Ending.MARKED or not self.decoupled)
@@ -198,7 +210,9 @@ class _Responses:
             if "return_generation_logits" in self._requested:
                 rows = islice(logits, per_chunk)
                 self._add(response, "generation_logits", "FP32", [value for row in rows for value in row])
-            self._add(response, "output_ids", "INT32", list(islice(token_ids, per_chunk)))
+            new_ids = list(islice(ids, per_chunk))
+            ids_so_far += new_ids
+            self._add(response, TOKEN_IDS, "INT32", ids_so_far if self._cumulative else new_ids)
             if index == 0 and reply.prompt_log_probs is not None:
                 self._add_prompt_log_probs(response, reply.prompt_log_probs)
             if "return_num_output_tokens" in self._requested:
@@ -211,6 +225,7 @@ class _Responses:
                 times_ms = accumulate((_ARRIVAL_MS, reply.queue_ms, reply.prefill_ms))
                 for name, time_ms in zip(_TIMES, times_ms, strict=True):
                     self._add(response, name, "INT64", [round(time_ms * 1e6)])
+                self._add(response, "kv_cache_reused_blocks", "INT32", [reply.reused_blocks])
             if last and "return_finish_reason" in self._requested:
                 self._add(response, "finish_reason", "BYTES", [b"stop"])
             yield (

@@ -1,4 +1,4 @@
-"""Batches of requests, and the files that they are made from and end in, on local storage.
+"""Batches of requests, and the files that they are made from and end in.
 
-`objects` has what clients see, `storage` keeps it, `runner` answers the requests of a batch.
+`objects` has what clients see, `storage` keeps it in a `folder` or in `postgres`, `runner` answers the requests.
 """

@@ -1,4 +1,4 @@
-"""The folder of files and batches: a database, and the bytes of each file. Several processes may use it.
+"""Files and batches in a folder of this machine, which several processes may share.
 
     <folder>/batches.db       what is known of each file and batch, and answers of batches that are not over (SQLite)
     <folder>/contents/<id>    the bytes of a file, written beside it, synced, and renamed
@@ -8,152 +8,89 @@ What is acknowledged is on the disk. A full disk changes nothing of what is ther
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import secrets
 import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.gateway.errors import ApiError
+from pipeline.cache.encryption import Codec
+from pipeline.gateway.batches.rows import BATCH_TABLES, LATER_TABLES
+from pipeline.gateway.state.database import Execute, SqliteDatabase, Unsealed, disk_errors, sqlite_tables
 from pipeline.sqlite_file import open_database
 
-_log = logging.getLogger("pipeline.gateway")
-
 _VERSION = 1
-_TABLES = """
-CREATE TABLE files (
-    n INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    purpose TEXT NOT NULL,
-    expires_at INTEGER,
-    object TEXT NOT NULL                    -- JSON of FileObject
-);
-CREATE INDEX files_of ON files (tenant);
-CREATE TABLE batches (
-    n INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    status TEXT NOT NULL,
-    completed INTEGER NOT NULL DEFAULT 0,   -- answers so far
-    failed INTEGER NOT NULL DEFAULT 0,
-    output_expires_s INTEGER,
-    object TEXT NOT NULL                    -- JSON of BatchObject
-);
-CREATE INDEX batches_of ON batches (tenant);
-CREATE TABLE answers (
-    batch TEXT NOT NULL,
-    line INTEGER NOT NULL,                  -- of the input file, from 0
-    failed INTEGER NOT NULL,
-    text TEXT NOT NULL,                     -- line of the output or error file, without its end
-    PRIMARY KEY (batch, line)
-) WITHOUT ROWID;
-"""
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class StorageFull(ApiError):
-    """The disk is full, or its quota is used up. What was kept before is still there."""
+class BatchFolder:
+    """See `pipeline.gateway.batches.rows.BatchPlace`."""
 
-    def __init__(self) -> None:
-        super().__init__(507, "The server's disk is full; nothing was changed", code="storage_full")
-
-
-class StorageFolder:
-    """See the module."""
+    codec: Codec = Unsealed()
 
     def __init__(self, folder: Path) -> None:
         """
         Args:
-            folder: it is made when something is kept for the first time.
+            folder: it is made when something is stored for the first time.
         """
-        self.folder = folder
-        self._lock = threading.Lock()
-        self._opened: sqlite3.Connection | None = None
+        self._folder = folder
+        self._contents = folder / "contents"
+        self._database = SqliteDatabase(self._open_database, folder)
 
     @property
     def in_use(self) -> bool:
-        """Whether anything was ever kept here."""
-        return (self.folder / "batches.db").exists()
+        return (self._folder / "batches.db").exists()
+
+    def read(self, query: str, *values: Any) -> list[Any]:
+        return self._database.read(query, *values) if self.in_use else []
+
+    def transaction(self, lock: str) -> AbstractContextManager[Execute]:
+        return self._database.transaction(lock)
 
     def close(self) -> None:
-        """Close the database."""
-        with self._lock:
-            if self._opened is not None:
-                self._opened.close()
-            self._opened = None
+        self._database.close()
 
-    @contextmanager
-    def new_content(self) -> Iterator[BinaryIO]:
-        """Open a temporary file for the bytes of a file; it is removed after the block unless it was published."""
-        with self.disk_errors():
-            with self._lock:
-                self._database()
-            path = str(self.folder / "contents" / f".tmp-{secrets.token_hex(8)}")
+    def write(self, id: str, parts: Iterable[bytes]) -> int:
+        with disk_errors(self._folder):
+            self._database.open()
+            draft, size = self._contents / f".tmp-{secrets.token_hex(8)}", 0
             try:
-                with open(path, "x+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                    yield file
+                with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    for part in parts:
+                        size += file.write(part)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.rename(self._contents / id)
             finally:
-                Path(path).unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
+            _sync_folder(self._contents)
+        return size
 
-    def content_path(self, id: str) -> Path:
-        """Return where the bytes of a file lie."""
-        return self.folder / "contents" / id
+    def open(self, id: str) -> BinaryIO:
+        with disk_errors(self._folder):
+            return (self._contents / id).open("rb")
 
-    def publish(self, content: BinaryIO, id: str) -> None:
-        """Give a temporary file its name, once its bytes are on the disk."""
-        content.flush()
-        os.fsync(content.fileno())
-        os.rename(content.name, self.content_path(id))
-        _sync_folder(self.content_path(id).parent)
+    def remove(self, id: str) -> None:
+        (self._contents / id).unlink(missing_ok=True)
 
-    def read(self, query: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
-        """Return the rows of a query; none where nothing was ever kept."""
-        if not self.in_use:
-            return []
-        with self.disk_errors(), self._lock:
-            return self._database().execute(query, values).fetchall()
+    def remove_unknown(self, older_s: float) -> None:
+        # Read before the folder is: bytes are there before their file is known.
+        known = {row[0] for row in self.read("SELECT id FROM files")}
+        for path in self._contents.iterdir():
+            with suppress(FileNotFoundError):
+                if path.name not in known and time.time() - path.stat().st_mtime > older_s:
+                    path.unlink()
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction that is on the disk after the block, or undone if the block fails."""
-        with self.disk_errors(), self._lock:
-            database = self._database()
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-                database.execute("COMMIT")
-            except BaseException:
-                # A full disk has ended the transaction already.
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
-
-    def _database(self) -> sqlite3.Connection:
-        if self._opened is None:
-            (self.folder / "contents").mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = self.folder / "batches.db"
-            self._opened = open_database(path, "a database of batches", _TABLES, _VERSION, power_safe=True)
-        return self._opened
-
-    @contextmanager
-    def disk_errors(self) -> Iterator[None]:
-        """Turn what the disk refuses in the block into an `ApiError`: 507 if it is full, else 503."""
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-            if full or (isinstance(error, OSError) and error.errno in _NO_SPACE):
-                raise StorageFull from error
-            _log.error("%s cannot be used: %s", self.folder, error)
-            text = "Files and batches cannot be kept now; the server's log says why"
-            raise ApiError(503, text, code="storage_failed") from error
+    def _open_database(self) -> sqlite3.Connection:
+        self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tables = sqlite_tables(BATCH_TABLES)
+        database = open_database(
+            self._folder / "batches.db", "a database of batches", tables, _VERSION, power_safe=True
+        )
+        database.executescript(LATER_TABLES)
+        return database
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
@@ -22,33 +22,29 @@ _MAX_QUOTED = 64  # characters of the file in the message of a fault
 class InputFile:
     """The requests of a batch, one a line; lines without text are none. Safe to call from any thread."""
 
-    def __init__(self, path: Path, max_line_bytes: int) -> None:
+    def __init__(self, file: BinaryIO, max_line_bytes: int) -> None:
         """Find where each line begins, as far as the file keeps its limits; `check` tells where it does not.
 
         Args:
-            path: of the file.
+            file: is read from where it is, and closed by `close`.
             max_line_bytes: of a line, with its end.
-
-        Raises:
-            OSError: it cannot be read.
         """
-        self._file = path.open("rb", buffering=0)
+        self._file, self._lock = file, threading.Lock()
         self._spans: list[tuple[int, int, int]] = []  # first byte, bytes, number of the line from 1
         self._beyond: BatchFault | None = None  # the limit at which reading stopped
-        with path.open("rb") as file:
-            at, number = 0, 1
-            while line := file.readline(max_line_bytes + 1):
-                if len(line) > max_line_bytes:
-                    text = f"The line has more than {max_line_bytes} bytes."
-                    self._beyond = BatchFault(code="line_too_large", message=text, line=number)
-                    break
-                if not line.isspace():
-                    self._spans.append((at, len(line), number))
-                if len(self._spans) > _MAX_REQUESTS or number > _MAX_LINES:
-                    text = f"A batch has at most {_MAX_REQUESTS} requests, and its file {_MAX_LINES} lines."
-                    self._beyond = BatchFault(code="too_many_requests", message=text)
-                    break
-                at, number = at + len(line), number + 1
+        at, number = 0, 1
+        while line := file.readline(max_line_bytes + 1):
+            if len(line) > max_line_bytes:
+                text = f"The line has more than {max_line_bytes} bytes."
+                self._beyond = BatchFault(code="line_too_large", message=text, line=number)
+                break
+            if not line.isspace():
+                self._spans.append((at, len(line), number))
+            if len(self._spans) > _MAX_REQUESTS or number > _MAX_LINES:
+                text = f"A batch has at most {_MAX_REQUESTS} requests, and its file {_MAX_LINES} lines."
+                self._beyond = BatchFault(code="too_many_requests", message=text)
+                break
+            at, number = at + len(line), number + 1
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -60,11 +56,17 @@ class InputFile:
             index: from 0.
         """
         at, size, _ = self._spans[index]
-        return BatchLine.model_validate_json(os.pread(self._file.fileno(), size, at))
+        return BatchLine.model_validate_json(self._read(at, size))
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with self._lock:
+            self._file.close()
+
+    def _read(self, at: int, size: int) -> bytes:
+        with self._lock:
+            self._file.seek(at)
+            return self._file.read(size)
 
     def check(self, endpoint: str, models: Sequence[str]) -> tuple[str | None, list[BatchFault]]:
         """Check all requests.
@@ -84,7 +86,7 @@ class InputFile:
         seen: dict[str, int] = {}
         model: str | None = None
         for at, size, number in self._spans:
-            text = os.pread(self._file.fileno(), size, at)
+            text = self._read(at, size)
             try:
                 check_value_count(text)
                 line = BatchLine.model_validate_json(text)

@@ -1,8 +1,8 @@
 """Answers the requests of batches beside those of clients, in slots of the model that clients leave.
 
 Each request goes through the gateway's own application, as if it had come over HTTP, so that it is checked, answered,
-logged and counted as any other. A batch that was begun by a process which died is gone on with: requests that have an
-answer on the disk are not asked again.
+logged and counted as any other. A batch that was begun by a gateway which died is gone on with by another one: requests
+whose answers are kept are not asked again.
 """
 
 from __future__ import annotations
@@ -12,30 +12,41 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp, Message, Scope
 
+from pipeline.gateway.batches.claims import CLAIM_S, Claim, ClaimLost
 from pipeline.gateway.batches.input_file import InputFile
-from pipeline.gateway.batches.objects import FINAL, BatchFaults, BatchObject, BatchStatus
-from pipeline.gateway.batches.storage import BatchStorage, OwnedBatch
+from pipeline.gateway.batches.objects import BatchFaults, BatchObject, BatchStatus
+from pipeline.gateway.batches.rows import OwnedBatch
+from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.errors import ApiError
+from pipeline.gateway.errors import QUARANTINED, ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 
 _log = logging.getLogger("pipeline.gateway")
 
 _POLL_S = 1.0  # how soon a batch, or its cancellation, of another gateway is seen
 _SWEEP_S = 3600.0
-_RETRY_S = 5.0  # after a disk, or a model, could not be used
+_RETRY_S = 5.0  # after the storage, or a model, could not be used
+_RENEW_S = CLAIM_S / 5
 _BATCHES_OF_TENANT = 2  # that are run at once
 _CHUNK = 256  # answers in one transaction
 _ENVELOPE_BYTES = 8 * 1024  # of a line besides the body of its request
 # Statuses of answers that say that the request may be asked again later.
 _LATER = (429, 503)
+_MAX_LOSSES = BlamePolicy().max_losses
+_LOST = {
+    "code": QUARANTINED,
+    "message": f"Servers were lost {_MAX_LOSSES} times while they worked on this request, which may be the cause.",
+}
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 _NOT_ASKED = "This request could not be executed before the completion window expired."
 
 
@@ -43,16 +54,36 @@ _NOT_ASKED = "This request could not be executed before the completion window ex
 class _Run:
     """A batch that this process runs."""
 
+    claim: Claim
     batch: BatchObject
     tenant: Tenant
     input: InputFile
     pending: Iterator[int]  # requests that have no answer, and are not being asked
-    unkept: list[tuple[int, bool, str]] = field(default_factory=list)  # answers that are not on the disk
+    losses: dict[int, int]  # request -> servers that were lost while they worked on it
+    unkept: list[tuple[int, bool, str]] = field(default_factory=list)  # answers that are not in the storage
     keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Held by a request at whose loss another gateway was: what of several is the cause, only one by one can tell.
+    suspects: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class _BatchTenant(Tenant):
+    """Tenant of a batch; losses of servers by its lines are counted beyond the end of this process."""
+
+    def __init__(
+        self, claim: Claim, count: Callable[[str, int], Awaitable[None]], losses: dict[int, int]
+    ) -> None:
+        super().__init__(claim.tenant, TenantLimits(), background=True)
+        self._batch, self._count, self._losses = claim.id, count, losses
+
+    async def note_loss(self, request_id: str) -> int:
+        line = int(request_id.rpartition("-")[2])
+        self._losses[line] = self._losses.get(line, 0) + 1
+        await self._count(self._batch, line)
+        return self._losses[line]
 
 
 class BatchRunner:
-    """Runs all batches of a folder whose models this gateway serves, but for those that another process runs."""
+    """Runs all batches of a storage whose models this gateway serves, but for those that another gateway runs."""
 
     def __init__(self, storage: BatchStorage, context: GatewayContext) -> None:
         """
@@ -60,7 +91,7 @@ class BatchRunner:
             storage: of the batches.
             context: of the gateway; its `application` answers the requests.
         """
-        self._storage, self._context = storage, context
+        self._storage, self._claims, self._context = storage, storage.claims, context
         self._running: dict[str, asyncio.Task[None]] = {}  # by id of the batch
         self._of_tenant: Counter[str] = Counter()
         self._changed = asyncio.Event()
@@ -76,7 +107,7 @@ class BatchRunner:
         self._changed.set()
 
     async def aclose(self) -> None:
-        """Leave all batches as they are; whoever opens the folder next goes on with them."""
+        """Leave all batches as they are, for other gateways to go on with."""
         tasks = [*self._running.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
@@ -89,8 +120,8 @@ class BatchRunner:
                 try:
                     if time.monotonic() - swept_at >= _SWEEP_S:
                         swept_at = time.monotonic()
-                        await asyncio.to_thread(self._storage.sweep)
-                    for owned in await asyncio.to_thread(self._storage.unfinished):
+                        await self._context.use_state(self._storage.sweep)
+                    for owned in await self._context.use_state(self._claims.claimable):
                         self._begin(owned)
                     self._fault = ""
                 except ApiError as error:
@@ -123,12 +154,12 @@ class BatchRunner:
 
     async def _run(self, owned: OwnedBatch) -> None:
         try:
-            with self._storage.claim(owned.batch.id) as held:
-                if held:
-                    # It may have gone on, or ended, in another process.
-                    batch = await asyncio.to_thread(self._storage.batch, owned.tenant, owned.batch.id)
-                    if batch.status not in FINAL:
-                        await self._advance(owned.tenant, batch)
+            claim = await self._context.use_state(self._claims.claim, owned.tenant, owned.batch.id)
+            if claim is not None:
+                async with self._renewing(claim):
+                    await self._advance(claim)
+        except ClaimLost:
+            _log.warning("%s: another gateway goes on with it", owned.batch.id)
         except ApiError as error:
             self._note(error)
             await asyncio.sleep(_RETRY_S)
@@ -136,33 +167,55 @@ class BatchRunner:
             _log.exception("%s: cannot go on; it is begun again", owned.batch.id)
             await asyncio.sleep(_RETRY_S)
 
-    async def _advance(self, tenant: str, batch: BatchObject) -> None:
-        """Bring a batch that this process holds to its end."""
-        storage = self._storage
-        path = await asyncio.to_thread(storage.content, tenant, batch.input_file_id)
+    @asynccontextmanager
+    async def _renewing(self, claim: Claim) -> AsyncIterator[None]:
+        """Hold a claim in the block, and give it back after it."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(_RENEW_S)
+                # Whether it is lost is found out where the batch is read and written.
+                with suppress(ApiError, ClaimLost):
+                    await self._context.use_state(self._claims.renew, claim)
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            with suppress(ApiError):
+                await self._context.use_state(self._claims.release, claim)
+
+    async def _advance(self, claim: Claim) -> None:
+        """Bring a batch that this process has claimed to its end."""
+        claims, use = self._claims, self._context.use_state
+        # It may have gone on in another gateway.
+        batch = await use(claims.claimed, claim)
         max_line_bytes = self._context.max_body_bytes + _ENVELOPE_BYTES
-        input_file = await asyncio.to_thread(InputFile, path, max_line_bytes)
+
+        def open_input() -> InputFile:
+            return InputFile(self._storage.open_content(claim.tenant, batch.input_file_id), max_line_bytes)
+
+        input_file = await use(open_input)
         try:
             if batch.status == "validating":
                 names = self._context.model_names()
-                model, faults = await asyncio.to_thread(input_file.check, batch.endpoint, names)
+                model, faults = await use(input_file.check, batch.endpoint, names)
                 if faults:
-                    await asyncio.to_thread(storage.finish, batch.id, "failed", BatchFaults(data=faults))
+                    await use(claims.finish, claim, "failed", BatchFaults(data=faults))
                     return
-                batch = await self._enter(batch, "in_progress", model, len(input_file))
+                batch = await self._enter(claim, "in_progress", model, len(input_file))
             if batch.status == "in_progress":
-                batch = await self._answer_all(tenant, batch, input_file)
+                batch = await self._answer_all(claim, batch, input_file)
         finally:
-            input_file.close()
+            await use(input_file.close)
         ends: dict[BatchStatus, BatchStatus] = {"cancelling": "cancelled", "finalizing": "completed"}
         if batch.status in ends:
-            ended = await asyncio.to_thread(storage.finish, batch.id, ends[batch.status])
+            ended = await use(claims.finish, claim, ends[batch.status])
             counts = ended.request_counts
             _log.info("%s: %s: %d of %d", batch.id, ended.status, counts.completed, counts.total)
 
-    async def _enter(
-        self, batch: BatchObject, status: BatchStatus, model: str | None, total: int
-    ) -> BatchObject:
+    async def _enter(self, claim: Claim, status: BatchStatus, model: str | None, total: int) -> BatchObject:
         """Bring a batch into another state, unless it was cancelled meanwhile."""
 
         def enter(now: BatchObject) -> BatchObject:
@@ -171,13 +224,16 @@ class BatchRunner:
             counts = now.request_counts.model_copy(update={"total": total})
             return now.entered(status, time.time(), model=model, request_counts=counts)
 
-        return await asyncio.to_thread(self._storage.change, batch.id, enter)
+        return await self._context.use_state(self._claims.change, claim, enter)
 
-    async def _answer_all(self, tenant: str, batch: BatchObject, input_file: InputFile) -> BatchObject:
+    async def _answer_all(self, claim: Claim, batch: BatchObject, input_file: InputFile) -> BatchObject:
         """Ask all requests that have no answer, until that is done, or the batch is cancelled or expires."""
-        answered = await asyncio.to_thread(self._storage.answered, batch.id)
+        answered = await self._context.use_state(self._claims.answered, claim.id)
+        losses = await self._context.use_state(self._claims.losses, claim.id)
         left = [index for index in range(len(input_file)) if index not in answered]
-        run = _Run(batch, Tenant(tenant, TenantLimits(), background=True), input_file, iter(left))
+        run = _Run(
+            claim, batch, _BatchTenant(claim, self._count_loss, losses), input_file, iter(left), losses
+        )
         workers = [asyncio.create_task(self._work(run)) for _ in range(min(len(left), self._width(batch)))]
         try:
             while True:
@@ -185,18 +241,21 @@ class BatchRunner:
                 for worker in workers:
                     if worker.done():
                         worker.result()
-                batch = await asyncio.to_thread(self._storage.batch, tenant, batch.id)
+                batch = await self._patiently(self._claims.claimed, claim)
                 if batch.status == "cancelling":
                     return batch
                 if batch.expires_at <= time.time():
                     break
                 if not asking:
-                    return await self._enter(batch, "finalizing", batch.model, len(input_file))
+                    if self._context.draining:
+                        # The workers have left lines to other gateways.
+                        return batch
+                    return await self._enter(claim, "finalizing", batch.model, len(input_file))
         finally:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        await self._expire(batch, input_file)
+        await self._expire(claim, input_file)
         return batch
 
     def _width(self, batch: BatchObject) -> int:
@@ -208,57 +267,72 @@ class BatchRunner:
 
     async def _work(self, run: _Run) -> None:
         for index in run.pending:
-            line = await asyncio.to_thread(run.input.read, index)
+            line = await self._patiently(run.input.read, index)
             body, request_id = json.dumps(line.body).encode(), f"{run.batch.id}-{index}"
-            while True:
+            response: dict[str, Any] | None = None
+            while response is None and run.losses.get(index, 0) < _MAX_LOSSES:
                 if self._context.draining:
                     return
-                status, answer = await ask(self._context.application, line.url, body, run.tenant, request_id)
-                if status not in _LATER:
-                    break
-                await asyncio.sleep(_RETRY_S)
-            response = {"status_code": status, "request_id": request_id, "body": json.loads(answer)}
-            await self._keep(
-                run, index, status >= 300, _output_line(request_id, line.custom_id, response, None)
-            )
+                async with run.suspects if run.losses.get(index) else nullcontext():
+                    status, answer = await ask(
+                        self._context.application, line.url, body, run.tenant, request_id
+                    )
+                if status in _LATER:
+                    await asyncio.sleep(_RETRY_S)
+                elif status < 500 or run.losses.get(index, 0) < _MAX_LOSSES:
+                    response = {"status_code": status, "request_id": request_id, "body": json.loads(answer)}
+            failed = response is None or response["status_code"] >= 300
+            error = _LOST if response is None else None
+            await self._keep(run, index, failed, _output_line(request_id, line.custom_id, response, error))
+
+    async def _count_loss(self, batch: str, line: int) -> None:
+        # While the storage is away, a loss counts until this process ends.
+        with suppress(ApiError):
+            await self._context.use_state(self._claims.count_loss, batch, line)
 
     async def _keep(self, run: _Run, index: int, failed: bool, text: str) -> None:
-        """Return when an answer is on the disk. Answers that come meanwhile are kept together."""
+        """Return when an answer is in the storage. Answers that come meanwhile are kept together."""
         run.unkept.append((index, failed, text))
         async with run.keeping:
             answers, run.unkept = run.unkept, []
-            while answers:
-                try:
-                    await asyncio.to_thread(self._storage.add_answers, run.batch.id, answers)
-                    return
-                except ApiError as error:
-                    self._note(error)
-                    await asyncio.sleep(_RETRY_S)
+            if answers:
+                await self._patiently(self._claims.add_answers, run.claim, answers)
 
-    async def _expire(self, batch: BatchObject, input_file: InputFile) -> None:
+    async def _patiently(
+        self, call: Callable[_Parameters, _Result], *arguments: _Parameters.args, **named: _Parameters.kwargs
+    ) -> _Result:
+        """Use the storage; wait while it cannot be used."""
+        while True:
+            try:
+                return await self._context.use_state(call, *arguments, **named)
+            except ApiError as error:
+                self._note(error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _expire(self, claim: Claim, input_file: InputFile) -> None:
         """End a batch whose time is over; requests without an answer get an error that says so."""
-        storage, error = self._storage, {"code": "batch_expired", "message": _NOT_ASKED}
+        claims, error = self._claims, {"code": "batch_expired", "message": _NOT_ASKED}
 
         def expire() -> None:
-            answered = storage.answered(batch.id)
+            answered = claims.answered(claim.id)
             left = [index for index in range(len(input_file)) if index not in answered]
             for first in range(0, len(left), _CHUNK):
                 lines = [(index, input_file.read(index).custom_id) for index in left[first : first + _CHUNK]]
-                storage.add_answers(
-                    batch.id,
+                claims.add_answers(
+                    claim,
                     [
-                        (index, True, _output_line(f"{batch.id}-{index}", custom_id, None, error))
+                        (index, True, _output_line(f"{claim.id}-{index}", custom_id, None, error))
                         for index, custom_id in lines
                     ],
                 )
-            storage.finish(batch.id, "expired")
+            claims.finish(claim, "expired")
 
-        await asyncio.to_thread(expire)
+        await self._context.use_state(expire)
 
     def _note(self, error: ApiError) -> None:
         """Log what is wrong with the storage, once."""
         if error.message != self._fault:
-            _log.error("batches wait: %s (%s)", error.message, self._storage.folder)
+            _log.error("batches wait: %s", error.message)
         self._fault = error.message
 
 

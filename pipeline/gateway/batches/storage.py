@@ -1,37 +1,40 @@
-"""Files, batches and the answers to their requests, in one folder that several gateways may share.
+"""Files and batches of tenants, within bounds, as the API's endpoints see them.
 
-    <folder>/locks/<id>       held by the process that runs a batch; the kernel gives it back when the process dies
-
-What else lies there is in `folder`. An answer is kept once for each line of a batch, so that nothing is written twice
-however often a batch is begun. All methods block: call them in threads.
+Where they lie is a `BatchPlace`: a folder of this machine, or a server that several gateways share. All methods block:
+call them in threads.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import secrets
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, BinaryIO
 
-from pipeline.gateway.batches.folder import StorageFolder
-from pipeline.gateway.batches.objects import (
-    FINAL,
-    BatchFaults,
-    BatchObject,
-    BatchStatus,
-    FileObject,
-    RequestCounts,
-)
+from pipeline.gateway.batches.claims import BatchClaims
+from pipeline.gateway.batches.objects import BatchObject, FileObject
+from pipeline.gateway.batches.rows import (
+    SELECT_BATCHES,
+    UNFINISHED,
+    BatchPlace,
+    OwnedBatch,
+    insert_file,
+    new_file_id,
+    read_batches,
+    read_files,
+    remove_contents,
+    seal_object,
+    update_batch,
+)  # fmt: skip
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.state.database import Execute, known_form, marks
 
-_ABANDONED_S = 24 * 3600.0  # age of a file without a row that no process writes any more
+_ABANDONED_S = 24 * 3600.0  # age of bytes without a file, which no process writes any more
 _KEPT_S = 30 * 24 * 3600  # input files, and batches that are over
+_PAGE = 256  # rows that are read at once
+_COPIED_BYTES = 2**17  # at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,11 @@ class StorageLimits:
     """How much may be kept.
 
     Attributes:
-        file_bytes: of one file that is uploaded.
-        tenant_bytes: of all files of one tenant. What its batches end in is kept even beyond that, and counts.
-        tenant_files: files of one tenant, those that its batches end in included.
-        unfinished: batches of one tenant that are not over.
-        finished: batches of one tenant that are over; of more, the oldest are forgotten.
+        file_bytes: most bytes of an upload.
+        tenant_bytes: most bytes of all files of a tenant. Output of its batches is kept even beyond that, and counts.
+        tenant_files: most files of a tenant, output of its batches included.
+        unfinished: most batches of a tenant that are not over.
+        finished: most batches of a tenant that are over; beyond that, the oldest are forgotten.
     """
 
     file_bytes: int = 200 * 2**20
@@ -53,25 +56,31 @@ class StorageLimits:
     finished: int = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedBatch:
-    """A batch, and whose it is."""
+class BatchStorage:
+    """See the module.
 
-    tenant: str
-    batch: BatchObject
+    Attributes:
+        limits: bounds for each tenant.
+        claims: the same batches, for the runner.
+    """
 
-
-class BatchStorage(StorageFolder):
-    """See the module."""
-
-    def __init__(self, folder: Path, limits: StorageLimits = StorageLimits()) -> None:
+    def __init__(self, place: BatchPlace, limits: StorageLimits = StorageLimits()) -> None:
         """
         Args:
-            folder: where everything lies; it is made when the first file is uploaded.
-            limits: of what is kept.
+            place: place of files and batches.
+            limits: bounds for each tenant.
         """
-        super().__init__(folder)
-        self.limits = limits
+        self._place, self.limits = place, limits
+        self.claims = BatchClaims(place)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anything may be kept here."""
+        return self._place.in_use
+
+    def close(self) -> None:
+        """Close the database."""
+        self._place.close()
 
     # Files
 
@@ -81,29 +90,31 @@ class BatchStorage(StorageFolder):
         """Keep a file that was uploaded for a batch.
 
         Args:
-            tenant: whose it is.
-            content: of `new_content`.
-            filename: as the client names it.
+            tenant: name of the tenant.
+            content: the whole of it is read.
+            filename: name that the client gave it.
             expires_s: seconds for which it is kept; None: 30 days.
 
         Raises:
             ApiError: 413, if the tenant has too many files or bytes; 507, if the disk is full.
         """
         size = content.seek(0, os.SEEK_END)
+        content.seek(0)
         now = int(time.time())
         made = FileObject(
-            id=f"file-{secrets.token_hex(12)}", bytes=size, created_at=now,
-            expires_at=now + (expires_s or _KEPT_S), filename=filename, purpose="batch",
+            id=new_file_id(), bytes=size, created_at=now, expires_at=now + (expires_s or _KEPT_S),
+            filename=filename, purpose="batch",
         )  # fmt: skip
-        with self.disk_errors():
-            self.publish(content, made.id)
-            try:
-                with self.transaction() as database:
-                    self._check_room(database, tenant, size)
-                    _insert_file(database, tenant, made)
-            except BaseException:
-                self.content_path(made.id).unlink(missing_ok=True)
-                raise
+        with self._place.transaction(tenant) as execute:
+            self._check_room(execute, tenant, size)
+        self._place.write(made.id, iter(partial(content.read, _COPIED_BYTES), b""))
+        try:
+            with self._place.transaction(tenant) as execute:
+                self._check_room(execute, tenant, size)
+                insert_file(self._place, execute, tenant, made)
+        except BaseException:
+            remove_contents(self._place, (made.id,))
+            raise
         return made
 
     def file(self, tenant: str, id: str) -> FileObject:
@@ -112,27 +123,30 @@ class BatchStorage(StorageFolder):
         Raises:
             ApiError: 404, if the tenant has none of this id.
         """
-        rows = self.read("SELECT object FROM files WHERE id = ? AND tenant = ?", (id, tenant))
-        if not rows:
-            raise ApiError(404, f"No such File object: {id}", param="id", code="file_not_found")
-        return FileObject.model_validate_json(rows[0][0])
+        rows = self._place.read(
+            "SELECT id, object FROM files WHERE id = %s AND tenant = %s", known_form(id), tenant
+        )
+        if not (found := read_files(self._place, rows)):
+            raise _no_file(id)
+        return found[0]
 
-    def content(self, tenant: str, id: str) -> Path:
-        """Return the path of a file's bytes. Raises what `file` does."""
-        return self.content_path(self.file(tenant, id).id)
+    def open_content(self, tenant: str, id: str) -> BinaryIO:
+        """Open the bytes of a file for reading. Raises what `file` does."""
+        return self._place.open(self.file(tenant, id).id)
 
     def files(
         self, tenant: str, *, after: str | None, limit: int, newest_first: bool, purpose: str | None
     ) -> Sequence[FileObject]:
         """List files of a tenant: at most `limit` from that which follows `after`."""
         order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
-        rows = self.read(
-            "SELECT object FROM files WHERE tenant = :tenant AND (:purpose IS NULL OR purpose = :purpose)"
-            f" AND (:after IS NULL OR n {sign} (SELECT n FROM files WHERE id = :after))"
-            f" ORDER BY n {order} LIMIT :limit",
-            {"tenant": tenant, "purpose": purpose, "after": after, "limit": limit},
-        )
-        return [FileObject.model_validate_json(row[0]) for row in rows]
+        where, values = "tenant = %s", [tenant]
+        if purpose is not None:
+            where, values = f"{where} AND purpose = %s", [*values, known_form(purpose)]
+        if after is not None:
+            where += f" AND n {sign} (SELECT n FROM files WHERE id = %s AND tenant = %s)"
+            values += [known_form(after), tenant]
+        query = f"SELECT id, object FROM files WHERE {where} ORDER BY n {order} LIMIT %s"
+        return read_files(self._place, self._place.read(query, *values, limit))
 
     def delete_file(self, tenant: str, id: str) -> None:
         """Delete a file.
@@ -140,14 +154,14 @@ class BatchStorage(StorageFolder):
         Raises:
             ApiError: 404, if the tenant has none of this id; 409, if a batch that is not over reads it.
         """
-        self.file(tenant, id)
-        with self.transaction() as database:
-            using = [row[0] for row in database.execute("SELECT id FROM batches WHERE " + _READS, (id,))]
-            if using:
-                text = f"The file {id} is read by {using[0]}, which is not over: cancel it first"
+        id = known_form(id)
+        with self._place.transaction(tenant) as execute:
+            self._check_file(execute, tenant, id)
+            if (using := self._unfinished_inputs(execute, tenant).get(id)) is not None:
+                text = f"The file {id} is read by {using}, which is not over: cancel it first"
                 raise ApiError(409, text, code="file_in_use")
-            database.execute("DELETE FROM files WHERE id = ?", (id,))
-        self.content_path(id).unlink(missing_ok=True)
+            execute("DELETE FROM files WHERE id = %s AND tenant = %s", id, tenant)
+        self._place.remove(id)
 
     # Batches
 
@@ -155,31 +169,32 @@ class BatchStorage(StorageFolder):
         """Keep a new batch.
 
         Args:
-            tenant: whose it is.
-            batch: the batch.
+            tenant: name of the tenant.
+            batch: the new batch.
             output_expires_s: seconds for which the files that it ends in are kept; None: until they are deleted.
 
         Raises:
             ApiError: 404, if its input file does not exist; 413, if the tenant's files leave no room for those that
                 it will end in; 429, if too many batches of the tenant are not over.
         """
-        self.file(tenant, batch.input_file_id)
-        with self.transaction() as database:
-            self._check_room(database, tenant, 1)
-            count = database.execute(
-                f"SELECT count(*) FROM batches WHERE tenant = ? AND {_UNFINISHED}", (tenant,)
+        with self._place.transaction(tenant) as execute:
+            self._check_file(execute, tenant, known_form(batch.input_file_id))
+            self._check_room(execute, tenant, 1)
+            count = execute(
+                f"SELECT count(*) FROM batches WHERE tenant = %s AND {UNFINISHED}", tenant
             ).fetchone()[0]
             if count >= self.limits.unfinished:
                 text = f"{count} batches of yours are not over; wait for one, or cancel it"
                 raise ApiError(429, text, code="batch_limit", retry_after_s=60)
-            database.execute(
-                "INSERT INTO batches (id, tenant, status, output_expires_s, object) VALUES (?, ?, ?, ?, ?)",
-                (batch.id, tenant, batch.status, output_expires_s, batch.model_dump_json()),
+            row = (batch.id, tenant, batch.status, output_expires_s, seal_object(self._place, batch))
+            execute(
+                f"INSERT INTO batches (id, tenant, status, output_expires_s, object) VALUES {marks(row)}",
+                *row,
             )
-            database.execute(
-                f"DELETE FROM batches WHERE n IN (SELECT n FROM batches WHERE tenant = ? AND NOT {_UNFINISHED}"
-                " ORDER BY n DESC LIMIT -1 OFFSET ?)",
-                (tenant, self.limits.finished),
+            execute(
+                f"DELETE FROM batches WHERE tenant = %s AND NOT {UNFINISHED} AND n <= (SELECT n FROM batches"
+                f" WHERE tenant = %s AND NOT {UNFINISHED} ORDER BY n DESC LIMIT 1 OFFSET %s)",
+                *(tenant, tenant, self.limits.finished),
             )
         return batch
 
@@ -189,135 +204,53 @@ class BatchStorage(StorageFolder):
         Raises:
             ApiError: 404, if the tenant has none of this id.
         """
-        found = self._batches("id = ? AND tenant = ?", (id, tenant))
-        if not found:
-            raise ApiError(404, f"No batch found with id '{id}'", param="id", code="batch_not_found")
-        return found[0].batch
+        query = f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s"
+        return self._only_batch(self._place.read(query, known_form(id), tenant), id)
 
     def batches(self, tenant: str, *, after: str | None, limit: int) -> Sequence[BatchObject]:
         """List batches of a tenant, the newest first: at most `limit` from that which follows `after`."""
-        before = "(:after IS NULL OR n < (SELECT n FROM batches WHERE id = :after))"
-        values = {"tenant": tenant, "after": after, "limit": limit}
-        found = self._batches(f"tenant = :tenant AND {before} ORDER BY n DESC LIMIT :limit", values)
-        return [one.batch for one in found]
+        where, values = "tenant = %s", [tenant]
+        if after is not None:
+            where += " AND n < (SELECT n FROM batches WHERE id = %s AND tenant = %s)"
+            values += [known_form(after), tenant]
+        rows = self._place.read(f"{SELECT_BATCHES} WHERE {where} ORDER BY n DESC LIMIT %s", *values, limit)
+        return [one.batch for one in read_batches(self._place, rows)]
 
-    def unfinished(self) -> Sequence[OwnedBatch]:
-        """Return the batches of all tenants that are not over, the oldest first."""
-        return self._batches(f"{_UNFINISHED} ORDER BY n", ())
+    def change(self, tenant: str, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
+        """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here.
 
-    def change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
-        """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here."""
-        with self.transaction() as database:
-            batch = self._batches("id = ?", (id,), database)[0].batch
-            changed = change(batch)
-            _update_batch(database, changed)
+        Raises:
+            ApiError: 404, if the tenant has none of this id.
+        """
+        id = known_form(id)
+        with self._place.transaction(id) as execute:
+            rows = execute(f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s", id, tenant).fetchall()
+            changed = change(self._only_batch(rows, id))
+            update_batch(self._place, execute, changed)
         return changed
-
-    @contextmanager
-    def claim(self, id: str) -> Iterator[bool]:
-        """Hold a batch, so that no other gateway runs it; the kernel lets go of it when this process ends.
-
-        Yields:
-            Whether it is held; if not, another process has it.
-        """
-        path = self.folder / "locks" / id
-        with self.disk_errors():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
-        finally:
-            os.close(descriptor)
-
-    def add_answers(self, id: str, answers: Iterable[tuple[int, bool, str]]) -> None:
-        """Keep answers to requests of a batch, in one transaction. A line that has one keeps it.
-
-        Args:
-            id: of the batch.
-            answers: line of the input file, whether the request failed, line of the output or error file.
-        """
-        with self.transaction() as database:
-            added = [0, 0]
-            for line, failed, text in answers:
-                row = (id, line, failed, text)
-                done = database.execute(
-                    "INSERT OR IGNORE INTO answers (batch, line, failed, text) VALUES (?, ?, ?, ?)", row
-                )
-                added[failed] += done.rowcount
-            counted = "UPDATE batches SET completed = completed + ?, failed = failed + ? WHERE id = ?"
-            database.execute(counted, (*added, id))
-
-    def answered(self, id: str) -> set[int]:
-        """Return the lines of a batch that have an answer."""
-        return {row[0] for row in self.read("SELECT line FROM answers WHERE batch = ?", (id,))}
-
-    def finish(self, id: str, status: BatchStatus, errors: BatchFaults | None = None) -> BatchObject:
-        """Write the answers of a batch into its output and error files, and end it.
-
-        It may be called again after a failure or a death in its middle: the files have the same ids then.
-
-        Args:
-            id: of the batch.
-            status: in which it ends.
-            errors: why it failed.
-        """
-        tenant, expires_s = self.read("SELECT tenant, output_expires_s FROM batches WHERE id = ?", (id,))[0]
-        now = int(time.time())
-        files = {}
-        for failed, kind in ((False, "output"), (True, "error")):
-            with self.new_content() as content:
-                for line in self._answers(id, failed):
-                    content.write(line.encode() + b"\n")
-                if not (size := content.tell()):
-                    continue
-                files[f"{kind}_file_id"] = FileObject(
-                    id=f"file-{id.removeprefix('batch_')}-{kind}", bytes=size, created_at=now,
-                    expires_at=None if expires_s is None else now + expires_s,
-                    filename=f"{id}_{kind}.jsonl", purpose="batch_output",
-                )  # fmt: skip
-                self.publish(content, files[f"{kind}_file_id"].id)
-        with self.transaction() as database:
-            for file in files.values():
-                _insert_file(database, tenant, file)
-            batch = self._batches("id = ?", (id,), database)[0].batch
-            ended = batch.entered(status, now, errors=errors, **{key: file.id for key, file in files.items()})
-            _update_batch(database, ended)
-            database.execute("DELETE FROM answers WHERE batch = ?", (id,))
-        (self.folder / "locks" / id).unlink(missing_ok=True)
-        return ended
 
     def sweep(self) -> None:
         """Remove files that have expired, batches that are long over, and what processes that died left behind."""
-        now = time.time()
-        with self.transaction() as database:
-            expired = [
-                row[0]
-                for row in database.execute(
-                    "SELECT id FROM files WHERE expires_at <= ?", (int(now),)
-                ).fetchall()
-                if not database.execute("SELECT 1 FROM batches WHERE " + _READS, (row[0],)).fetchone()
-            ]
-            database.executemany("DELETE FROM files WHERE id = ?", [(id,) for id in expired])
-            ended = f"NOT ({_UNFINISHED}) AND json_extract(object, '$.created_at') <= ?"
-            database.execute(f"DELETE FROM batches WHERE {ended}", (int(now) - _KEPT_S,))
-        for id in expired:
-            self.content_path(id).unlink(missing_ok=True)
-        # Read before the folder is: a file is published before it is known.
-        known = {row[0] for row in self.read("SELECT id FROM files")}
-        for path in (self.folder / "contents").iterdir():
-            with suppress(FileNotFoundError):
-                if path.name not in known and now - path.stat().st_mtime > _ABANDONED_S:
-                    path.unlink()
+        now = int(time.time())
+        expired = "expires_at <= %s"
+        for (tenant,) in self._place.read(f"SELECT DISTINCT tenant FROM files WHERE {expired}", now):
+            with self._place.transaction(tenant) as execute:
+                query = f"SELECT id FROM files WHERE tenant = %s AND {expired}"
+                inputs = self._unfinished_inputs(execute, tenant)
+                gone = [row[0] for row in execute(query, tenant, now).fetchall() if row[0] not in inputs]
+                for id in gone:
+                    execute("DELETE FROM files WHERE id = %s AND tenant = %s", id, tenant)
+            for id in gone:
+                self._place.remove(id)
+        for one in self._finished_before(now - _KEPT_S):
+            with self._place.transaction(one.batch.id) as execute:
+                execute("DELETE FROM batches WHERE id = %s", one.batch.id)
+        self._place.remove_unknown(_ABANDONED_S)
 
-    def _check_room(self, database: sqlite3.Connection, tenant: str, size: int) -> None:
+    def _check_room(self, execute: Execute, tenant: str, size: int) -> None:
         """Refuse a file of `size` bytes if a tenant has too many files or bytes already."""
-        files, kept = database.execute(
-            "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE tenant = ?", (tenant,)
+        files, kept = execute(
+            "SELECT count(*), CAST(coalesce(sum(bytes), 0) AS bigint) FROM files WHERE tenant = %s", tenant
         ).fetchone()
         limits = self.limits
         if kept + size > limits.tenant_bytes:
@@ -329,47 +262,32 @@ class BatchStorage(StorageFolder):
         if files >= limits.tenant_files:
             raise ApiError(413, f"You have {files} files: delete some", code="storage_limit")
 
-    def _answers(self, id: str, failed: bool) -> Iterator[str]:
-        """Lines in the order of the input file, read in parts: all of them may be large."""
-        line = -1
-        while rows := self.read(
-            "SELECT line, text FROM answers WHERE batch = ? AND failed = ? AND line > ? ORDER BY line LIMIT 256",
-            (id, failed, line),
-        ):
-            yield from (text for _, text in rows)
-            line = rows[-1][0]
+    def _check_file(self, execute: Execute, tenant: str, id: str) -> None:
+        if execute("SELECT 1 FROM files WHERE id = %s AND tenant = %s", id, tenant).fetchone() is None:
+            raise _no_file(id)
 
-    def _batches(
-        self,
-        where: str,
-        values: Sequence[Any] | Mapping[str, Any],
-        database: sqlite3.Connection | None = None,
-    ) -> list[OwnedBatch]:
-        query = f"SELECT tenant, object, completed, failed FROM batches WHERE {where}"
-        rows = self.read(query, values) if database is None else database.execute(query, values)
-        return [
-            OwnedBatch(tenant, _counted(BatchObject.model_validate_json(text), completed, failed))
-            for tenant, text, completed, failed in rows
-        ]
+    def _only_batch(self, rows: Iterable[Sequence[Any]], id: str) -> BatchObject:
+        if not (found := read_batches(self._place, rows)):
+            raise ApiError(404, f"No batch found with id '{id[:64]}'", param="id", code="batch_not_found")
+        return found[0].batch
 
+    def _unfinished_inputs(self, execute: Execute, tenant: str) -> dict[str, str]:
+        """Input file -> batch, of the batches of a tenant that are not over."""
+        rows = execute(f"{SELECT_BATCHES} WHERE tenant = %s AND {UNFINISHED}", tenant).fetchall()
+        return {one.batch.input_file_id: one.batch.id for one in read_batches(self._place, rows)}
 
-# Of `batches`: those that are not over, and of them those whose input file is the parameter.
-_UNFINISHED = f"status NOT IN ({', '.join(map(repr, FINAL))})"
-_READS = f"json_extract(object, '$.input_file_id') = ? AND {_UNFINISHED}"
+    def _finished_before(self, created_at: int) -> Iterator[OwnedBatch]:
+        """Batches that are over, from the oldest to the first that was created later."""
+        query = f"SELECT n FROM batches WHERE NOT {UNFINISHED} AND n > %s ORDER BY n LIMIT {_PAGE}"
+        last = -1
+        while numbers := [row[0] for row in self._place.read(query, last)]:
+            rows = self._place.read(f"{SELECT_BATCHES} WHERE n IN {marks(numbers)} ORDER BY n", *numbers)
+            for one in read_batches(self._place, rows):
+                if one.batch.created_at > created_at:
+                    return
+                yield one
+            last = numbers[-1]
 
 
-def _counted(batch: BatchObject, completed: int, failed: int) -> BatchObject:
-    counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
-    return batch.model_copy(update={"request_counts": counts})
-
-
-def _insert_file(database: sqlite3.Connection, tenant: str, file: FileObject) -> None:
-    database.execute(
-        "INSERT OR REPLACE INTO files (id, tenant, bytes, purpose, expires_at, object) VALUES (?, ?, ?, ?, ?, ?)",
-        (file.id, tenant, file.bytes, file.purpose, file.expires_at, file.model_dump_json()),
-    )
-
-
-def _update_batch(database: sqlite3.Connection, batch: BatchObject) -> None:
-    row = (batch.status, batch.model_dump_json(), batch.id)
-    database.execute("UPDATE batches SET status = ?, object = ? WHERE id = ?", row)
+def _no_file(id: str) -> ApiError:
+    return ApiError(404, f"No such File object: {id[:64]}", param="id", code="file_not_found")

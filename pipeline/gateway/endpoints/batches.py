@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -37,8 +36,6 @@ class BatchEndpoints(EndpointFamily):
         self._runner = None if context.batches is None else BatchRunner(context.batches, context)
 
     def endpoints(self) -> Sequence[ApiEndpoint]:
-        if self.context.batches is None:
-            return ()
         one = "/v1/batches/{batch_id}"
         return (
             ApiEndpoint(
@@ -59,15 +56,14 @@ class BatchEndpoints(EndpointFamily):
     async def aclose(self) -> None:
         if self._runner is not None:
             await self._runner.aclose()
-            await asyncio.to_thread(self._storage.close)
+            self._storage.close()
 
     @property
     def _storage(self) -> BatchStorage:
-        assert self.context.batches is not None
-        return self.context.batches
+        return self.context.batch_storage
 
     async def _create(self, request: Request) -> Response:
-        tenant = await self.context.authenticate(request)
+        tenant, storage = await self.context.authenticate(request), self._storage
         asked = parse_request(BatchRequest, await self.context.receive_body(request))
         now = int(time.time())
         batch = BatchObject(
@@ -75,21 +71,21 @@ class BatchEndpoints(EndpointFamily):
             created_at=now, expires_at=now + _WINDOW_S, metadata=asked.metadata,
         )  # fmt: skip
         expires_s = None if asked.output_expires_after is None else asked.output_expires_after.seconds
-        made = await asyncio.to_thread(self._storage.add_batch, tenant.name, batch, expires_s)
+        made = await self.context.use_state(storage.add_batch, tenant.name, batch, expires_s)
         self._wake()
         return json_answer(made)
 
     async def _list(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         query = validate_request(BatchQuery, dict(request.query_params))
-        found = await asyncio.to_thread(
+        found = await self.context.use_state(
             self._storage.batches, tenant.name, after=query.after, limit=query.limit + 1
         )
         return json_answer(Page.of(found, query.limit))
 
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await asyncio.to_thread(self._storage.batch, tenant.name, _id(request)))
+        return json_answer(await self.context.use_state(self._storage.batch, tenant.name, _id(request)))
 
     async def _cancel(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _id(request)
@@ -100,8 +96,7 @@ class BatchEndpoints(EndpointFamily):
                 raise ApiError(409, text, code="batch_not_cancellable")
             return batch if batch.status == "cancelling" else batch.entered("cancelling", time.time())
 
-        await asyncio.to_thread(self._storage.batch, tenant.name, id)
-        cancelled = await asyncio.to_thread(self._storage.change, id, cancel)
+        cancelled = await self.context.use_state(self._storage.change, tenant.name, id, cancel)
         self._wake()
         return json_answer(cancelled)
 

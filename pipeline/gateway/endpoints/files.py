@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from pipeline.gateway.batches.objects import ExpiresAfter, FileDeleted, FileObject, Page
@@ -22,9 +21,11 @@ from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, jso
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.parsing import validate_request
+from pipeline.gateway.state.database import disk_errors
 
 _FORM_BYTES = 64 * 1024  # of a form besides its file
 _UPLOADS_OF_TENANT = 4  # at once: each takes room on the disk before it is known whether it may be kept
+_PART_BYTES = 256 * 1024  # of a file that is read
 _MAX_NAME = 255  # characters of a file's name
 
 
@@ -53,8 +54,6 @@ class FileEndpoints(EndpointFamily):
         self._uploads: Counter[str] = Counter()  # under way, by tenant
 
     def endpoints(self) -> Sequence[ApiEndpoint]:
-        if self.context.batches is None:
-            return ()
         one = "/v1/files/{file_id}"
         return (
             ApiEndpoint(
@@ -68,13 +67,12 @@ class FileEndpoints(EndpointFamily):
 
     @property
     def _storage(self) -> BatchStorage:
-        assert self.context.batches is not None
-        return self.context.batches
+        return self.context.batch_storage
 
     async def _upload(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         limited = _limited(request, self._storage.limits.file_bytes)
-        with self._storage.disk_errors(), self._uploading(tenant):
+        with disk_errors("the folder of temporary files"), self._uploading(tenant):
             async with limited.form(max_files=1, max_fields=8) as form:
                 fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
                 parsed, upload = validate_request(FileForm, _nested(fields)), form.get("file")
@@ -82,7 +80,10 @@ class FileEndpoints(EndpointFamily):
                     raise ApiError(400, "file: is missing", param="file")
                 if len(upload.filename or "") > _MAX_NAME:
                     raise ApiError(400, f"file: its name has more than {_MAX_NAME} characters", param="file")
-                made = await asyncio.to_thread(self._keep, tenant, upload, parsed)
+                expires_s = None if parsed.expires_after is None else parsed.expires_after.seconds
+                made = await self.context.use_state(
+                    self._storage.add_file, tenant.name, upload.file, upload.filename or "file", expires_s
+                )
         return json_answer(made)
 
     @contextmanager
@@ -96,16 +97,10 @@ class FileEndpoints(EndpointFamily):
         finally:
             self._uploads[tenant.name] -= 1
 
-    def _keep(self, tenant: Tenant, upload: UploadFile, form: FileForm) -> FileObject:
-        expires_s = None if form.expires_after is None else form.expires_after.seconds
-        with self._storage.new_content() as content:
-            shutil.copyfileobj(upload.file, content)
-            return self._storage.add_file(tenant.name, content, upload.filename or "file", expires_s)
-
     async def _list(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         query = validate_request(FileQuery, dict(request.query_params))
-        found = await asyncio.to_thread(
+        found = await self.context.use_state(
             self._storage.files,
             tenant.name,
             after=query.after,
@@ -117,24 +112,32 @@ class FileEndpoints(EndpointFamily):
 
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await asyncio.to_thread(self._storage.file, tenant.name, _id(request)))
+        return json_answer(await self.context.use_state(self._storage.file, tenant.name, _id(request)))
 
     async def _delete(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _id(request)
-        await asyncio.to_thread(self._storage.delete_file, tenant.name, id)
+        await self.context.use_state(self._storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
     async def _content(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _id(request)
-        path = await asyncio.to_thread(self._storage.content, tenant.name, id)
-        file = await asyncio.to_thread(self._storage.file, tenant.name, id)
+        file = await self.context.use_state(self._storage.file, tenant.name, id)
+        content = await self.context.use_state(self._storage.open_content, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
-        return FileResponse(
-            path,
-            media_type="application/octet-stream",
-            filename=file.filename,
-            headers={"x-content-type-options": "nosniff"},
-        )
+        headers = {
+            "content-disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
+            "content-length": str(file.bytes),
+            "x-content-type-options": "nosniff",
+        }
+        return StreamingResponse(self._parts(content), headers=headers, media_type="application/octet-stream")
+
+    async def _parts(self, content: BinaryIO) -> AsyncIterator[bytes]:
+        try:
+            while part := await self.context.use_state(content.read, _PART_BYTES):
+                yield part
+        finally:
+            # Not here: a read that nobody waits for any more may still hold it.
+            self.context.state_threads.submit(content.close)
 
 
 def _id(request: Request) -> str:

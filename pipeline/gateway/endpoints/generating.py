@@ -5,7 +5,7 @@ A request is parsed and checked here, becomes a `ModelAnswer`, and is answered b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -44,7 +44,7 @@ class GeneratingEndpoints(EndpointFamily):
         make: Callable[[_Body, Asker], ModelAnswer],
         *,
         prompt_field: str,
-        remembered_bytes: Callable[[_Body, Tenant], int] = lambda _, __: 0,
+        recall: Callable[[_Body, Tenant], Awaitable[int]] | None = None,
     ) -> Response:
         """Answer a request, whole or streamed.
 
@@ -53,14 +53,13 @@ class GeneratingEndpoints(EndpointFamily):
             kind: of its body.
             make: checks a body and makes the answer.
             prompt_field: field of the body that holds the prompt.
-            remembered_bytes: how much besides the body is read of what the gateway remembers.
+            recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to
+                nothing.
 
         Raises:
             ApiError: the request is refused, or fails.
         """
-        answer = await self.check(
-            request, kind, make, prompt_field=prompt_field, remembered_bytes=remembered_bytes
-        )
+        answer = await self.check(request, kind, make, prompt_field=prompt_field, recall=recall)
         recorded = RecordedAnswer(answer, self.context.metrics, self.context.hits, request.scope["record"])
         return EventStream(recorded) if answer.streams else await json_response(request, recorded)
 
@@ -71,7 +70,7 @@ class GeneratingEndpoints(EndpointFamily):
         make: Callable[[_Body, Asker], _Answer],
         *,
         prompt_field: str,
-        remembered_bytes: Callable[[_Body, Tenant], int] = lambda _, __: 0,
+        recall: Callable[[_Body, Tenant], Awaitable[int]] | None = None,
     ) -> _Answer:
         """Authenticate, parse and check a request, its prompt counted in tokens. Nothing is generated yet.
 
@@ -80,7 +79,8 @@ class GeneratingEndpoints(EndpointFamily):
             kind: of its body.
             make: checks a body and makes the answer; in a thread, if that may take long.
             prompt_field: field of the body that holds the prompt.
-            remembered_bytes: how much besides the body is read of what the gateway remembers.
+            recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to
+                nothing.
 
         Raises:
             ApiError: the request is refused.
@@ -99,10 +99,15 @@ class GeneratingEndpoints(EndpointFamily):
             return make(parsed, Asker(context.find_model(parsed.model), tenant, record))
 
         try:
-            if len(body) > SMALL_BODY_BYTES:
-                return await context.parsers.run(lambda: begin(parse()), request, len(body), tenant)
-            parsed = parse()
-            size = len(body) + remembered_bytes(parsed, tenant)
+            size = len(body)
+            if size <= SMALL_BODY_BYTES:
+                parsed = parse()
+            elif recall is None:
+                return await context.parsers.run(lambda: begin(parse()), request, size, tenant)
+            else:
+                parsed = await context.parsers.run(parse, request, size, tenant)
+            if recall is not None:
+                size += await recall(parsed, tenant)
             if size > SMALL_BODY_BYTES or parsed.has_schemas:
                 return await context.parsers.run(lambda: begin(parsed), request, size, tenant)
             return begin(parsed)

@@ -41,11 +41,18 @@ class OperationEndpoints(EndpointFamily):
         return own_page(_chat_page())
 
     async def _metrics(self, request: Request) -> Response:
+        """Without a key, or by one that may not read them, no tenant is named. A key that is not known is refused."""
+        tenants = self.context.tenants
+        named = not tenants.require_keys
+        if tenants.require_keys and tenants.has_key(request.headers):
+            named = tenants.authenticate(request.headers).reads_metrics
         await asyncio.to_thread(self._count_marks)
         status, usage = await asyncio.gather(
             self.context.status(), asyncio.to_thread(self.context.kv_cache_usage)
         )
-        page, content_type = self.context.metrics.render(request.headers.get("accept", ""), status, usage)
+        page, content_type = self.context.metrics.render(
+            request.headers.get("accept", ""), status, usage, names_tenants=named
+        )
         return Response(page, headers={"content-type": content_type})
 
     def _count_marks(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -17,8 +19,12 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.parsing import validate_request
 from pipeline.gateway.responses.model_response import ModelResponse
+from pipeline.gateway.responses.recall import RecalledResponses, recall
 from pipeline.gateway.responses.request import ResponseRequest
-from pipeline.gateway.responses.stored_responses import StoredResponse, StoredResponses
+from pipeline.gateway.responses.stored_responses import StoredResponse
+from pipeline.gateway.state.database import known_form
+
+_FORGET_S = 60.0  # from one look for what nobody has used for too long to the next
 
 
 class InputItemsQuery(BaseModel):
@@ -34,10 +40,8 @@ class ResponseEndpoints(GeneratingEndpoints):
 
     def __init__(self, context: GatewayContext) -> None:
         super().__init__(context)
-        worker = context.worker
-        # The parent removes the folder when all have ended.
-        file = None if worker is None else worker.place.metrics / "responses.sqlite"
-        self._memory = StoredResponses(context.stored_responses, file)
+        self._stored = context.stored_responses
+        self._forgetting: asyncio.Task[None] | None = None
 
     def endpoints(self) -> Sequence[ApiEndpoint]:
         one = "/v1/responses/{response_id}"
@@ -50,7 +54,7 @@ class ResponseEndpoints(GeneratingEndpoints):
                 "POST", "/v1/responses/input_tokens", self._count, "Count the tokens that a response would read.",
                 request=ResponseRequest,
             ),
-            ApiEndpoint("GET", one, self._show, "Return a response that is remembered."),
+            ApiEndpoint("GET", one, self._show, "Return a response that is stored."),
             ApiEndpoint("DELETE", one, self._delete, "Forget a response."),
             ApiEndpoint(
                 "GET", f"{one}/input_items", self._list_input, "List the input of a response.",
@@ -58,25 +62,24 @@ class ResponseEndpoints(GeneratingEndpoints):
             ),
         )  # fmt: skip
 
+    async def start(self) -> None:
+        self._forgetting = asyncio.create_task(self._forget_old())
+
     async def aclose(self) -> None:
-        self._memory.close()
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._stored.close()
 
     async def _create(self, request: Request) -> Response:
+        one = _Request(self.context)
         return await self.generate(
-            request,
-            ResponseRequest,
-            self._response,
-            prompt_field="input",
-            remembered_bytes=self._remembered_bytes,
+            request, ResponseRequest, one.response, prompt_field="input", recall=one.recall
         )
 
     async def _count(self, request: Request) -> Response:
+        one = _Request(self.context)
         checked = await self.check(
-            request,
-            ResponseRequest,
-            self._response,
-            prompt_field="input",
-            remembered_bytes=self._remembered_bytes,
+            request, ResponseRequest, one.response, prompt_field="input", recall=one.recall
         )
         tokens = checked.generation.prompt_tokens
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
@@ -91,7 +94,7 @@ class ResponseEndpoints(GeneratingEndpoints):
     async def _delete(self, request: Request) -> Response:
         tenant, _ = await self._find(request)
         id = request.path_params["response_id"]
-        self._memory.delete(tenant.name, id)
+        await self.context.use_state(self._stored.delete, tenant.name, id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def _list_input(self, request: Request) -> Response:
@@ -113,19 +116,48 @@ class ResponseEndpoints(GeneratingEndpoints):
             }
         )  # fmt: skip
 
-    def _response(self, body: ResponseRequest, asker: Asker) -> ModelResponse:
-        return ModelResponse(
-            body, asker.model, asker.tenant, asker.record.id, asker.record.span,
-            memory=self._memory, most_bytes=self.context.max_body_bytes,
-        )  # fmt: skip
-
-    def _remembered_bytes(self, body: ResponseRequest, tenant: Tenant) -> int:
-        previous = body.previous_response_id
-        return 0 if previous is None else self._memory.size(tenant.name, previous)
-
     async def _find(self, request: Request) -> tuple[Tenant, StoredResponse]:
         tenant, id = await self.context.authenticate(request), request.path_params["response_id"]
-        stored = self._memory.get(tenant.name, id)
-        if stored is None:
+        found = await self.context.use_state(self._stored.find, tenant.name, (known_form(id),))
+        if id not in found:
             raise ApiError(404, f"Response with id '{id[:64]}' not found.", code="response_not_found")
-        return tenant, stored
+        return tenant, found[id]
+
+    async def _forget_old(self) -> None:
+        while True:
+            await asyncio.sleep(_FORGET_S)
+            # The log says it; what is too old is not found in any case.
+            with suppress(ApiError):
+                await self.context.use_state(self._stored.forget_old)
+
+
+class _Request:
+    """Stored responses as one request reads and writes them."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._recalled = RecalledResponses()
+
+    async def recall(self, body: ResponseRequest, tenant: Tenant) -> int:
+        """Read what a body continues and refers to; returns its bytes of JSON."""
+        if body.previous_response_id is not None or body.referred_items:
+            context = self._context
+            self._recalled = await context.use_state(
+                recall, body, tenant.name, context.stored_responses, context.max_body_bytes
+            )
+        return self._recalled.size
+
+    def response(self, body: ResponseRequest, asker: Asker) -> ModelResponse:
+        """Make the response to a body."""
+
+        async def store(id: str, response: StoredResponse) -> bool:
+            try:
+                return await self._context.use_state(stored.put, asker.tenant.name, id, response)
+            except ApiError:
+                return False
+
+        stored = self._context.stored_responses
+        return ModelResponse(
+            body, asker.model, asker.tenant, asker.record.id, asker.record.span,
+            recalled=self._recalled, store=store if stored.enabled else None,
+        )  # fmt: skip

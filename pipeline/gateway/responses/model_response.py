@@ -12,12 +12,11 @@ response.completed, or response.incomplete if the answer was cut off, or error a
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from typing import Any
 
 from pipeline.client import Cached, Chunk, PromptTooLong
@@ -25,14 +24,16 @@ from pipeline.gateway.answer_items import AnswerItem, AnswerItems, ItemStep
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.responses.input_items import Item, item_id, read_items, response_of_item, to_messages
+from pipeline.gateway.responses.input_items import item_id, read_items, to_messages
+from pipeline.gateway.responses.recall import RecalledResponses
 from pipeline.gateway.responses.request import ResponseRequest
-from pipeline.gateway.responses.stored_responses import StoredConversation, StoredResponse, StoredResponses
+from pipeline.gateway.responses.stored_responses import StoredResponse
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_json, encode_text
 from pipeline.gateway.traces import Span
 
-_MAX_ITEMS = 4096  # of a conversation
+# Stores a response under its id, and returns whether it did.
+Store = Callable[[str, StoredResponse], Awaitable[bool]]
 
 
 class ModelResponse:
@@ -46,8 +47,8 @@ class ModelResponse:
         request_id: str,
         span: Span,
         *,
-        memory: StoredResponses,
-        most_bytes: int,
+        recalled: RecalledResponses,
+        store: Store | None,
     ) -> None:
         """Check the request, render its prompt, and count its tokens.
 
@@ -57,8 +58,9 @@ class ModelResponse:
             tenant: whose request it is.
             request_id: unique among all requests.
             span: of the request.
-            memory: of responses, in which this one is kept if it is to be.
-            most_bytes: that are read of the memory, of JSON.
+            recalled: stored responses that it continues and refers to.
+            store: is called when the response is complete, unless the request wants it not to be stored; None: nothing
+                is stored here.
 
         Raises:
             ApiError: 400, with what is wrong.
@@ -68,13 +70,11 @@ class ModelResponse:
         # Nobody can guess it: where no keys are needed, whoever knows it may ask for the response.
         self.id = f"resp_{secrets.token_hex(16)}"
         self.cached: Cached | None = None
-        self._request, self._memory, self._tenant = request, memory, tenant.name
-        self._stores = memory.enabled and request.store is not False
+        self._request, self._store = request, None if request.store is False else store
         with ResponseRequest.own_names():
             tenant.check_choices(1)
-            before = self._conversation(most_bytes)
-            items = read_items(request.input, self.id, _ItemFinder(memory, tenant.name, most_bytes))
-            messages = to_messages(request.instructions, [*before.items, *items])
+            items = read_items(request.input, self.id, recalled.take_item)
+            messages = to_messages(request.instructions, [*recalled.before.items, *items])
             chat = request.chat(messages)
 
             def generation(messages: Sequence[dict[str, Any]]) -> Generation:
@@ -93,7 +93,7 @@ class ModelResponse:
         self._piece_head = ""  # of the events of the item's pieces: what is the same in all
         constant = {
             "id": self.id, "object": "response", "created_at": int(time.time()), "model": model.name,
-            "store": self._stores, **request.echo(),
+            **request.echo(),
         }  # fmt: skip
         # Encoded once: what a response repeats of its request may be large.
         self._head = encode_json(constant)[:-1]
@@ -143,28 +143,6 @@ class ModelResponse:
         fields = {"code": error.code, "message": error.message, "param": error.param}
         failed = self._event("error", **fields, **error.body(request_id))
         return failed + self._response_event("failed", response)
-
-    def _conversation(self, most_bytes: int) -> StoredConversation:
-        """What the request continues."""
-        id = self._request.previous_response_id
-        if id is None:
-            return StoredConversation(())
-        if not self._memory.enabled:
-            text = (
-                "previous_response_id: this server keeps no responses; send the whole conversation as input"
-            )
-            raise ApiError(400, text, param="previous_response_id", code="unsupported_parameter")
-        found = self._memory.conversation(self._tenant, id, most_items=_MAX_ITEMS, most_bytes=most_bytes)
-        if found is None:
-            text = f"Previous response with id '{id[:64]}' not found."
-            raise ApiError(400, text, param="previous_response_id", code="previous_response_not_found")
-        if not found.complete and self._request.truncation != "auto":
-            text = f"The conversation has more than {_MAX_ITEMS} items or {most_bytes} bytes"
-            raise ApiError(400, text, param="previous_response_id", code="context_length_exceeded")
-        if not found.complete:
-            # The results of calls stand after the calls.
-            return StoredConversation(list(dropwhile(lambda item: item.get("role") != "user", found.items)))
-        return found
 
     def _steps(self, chunk: Chunk) -> Iterator[ItemStep]:
         self.cached = self.cached or chunk.cached
@@ -239,15 +217,19 @@ class ModelResponse:
         if self._items.finish_reason == "length":
             status, fields["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
         response = self._object(status, **fields)
-        if self._stores:
+        if self._store is not None:
             stored = StoredResponse(response.encode(), self._input, self._request.previous_response_id)
-            await asyncio.to_thread(self._memory.put, self._tenant, self.id, stored)
+            if not await self._store(self.id, stored):
+                # The answer is there all the same, and says that it is not stored.
+                self._store = None
+                response = self._object(status, **fields)
         return status, response
 
     def _object(self, status: str, **fields: Any) -> str:
         """The JSON of the response."""
         empty = dict.fromkeys(("error", "incomplete_details", "usage", "completed_at"))
-        rest = encode_json({"status": status, **empty, "output": [], **fields})
+        stored = self._store is not None
+        rest = encode_json({"status": status, "store": stored, **empty, "output": [], **fields})
         return f"{self._head},{rest[1:]}"
 
     def _response_event(self, status: str, response: str) -> bytes:
@@ -259,24 +241,6 @@ class ModelResponse:
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._sequence = self._sequence, self._sequence + 1
         return encode_event({"type": kind, "sequence_number": number, **fields}, kind)
-
-
-class _ItemFinder:
-    """Finds items that a request refers to; each once, and not in more than so many bytes of responses."""
-
-    def __init__(self, memory: StoredResponses, tenant: str, most_bytes: int) -> None:
-        self._memory, self._tenant, self._left_bytes = memory, tenant, most_bytes
-        self._items: dict[str, dict[str, Item]] = {}  # by response and id
-
-    def __call__(self, id: str) -> Item | None:
-        response = response_of_item(id)
-        if response not in self._items:
-            stored = self._memory.get(self._tenant, response)
-            self._left_bytes -= 0 if stored is None else stored.size
-            if self._left_bytes < 0:
-                raise ApiError(400, "input: refers to too many large responses", param="input")
-            self._items[response] = {} if stored is None else {item["id"]: item for item in stored.items()}
-        return self._items[response].pop(id, None)
 
 
 def _last_that_fits(

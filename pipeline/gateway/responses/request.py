@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.schema import ChatRequest
@@ -95,9 +95,13 @@ class ResponseRequest(TranslatedRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
+    _referred: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if isinstance(self.input, list):
+            references = (item.get("id") for item in self.input if item.get("type") == "item_reference")
+            self._referred = tuple(id for id in references if isinstance(id, str))
         if self.text.format.type == "json_schema" and self.text.format.schema_ is None:
             raise ApiError(400, "text.format.schema: is missing", param="text")
         faults = [
@@ -108,6 +112,11 @@ class ResponseRequest(TranslatedRequest):
         if faults:
             raise unsupported("tools", "; ".join(faults[:16]))
         return self
+
+    @property
+    def referred_items(self) -> tuple[str, ...]:
+        """Ids of the items that the input refers to."""
+        return self._referred
 
     @property
     def has_schemas(self) -> bool:

@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.client import AsyncClient
+from pipeline.client import AsyncClient, ServerLost
 from pipeline.gateway.background import Preempted
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.lost_servers import LostServers
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.readiness import Readiness
+from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 _REMEMBERED = 10_000  # requests that the cache answered
@@ -33,14 +36,16 @@ class Coordinator:
         *,
         max_waiting: int,
         batch_slots: int | None = None,
+        losses: RedisLosses | None = None,
     ) -> None:
         """
         Args:
             max_waiting: requests that may wait for a model.
             batch_slots: requests of batches that a model answers at once; None: half of what it takes.
+            losses: of servers, counted together with other gateways; None: by this gateway alone.
         """
         self.restarts = 0  # of workers
-        self._max_waiting, self._batch_slots = max_waiting, batch_slots
+        self._max_waiting, self._batch_slots, self._losses = max_waiting, batch_slots, losses
         self._workers: dict[int, _Member] = {}
         self._queues: dict[str, FairQueue] = {}
         self._watched: dict[str, _WatchedPackage] = {}
@@ -60,7 +65,7 @@ class Coordinator:
         """Free all that a worker holds, which is gone."""
         member = self._workers.pop(number)
         for lease in member.leases.values():
-            lease.cancel()
+            lease.task.cancel()
         for watched in list(self._watched.values()):
             self._leave(watched, number)
 
@@ -69,11 +74,12 @@ class Coordinator:
         member, op = self._workers[number], message["op"]
         if op == "acquire":
             lease = message["lease"]
-            member.leases[lease] = asyncio.create_task(self._lease(member, message))
-            member.leases[lease].add_done_callback(lambda _: member.leases.pop(lease, None))
+            held = member.leases[lease] = _Lease(asyncio.get_running_loop().create_future())
+            held.task = asyncio.create_task(self._lease(member, message, held.ended))
+            held.task.add_done_callback(lambda _: member.leases.pop(lease, None))
         elif op == "release":
-            if (task := member.leases.get(message["lease"])) is not None:
-                task.cancel()
+            if (left := member.leases.get(message["lease"])) is not None:
+                left.release(message)
         elif op == "listens":
             member.listens = True
         elif op == "report":
@@ -106,9 +112,17 @@ class Coordinator:
             statuses = [status for _, status in sorted(ranked, key=lambda pair: pair[0])]
             queue, merged = self._queues[name], statuses[0].merge(statuses[1:])
             models[name] = replace(
-                merged, fault=self._fault(name), running=queue.running, waiting=queue.waiting
+                merged,
+                fault=self._fault(name),
+                running=queue.running,
+                waiting=queue.waiting,
+                loss_events=queue.loss_events,
             )
         return GatewayStatus(models, sum(one.listens for one in self._workers.values()), self.restarts)
+
+    def lost_servers(self, model: str) -> LostServers:
+        """Return the blame for lost servers of a model."""
+        return self._queues[model].lost_servers
 
     async def aclose(self) -> None:
         """Stop watching all servers."""
@@ -116,10 +130,12 @@ class Coordinator:
             self._end(watched)
         if self._closing:
             await asyncio.wait(self._closing)
+        if self._losses is not None:
+            await self._losses.aclose()
 
-    async def _lease(self, member: _Member, wanted: LinkMessage) -> None:
-        """Hold a place until this task is cancelled."""
-        lease = wanted["lease"]
+    async def _lease(self, member: _Member, wanted: LinkMessage, ended: asyncio.Future[None]) -> None:
+        """Hold a place until `ended` says how the request ended, or this task is cancelled."""
+        lease, work = wanted["lease"], wanted.get("work")
         try:
             async with self._queues[wanted["model"]].slot(
                 wanted["tokens"],
@@ -127,9 +143,13 @@ class Coordinator:
                 wait_s=wanted["wait_s"],
                 arrived=wanted["arrived"],
                 background=wanted["background"],
+                work=None if work is None else Work(**work),
             ):
                 member.link.send("granted", lease=lease)
-                await asyncio.get_running_loop().create_future()
+                await ended
+        except ServerLost:
+            # The queue knows by now.
+            pass
         except Preempted:
             member.link.send("preempted", lease=lease)
         except ApiError as error:
@@ -181,6 +201,8 @@ class Coordinator:
                 message["slots"], max_waiting=self._max_waiting, background=self._batch_slots
             )
             queue.pause("it is not watched yet")
+            if self._losses is not None:
+                queue.lost_servers.share(self._losses)
         watched = self._watched.get(key)
         if watched is None:
             watched = self._watched[key] = _WatchedPackage(self, key, model, message["slots"])
@@ -238,12 +260,31 @@ class Coordinator:
 
 
 @dataclass(slots=True)
+class _Lease:
+    """A request of a worker that has a place in a queue, or waits for one."""
+
+    ended: asyncio.Future[None]
+    task: asyncio.Task[None] = field(init=False)
+
+    def release(self, message: LinkMessage) -> None:
+        """End it as the request has ended: answered, by the loss of its server, or otherwise."""
+        if url := message.get("lost"):
+            error = ServerLost("lost by a worker")
+            error.url = url
+            self.ended.set_exception(error)
+        elif message.get("answered"):
+            self.ended.set_result(None)
+        else:
+            self.task.cancel()
+
+
+@dataclass(slots=True)
 class _Member:
     """A worker: the link to it, whether it listens, its leases, and its last report."""
 
     link: WorkerLink
     listens: bool = False
-    leases: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    leases: dict[int, _Lease] = field(default_factory=dict)
     models: dict[str, ModelStatus] = field(default_factory=dict)
     # By model: when it went over to the package that it is at, by `time.monotonic()`.
     since: dict[str, float] = field(default_factory=dict)
@@ -283,6 +324,11 @@ class _WatchedPackage:
     def resume(self) -> None:
         """Called by its readiness: a server can be asked."""
         self._change(None)
+
+    @property
+    def lost_servers(self) -> LostServers:
+        """Blame for lost servers of the model, whichever package they run."""
+        return self._coordinator.lost_servers(self.model)
 
     def apply_suspensions(self) -> None:
         """Count the model as not ready while any worker does."""

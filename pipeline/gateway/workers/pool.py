@@ -24,6 +24,7 @@ from pathlib import Path
 import uvloop
 
 from pipeline.errors import ServerError
+from pipeline.gateway.redis_losses import RedisLosses
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
@@ -66,6 +67,7 @@ class WorkerPool:
         drain_s: float,
         on_ready: Callable[[], None] = lambda: None,
         inherit: Sequence[int] = (),
+        losses: RedisLosses | None = None,
     ) -> None:
         """
         Args:
@@ -78,10 +80,11 @@ class WorkerPool:
             drain_s: how long requests may still take after a stop, in seconds.
             on_ready: called when all workers listen for the first time.
             inherit: descriptors that workers get besides.
+            losses: of servers, counted together with other gateways; None: by this gateway alone.
         """
         self._sockets, self._command, self._count = sockets, command, workers
         self._usage = SharedUsage.create(tenants, workers)
-        self._coordinator = Coordinator(max_waiting=max_waiting, batch_slots=batch_slots)
+        self._coordinator = Coordinator(max_waiting=max_waiting, batch_slots=batch_slots, losses=losses)
         self._drain_s, self._on_ready = drain_s, on_ready
         self._inherit = inherit
         self._running: dict[int, _WorkerProcess] = {}

@@ -15,13 +15,15 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from pipeline.client import AsyncClient
+from pipeline.client import AsyncClient, ClientError
 from pipeline.gateway.background import PreemptibleBlock
 from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.lost_servers import took_request
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 REPORT_S = 0.5
@@ -152,13 +154,19 @@ class GatewayWorker:
         granted = self._leases[number] = asyncio.get_running_loop().create_future()
         block = self._blocks[number] = PreemptibleBlock()
         self.tell("acquire", lease=number, **wanted)
+        ending: dict[str, Any] = {"answered": False}
         try:
             with block:
                 await granted
                 yield
+            ending = {"answered": True}
+        except ClientError as error:
+            if took_request(error):
+                ending = {"answered": False, "lost": error.url}
+            raise
         finally:
             del self._leases[number], self._blocks[number]
-            self.tell("release", lease=number)
+            self.tell("release", lease=number, **ending)
 
     def _receive(self, message: LinkMessage) -> None:
         match message["op"]:
@@ -214,6 +222,11 @@ class LeasedQueue:
         """Requests in the background that run at the same time."""
         return max(1, self.slots // 2) if self.batch_slots is None else self.batch_slots
 
+    @property
+    def loss_events(self) -> Mapping[str, int]:
+        """Nothing: the parent counts them."""
+        return {}
+
     def resize(self, slots: int) -> None:
         """Note the number of slots; the parent knows it from what it watches."""
         self.slots = slots
@@ -227,6 +240,7 @@ class LeasedQueue:
         wait_s: float = inf,
         arrived: float | None = None,
         background: bool = False,
+        work: Work | None = None,
     ) -> AsyncIterator[None]:
         """See `fair_queue.FairQueue.slot`. The monotonic clock is the same in all processes."""
         self.waiting += 1
@@ -239,6 +253,7 @@ class LeasedQueue:
                 wait_s=wait_s,
                 arrived=arrived,
                 background=background,
+                work=None if work is None else asdict(work),
             ):
                 self.waiting, self.running, held = self.waiting - 1, self.running + 1, True
                 yield

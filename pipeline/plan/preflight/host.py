@@ -18,7 +18,7 @@ from pipeline.store import human_bytes
 
 TENSOR, KIND, HOST_CACHE = "runtime.tensor_parallel", "runtime.kind", "kv_cache.host_memory_gib"
 FORMAT = "quantization.format"
-PORTS = (8000, 8001, 8002)  # Triton's own
+PORTS = (8001, 8002)  # Triton's own, without HTTP, which few recipes open
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -118,7 +118,7 @@ def _locked_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objectio
 def _ports(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
     if taken and needs.where == "anywhere":  # a start names the ports that it takes
-        others = "pipeline serve chooses others, or name them: --http-port, --grpc-port, --metrics-port"
+        others = "pipeline serve chooses others, or name them: --grpc-port, --metrics-port"
         yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
 
 

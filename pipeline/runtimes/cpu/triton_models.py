@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CONTRACT = "1.2.1"  # version of TensorRT-LLM whose tensors the models have
 TARGET, DRAFT = f"{VERSION}/target", f"{VERSION}/draft"
+TOKENS_PER_BLOCK = 32  # of the KV cache that OpenVINO's PagedAttention keeps on a CPU
 _DRAFT_THREADS = 4  # the draft's engine gets one thread in so many
 
 
@@ -67,6 +68,7 @@ class CpuSettings:
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=limits if self.two_engines else None,
             own_engine=True,
+            tokens_per_block=TOKENS_PER_BLOCK,
             decoupled=self.decoupled,
         )
 

@@ -62,13 +62,15 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
     outputs = (*have.outputs, *own.outputs)
     if not settings.prompt_log_probs:
         inputs = tuple(tensor for tensor in inputs if tensor.name != _PROMPT_LOG_PROBS)
-        outputs = have.outputs
+        outputs = tuple(tensor for tensor in outputs if not tensor.name.startswith("prompt_log_probs"))
     if settings.instances > 1 and not llmapi.has_instances(settings.version):
         raise UserError(
             f"runtime.instances = {settings.instances}: TensorRT-LLM {settings.version} has one instance only "
             "(set runtime.instances to 1, or runtime.version to 1.3.0 or newer)"
         )
-    several = {"gpu_device_ids": ";".join(",".join(map(str, group)) for group in settings.gpus)}
+    parameters = {"tokens_per_block": str(llmapi.tokens_per_block())}
+    if settings.instances > 1:
+        parameters["gpu_device_ids"] = ";".join(",".join(map(str, group)) for group in settings.gpus)
     return model_config(
         TARGET_MODEL,
         backend="python",
@@ -77,7 +79,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
         decoupled=settings.decoupled,
         inputs=inputs,
         outputs=outputs,
-        parameters=several if settings.instances > 1 else {},
+        parameters=parameters,
     )
 
 

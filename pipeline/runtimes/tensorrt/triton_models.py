@@ -39,6 +39,7 @@ class EngineModelSettings:
     memory_fraction: float  # of what is free once it is loaded, for its KV cache
     max_kv_tokens: int | None = None  # the KV cache holds no more; None: no cap
     data_types: DataTypes = field(default_factory=DataTypes)
+    tokens_per_block: int = 32  # of its KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class TensorRTSettings:
             cancellation_check_period_ms=self.cancellation_check_period_ms,
             draft=None if self.draft is None else self.draft_limits,
             data_types=self.target.data_types,
+            tokens_per_block=self.target.tokens_per_block,
             decoupled=self.decoupled,
             context_logits=self.prompt_log_probs,
         )

@@ -176,6 +176,7 @@ def _model(engine: EngineFolder, fraction: float, shares: MemoryShares | None) -
             encoder_input_features_data_type=_TYPES[engine.dtype],
             prompt_embedding_table_data_type=_TYPES[engine.dtype],
         ),
+        tokens_per_block=engine.tokens_per_block,
     )
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Literal
 from pipeline import __version__
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
-from pipeline.serving.launch import HostGroup, Ports, ServeOptions
-from pipeline.serving.launch_docker import INSIDE
-from pipeline.serving.launch_gpu import LaunchContext, plan_launch
+from pipeline.serving.launch import ENDING_S, HostGroup, ServeOptions
+from pipeline.serving.launch_gpu import CHECKED, LaunchContext, plan_launch
+from pipeline.serving.ports import GRPC, HTTP, METRICS
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
 if TYPE_CHECKING:
+    from pipeline.plan.artifact_sizes import ArtifactSizes
     from pipeline.recipe import Recipe
 
 GATEWAY_PORT = 8080  # in the container
@@ -28,7 +29,7 @@ PYTHON = "/opt/pipeline/bin/python"
 STORE = "/store"
 HOME = "/home/pipeline"
 NO_CPU_IMAGE = "no image carries that runtime: pipeline serve runs it, --target systemd makes it a service"
-# Of the supervisor, after the server has ended.
+# For the supervisor, after the server has ended; a container that is not done then is killed.
 _STOP_MARGIN_S = 15
 _STOP_S = 60
 
@@ -76,6 +77,9 @@ class KubernetesOptions:
         runbook_url: Page that alerts link to.
         questions: Text of the recipe's golden questions, for a build in the cluster; None for none.
         scaling: When servers are added and taken away.
+        sizes: Bytes of the recipe's artifacts; None where only the weights of the package are known.
+        content: SHA-256 (hex) of the package's manifest, which has those of all its files; None while it is not built.
+        verify_key: Public key that signatures of packages are held against, as PEM; None takes unsigned ones.
     """
 
     recipe: Recipe
@@ -93,6 +97,9 @@ class KubernetesOptions:
     runbook_url: str = "how-to/alerts.html"
     questions: str | None = None
     scaling: ScalingPolicy = field(default_factory=lambda: ScalingPolicy())
+    sizes: ArtifactSizes | None = None
+    content: str | None = None
+    verify_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,24 +236,34 @@ class Surroundings:
     Attributes:
         endpoint: Triton's gRPC, as the gateway names it.
         gateway_arguments: Further ones of the gateway.
-        answer_s: Time of a long answer, which is left to requests under way; None for what suits most models.
+        answer_s: Time of the longest answer, which a server that is to end leaves to requests under way; None for what
+            suits most models.
+        wait_s: Time for which a request may wait in a gateway before it is sent to a server.
         nodes: Machines that share the ranks of one server.
+        server_names: Names by which clients call the server.
     """
 
-    endpoint: str = f"triton:{INSIDE.grpc}"
+    endpoint: str = f"triton:{GRPC}"
     gateway_arguments: tuple[str, ...] = ()
     answer_s: int | None = None
+    wait_s: int = 0
     nodes: int = 1
+    server_names: tuple[str, ...] = ("triton",)
 
     @property
     def server_stop_s(self) -> int:
-        """Time from the request to stop until the server is killed; a third of it is for requests under way."""
-        return _STOP_S if self.answer_s is None else 3 * self.answer_s + _STOP_MARGIN_S
+        """Time from the request to stop until the server is killed: the longest answer, and the end of processes."""
+        return _STOP_S if self.answer_s is None else self.answer_s + ENDING_S + _STOP_MARGIN_S
+
+    @property
+    def gateway_drain_s(self) -> int | None:
+        """Time that a gateway leaves to requests under way: some of them wait for a server yet."""
+        return None if self.answer_s is None else self.wait_s + self.answer_s
 
     @property
     def gateway_stop_s(self) -> int:
         """Time from the request to stop until the gateway is killed."""
-        return _STOP_S if self.answer_s is None else self.answer_s + _STOP_MARGIN_S
+        return _STOP_S if self.gateway_drain_s is None else self.gateway_drain_s + _STOP_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,12 +346,17 @@ def _server(
     resources = _resources(deployment, options, more, place)
     if place.nodes > 1:
         environment["PIPELINE_GROUP_GPUS"] = str(resources.gpus)
+    ports = {"grpc": GRPC, "metrics": METRICS}
+    if options.ports.http is not None:
+        ports = {"http": HTTP, **ports}
+        environment["PIPELINE_HTTP_PORT"] = str(HTTP)
+        environment["PIPELINE_ALLOWED_HOSTS"] = ",".join(place.server_names)
     return Container(
         name="triton",
         image=options.image or f"{image}:{__version__}",
         arguments=(),
         environment=environment,
-        ports={"http": INSIDE.http, "grpc": INSIDE.grpc, "metrics": INSIDE.metrics},
+        ports=ports,
         mounts=(
             Mount(CONTAINER_ROOT, "package"),
             Mount("/tmp", "scratch", writable=True),
@@ -361,7 +383,7 @@ def _resources(
         # Their names are known when they run.
         group = HostGroup(tuple(f"host-{index}" for index in range(place.nodes)), gpus, "hosts", "ssh_config")
     facts = launch_facts(required.tensorrt_llm)
-    plan = plan_launch(deployment, LaunchContext(INSIDE, "plan-", slots=0, group=group))
+    plan = plan_launch(deployment, LaunchContext(CHECKED, "plan-", slots=0, group=group))
     limits = (one.partition("=") for one in facts.container_options[1::2])
     return Resources(
         gpus=gpus,
@@ -384,7 +406,7 @@ def _gateway(more: ManifestOptions, place: Surroundings) -> Container:
             *("gateway", *recipe, "--package", CONTAINER_ROOT),
             *("--endpoint", place.endpoint),
             *("--host", "0.0.0.0", "--port", str(GATEWAY_PORT)),
-            *(() if place.answer_s is None else ("--drain-s", str(place.answer_s))),
+            *(() if place.gateway_drain_s is None else ("--drain-s", str(place.gateway_drain_s))),
             *place.gateway_arguments,
         ),
         environment={},
@@ -398,6 +420,6 @@ def _gateway(more: ManifestOptions, place: Surroundings) -> Container:
 
 
 def outer_ports(options: ServeOptions) -> dict[str, int]:
-    """Name -> port under which others reach the server's."""
-    ports: Ports = options.ports
-    return {"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics}
+    """Name -> port under which others reach the server's, of those that are open."""
+    ports = {"http": options.ports.http, "grpc": options.ports.grpc, "metrics": options.ports.metrics}
+    return {name: port for name, port in ports.items() if port is not None}

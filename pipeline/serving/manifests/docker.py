@@ -29,6 +29,7 @@ from pipeline.serving.manifests.description import (
     outer_ports,
     start_deadline_s,
 )
+from pipeline.serving.ports import Listeners, check_container_ports
 from pipeline.triton.deployment import Deployment
 
 _LOG_OPTIONS = {"driver": "json-file", "options": {"max-size": "50m", "max-file": "5"}}
@@ -53,13 +54,17 @@ def docker_script(deployment: Deployment, package: Path, options: ServeOptions) 
         options: Ports, address, image and GPUs.
 
     Raises:
-        UserError: No image carries its runtime.
+        UserError: No image carries its runtime, or it cannot have the ports that are open.
     """
     required = deployment.requirements
     if required is None:
         raise UserError(f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}")
     deadline_s = start_deadline_s(deployment, options)
-    start = Start(Path(), options.ports, f"pipeline-{deployment.name}-", options.address, deadline_s)
+    check_container_ports(options.ports)
+    start = Start(
+        Path(), Listeners.at(options.ports, options.address), f"pipeline-{deployment.name}-",
+        options.ports, options.address, deadline_s,
+    )  # fmt: skip
     # How many slots mpirun finds there is not known here: ranks may be more than that.
     launcher = DockerLauncher(deployment, package, options.image_of(deployment), options.devices, slots=0)
     command = launcher.launch(start, name=f"pipeline-{deployment.name}").command
@@ -69,7 +74,7 @@ def docker_script(deployment: Deployment, package: Path, options: ServeOptions) 
         f"# Needs Docker, the NVIDIA Container Toolkit, and a driver from {required.driver} on.\n"
         f"# Ready within {start.deadline_s:.0f} s; it ends with this command. OpenAI's API in front of it:\n"
         f"#   pipeline gateway --package {shlex.quote(str(package.absolute()))} "
-        f"--endpoint {start.grpc_url}\n"
+        f"--endpoint {start.listeners.grpc_url}\n"
         f"exec {shell_lines(command)}\n"
     )
 
@@ -129,7 +134,11 @@ def _triton(description: DeploymentDescription) -> dict[str, Any]:
         **_HARDENED,
         "tmpfs": _scratch(server),
         "volumes": [_bound(description.package, server)],
-        "ports": [f"{options.address}:{published[name]}:{inner}" for name, inner in server.ports.items()],
+        "ports": [
+            f"{options.address}:{published[name]}:{inner}"
+            for name, inner in server.ports.items()
+            if name in published
+        ],
         "shm_size": f"{resources.shm_mib}m",
         **({"ulimits": dict(resources.ulimits)} if resources.ulimits else {}),
         "healthcheck": {
@@ -138,8 +147,9 @@ def _triton(description: DeploymentDescription) -> dict[str, Any]:
             "start_period": f"{math.ceil(server.start_s)}s",
         },
         "stop_grace_period": f"{server.stop_s}s",
-        # What dies inside is started again inside; this is for what that gave up.
-        "restart": "on-failure:3",
+        # Processes are restarted inside the container; this is for a supervisor that gave up, and for a reboot: what a
+        # shutdown ended with code 0 stays down under on-failure.
+        "restart": "unless-stopped",
         "logging": _LOG_OPTIONS,
     }
     given: dict[str, Any] = {}

@@ -18,6 +18,37 @@ from pipeline.triton.deployment import Deployment
 
 _USER_HOME = "/var/lib/pipeline"
 _STOP_GRACE_S = 60
+# systemd.exec(5). Not among them: MemoryDenyWriteExecute (OpenVINO compiles kernels), ProcSubset (/proc/meminfo and
+# others say what the machine has), RemoveIPC (it takes shared memory from every unit of the same user), and limits of
+# networks, because clients, caches and receivers of spans may be anywhere.
+_HARDENED = (
+    "UMask=0077",
+    "NoNewPrivileges=yes",
+    "CapabilityBoundingSet=",
+    "PrivateTmp=yes",
+    "ProtectSystem=strict",
+    "ProtectHome=read-only",
+    "ProtectClock=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "ProtectProc=invisible",
+    "LockPersonality=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    "SystemCallFilter=~@privileged",
+    "SystemCallErrorNumber=EPERM",
+)
+_WITHOUT_GPUS = ("PrivateDevices=yes", "PrivateUsers=yes")
+# nvidia-smi asks them what the machine has; the container gets them from Docker. Its socket belongs to a group, which a
+# user namespace of the unit's own would hide.
+_WITH_GPUS = ("DevicePolicy=closed", "DeviceAllow=char-nvidia* rw")
 
 
 def systemd_unit(deployment: Deployment, package: Path, options: ServeOptions, more: ManifestOptions) -> str:
@@ -40,7 +71,8 @@ def systemd_unit(deployment: Deployment, package: Path, options: ServeOptions, m
         *recipe,
         *("--package", str(package.absolute()), "--store", _USER_HOME, "--offline"),
         *("--address", options.address, "--host", options.address, "--port", str(more.gateway_port)),
-        *("--http-port", str(ports.http), "--grpc-port", str(ports.grpc)),
+        *(() if ports.http is None else ("--http-port", str(ports.http))),
+        *(() if ports.grpc is None else ("--grpc-port", str(ports.grpc))),
         *("--metrics-port", str(ports.metrics)),
         *(() if options.start_deadline_s is None else ("--start-timeout-s", f"{options.start_deadline_s:g}")),
         *(() if options.image is None else ("--image", options.image)),
@@ -87,11 +119,11 @@ def systemd_unit(deployment: Deployment, package: Path, options: ServeOptions, m
         "LimitMEMLOCK=infinity",
         "LimitSTACK=64M",
         "LimitNOFILE=65536",
+        "# A dump of memory would hold what was asked and answered.",
+        "LimitCORE=0",
         *memory,
-        "NoNewPrivileges=yes",
-        "PrivateTmp=yes",
-        "ProtectSystem=full",
-        "ProtectHome=read-only",
+        *_HARDENED,
+        *(_WITH_GPUS if in_container else _WITHOUT_GPUS),
         "",
         "[Install]",
         "WantedBy=multi-user.target",

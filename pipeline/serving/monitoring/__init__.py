@@ -61,7 +61,7 @@ def monitoring_files(
     made = f"# Of {names}, by `pipeline monitoring`; change the recipe's slo, and render it again.\n"
     files = {
         ALERTS: made + _yaml(rules_file(recipes, chosen, runbook_url)),
-        TESTS: made + _yaml(tests_file(recipes, runbook_url, ALERTS)),
+        TESTS: made + _yaml(tests_file(recipes, runbook_url, ALERTS, None)),
         PROMETHEUS: made + _yaml(_scrape_config(watched, chosen)),
         DASHBOARD: json.dumps(dashboard(recipes), indent=2) + "\n",
     }

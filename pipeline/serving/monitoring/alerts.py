@@ -102,17 +102,32 @@ class Alert:
     example: Example
 
 
-def alerts_of(recipe: Recipe, pace: Pace | None = None) -> Iterator[Alert]:
+def matchers(namespace: str | None, **labels: str) -> str:
+    """Write what series must have, between the braces of PromQL.
+
+    Args:
+        namespace: of Kubernetes, in which pages of metrics are scraped; None where there is none.
+        labels: name -> value.
+
+    >>> matchers("prod", model="llama"), matchers(None, model="llama")
+    ('namespace="prod",model="llama"', 'model="llama"')
+    """
+    wanted = {**({} if namespace is None else {"namespace": namespace}), **labels}
+    return ",".join(f'{name}="{value}"' for name, value in wanted.items())
+
+
+def alerts_of(recipe: Recipe, pace: Pace | None = None, namespace: str | None = None) -> Iterator[Alert]:
     """Make the alerts of a deployment.
 
     Args:
         recipe: whose SLO the targets are.
         pace: lengths of windows.
+        namespace: of Kubernetes, whose series alone count; None where there is none.
     """
     pace = pace or Pace()
-    yield from _latency_alerts(recipe, pace)
+    yield from _latency_alerts(recipe, pace, namespace)
     name = recipe.name
-    of = f'model="{name}"'
+    of = matchers(namespace, model=name)
     tokens = "model:pipeline_tokens:rate5m"
     yield Alert(
         name="PipelineTokenSpike",
@@ -148,7 +163,7 @@ def alerts_of(recipe: Recipe, pace: Pace | None = None) -> Iterator[Alert]:
         ),
     )
     if recipe.runtime.kind != "pytorch":
-        yield _kv_pressure(name, pace)
+        yield _kv_pressure(name, pace, namespace)
     yield Alert(
         name="PipelineQueueGrowing",
         severity="warning",
@@ -216,13 +231,13 @@ def alerts_of(recipe: Recipe, pace: Pace | None = None) -> Iterator[Alert]:
         ),
     )
     if recipe.cache.enabled:
-        yield _false_hit(name, pace)
+        yield _false_hit(name, pace, namespace)
 
 
-def _latency_alerts(recipe: Recipe, pace: Pace) -> Iterator[Alert]:
+def _latency_alerts(recipe: Recipe, pace: Pace, namespace: str | None) -> Iterator[Alert]:
     """Quantiles over target, and medians worse than before."""
     name = recipe.name
-    of = f'model="{name}"'
+    of = matchers(namespace, model=name)
     for metric, quantile, target_s in slo_targets(recipe):
         series, percent = f"model:{metric}:p{100 * quantile:.0f}_5m{{{of}}}", f"p{100 * quantile:.0f}"
         yield Alert(
@@ -265,15 +280,14 @@ def _enough(metric: str, of: str, quantile: float, pace: Pace) -> str:
     return f"model:{metric}:increase5m{{{of}}} >= {pace.count(_LEAST_OBSERVATIONS[quantile])}"
 
 
-def _kv_pressure(name: str, pace: Pace) -> Alert:
-    blocks = (
-        f'nv_trt_llm_kv_cache_block_metrics{{deployment="{name}",model="{TARGET_MODEL}",kv_cache_block_type='
-    )
-    place = 'instance="gpu1:8002"'
-    series = [f'{blocks}"{kind}",{place}}}' for kind in ("used", "max")]
+def _kv_pressure(name: str, pace: Pace, namespace: str | None) -> Alert:
+    def blocks(kind: str, **more: str) -> str:
+        of = matchers(namespace, deployment=name, model=TARGET_MODEL, kv_cache_block_type=kind, **more)
+        return f"nv_trt_llm_kv_cache_block_metrics{{{of}}}"
+
+    series = [blocks(kind, instance="gpu1:8002") for kind in ("used", "max")]
     mean = {
-        kind: f'sum by (instance) (avg_over_time({blocks}"{kind}"}}[{pace(300)}]))'
-        for kind in ("used", "max")
+        kind: f"sum by (instance) (avg_over_time({blocks(kind)}[{pace(300)}]))" for kind in ("used", "max")
     }
     return Alert(
         name="PipelineKvCachePressure",
@@ -293,8 +307,8 @@ def _kv_pressure(name: str, pace: Pace) -> Alert:
     )
 
 
-def _false_hit(name: str, pace: Pace) -> Alert:
-    reports = f'pipeline_cache_events_total{{model="{name}",event="false_hit_reported"}}'
+def _false_hit(name: str, pace: Pace, namespace: str | None) -> Alert:
+    reports = f"pipeline_cache_events_total{{{matchers(namespace, model=name, event='false_hit_reported')}}}"
     return Alert(
         name="PipelineCacheFalseHit",
         severity="warning",
@@ -312,10 +326,16 @@ def _false_hit(name: str, pace: Pace) -> Alert:
     )
 
 
-def target_down(pace: Pace) -> Alert:
-    """Make the alert for a page of metrics that cannot be scraped; it holds for all deployments of a file."""
-    jobs = f'job=~"{GATEWAY_JOB}|{TRITON_JOB}"'
-    series = f'up{{job="{TRITON_JOB}",instance="gpu1:8002"}}'
+def target_down(pace: Pace, namespace: str | None = None) -> Alert:
+    """Make the alert for a page of metrics that cannot be scraped; it holds for all deployments of a file.
+
+    Args:
+        pace: lengths of windows.
+        namespace: of Kubernetes, whose pages alone count; None where there is none.
+    """
+    place = f"{matchers(namespace)}," if namespace is not None else ""
+    jobs = f'{place}job=~"{GATEWAY_JOB}|{TRITON_JOB}"'
+    series = f"up{{{matchers(namespace, job=TRITON_JOB, instance='gpu1:8002')}}}"
     return Alert(
         name="PipelineTargetDown",
         severity="critical",

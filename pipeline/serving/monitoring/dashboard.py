@@ -7,6 +7,7 @@ migrates it), panels `stat` and `timeseries`, a variable for the data source and
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,9 +17,12 @@ from pipeline.serving.monitoring.alerts import ITL, TTFT
 from pipeline.triton.deployment import TARGET_MODEL
 
 _SCHEMA_VERSION = 39
+_LONGEST_UID = 40
 _COLUMNS, _HEIGHT = 24, {"stat": 4, "timeseries": 8}
-_OF = 'model="$model"'
-_TRITON = 'deployment="$model"'
+# The namespace of Kubernetes in which pages are scraped; .* where there is none.
+_PLACE = 'namespace=~"$namespace"'
+_OF = f'{_PLACE},model="$model"'
+_TRITON = f'{_PLACE},deployment="$model"'
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -34,13 +38,18 @@ class Panel:
     about: str = ""
 
 
-def dashboard(recipes: Sequence[Recipe]) -> dict[str, Any]:
+def dashboard(recipes: Sequence[Recipe], namespace: str | None = None) -> dict[str, Any]:
     """Make the dashboard.
 
     Args:
         recipes: of the deployments that it shows, one at a time.
+        namespace: of Kubernetes, which it shows first; None where there is none.
     """
     names = [recipe.name for recipe in recipes]
+    # Grafana keeps one dashboard of an id, also where two namespaces have a deployment of one recipe.
+    uid = f"pipeline-{names[0]}" if namespace is None else f"pipeline-{namespace}-{names[0]}"
+    if len(uid) > _LONGEST_UID:
+        uid = f"{uid[: _LONGEST_UID - 9]}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in _rows(recipes):
@@ -55,7 +64,7 @@ def dashboard(recipes: Sequence[Recipe]) -> dict[str, Any]:
             x += panel.columns
         y += _HEIGHT[row[-1].kind]
     return {
-        "uid": f"pipeline-{names[0]}"[:40],
+        "uid": uid,
         "title": f"pipeline: {', '.join(names)}",
         "tags": ["pipeline", "triton", "llm"],
         "schemaVersion": _SCHEMA_VERSION,
@@ -65,7 +74,7 @@ def dashboard(recipes: Sequence[Recipe]) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "browser",
-        "templating": {"list": [_source_variable(), _model_variable(names)]},
+        "templating": {"list": [_source_variable(), _namespace_variable(namespace), _model_variable(names)]},
         "annotations": {"list": [_alerts_annotation()]},
         "links": [],
         "panels": panels,
@@ -135,7 +144,7 @@ def _rows(recipes: Sequence[Recipe]) -> Iterator[tuple[str, list[Panel]]]:
                 "Tokens/s by tenant, all models",
                 (
                     (
-                        "sum by (tenant, kind) (rate(pipeline_tenant_tokens_total[$__rate_interval]))",
+                        f"sum by (tenant, kind) (rate(pipeline_tenant_tokens_total{{{_PLACE}}}[$__rate_interval]))",
                         "{{tenant}} {{kind}}",
                     ),
                 ),
@@ -298,6 +307,24 @@ def _source_variable() -> dict[str, Any]:
         "label": "Data source",
         "type": "datasource",
         "query": "prometheus",
+        "hide": 0,
+    }
+
+
+def _namespace_variable(namespace: str | None) -> dict[str, Any]:
+    everywhere = {"text": "All", "value": "$__all"}
+    return {
+        "name": "namespace",
+        "label": "Namespace",
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": "label_values(pipeline_model_ready, namespace)",
+        "refresh": 1,
+        "current": everywhere if namespace is None else {"text": namespace, "value": namespace},
+        "multi": False,
+        "includeAll": True,
+        # Matches series without this label, too.
+        "allValue": ".*",
         "hide": 0,
     }
 

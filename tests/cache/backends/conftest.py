@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import cache_places as places
-from tests.support.servers import PostgresServer, RedisServer, Server, Unavailable
+from tests.support.servers.started import SERVERS, Servers, started_servers
 
-SERVERS: dict[str, Callable[[], Server]] = {
-    "redis": lambda: RedisServer(),
-    "redis-query-engine": lambda: RedisServer(search=True),
-    "valkey": lambda: RedisServer("valkey"),
-    "pgvector": PostgresServer,
-}
 PLACES: dict[str, Callable[[Any], places.Place]] = {
     "redis": places.redis,
     "redis-query-engine": places.redis,
@@ -26,29 +19,10 @@ PLACES: dict[str, Callable[[Any], places.Place]] = {
 }
 
 
-class Servers:
-    """Servers of this test run, each started when the first test asks for it."""
-
-    def __init__(self, exit: ExitStack) -> None:
-        self._exit = exit
-        self._running: dict[str, Server | Unavailable] = {}
-
-    def running(self, kind: str) -> Server:
-        if kind not in self._running:
-            try:
-                self._running[kind] = self._exit.enter_context(SERVERS[kind]())
-            except Unavailable as error:
-                self._running[kind] = error
-        server = self._running[kind]
-        if isinstance(server, Unavailable):
-            pytest.skip(f"no server of {kind} here: {server}")
-        return server
-
-
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    with ExitStack() as exit:
-        yield Servers(exit)
+    with started_servers() as servers:
+        yield servers
 
 
 _SERVED = [pytest.param(kind, marks=pytest.mark.servers) for kind in SERVERS]

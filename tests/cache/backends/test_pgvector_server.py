@@ -43,6 +43,10 @@ def test_a_role_that_may_create_with_the_password_of_the_environment(
     monkeypatch.setenv(PASSWORD, "wrong word")
     assert "password authentication failed" in refusal(url)
     assert "wrong word" not in refusal(url)
+    # libpq's own comes first: the other one may be that of a Redis server.
+    monkeypatch.setenv("PGPASSWORD", "open sesame")
+    assert refusal(url) == ""
+    monkeypatch.delenv("PGPASSWORD")
     monkeypatch.setenv(PASSWORD, "open sesame")
     assert refusal(url) == ""
     backend = open_backend(url)

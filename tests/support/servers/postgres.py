@@ -18,11 +18,16 @@ USER = "tests"
 
 
 class PostgresServer(Server):
-    """One cluster in a temporary folder; data outlives `stop` and `start`."""
+    """One cluster in a temporary folder; data outlives `stop` and `start`.
 
-    def __init__(self) -> None:
+    Args:
+        options: more of the command line, such as -c fsync=on.
+    """
+
+    def __init__(self, *, options: Sequence[str] = ()) -> None:
         files = installed("postgres")
         super().__init__()
+        self._options = options
         self._files = self.folder / "files"
         self._data = self.folder / "data"
         self._data.mkdir()
@@ -44,6 +49,7 @@ class PostgresServer(Server):
         return (
             str(self._program("postgres")), "-D", str(self._data), "-p", str(self.port), "-h", "127.0.0.1",
             "-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=40",
+            *self._options,
         )  # fmt: skip
 
     def environment(self) -> Mapping[str, str]:

@@ -81,7 +81,7 @@ class EngineCore:
         if not 0 <= min(ids) <= max(ids) < vocab:
             wrong = next(token for token in ids if not 0 <= token < vocab)
             raise InvalidRequest(f"token_id = {wrong}: token ids must be 0 to {vocab - 1}")
-        total = len(request.prompt) + request.max_new_tokens
+        total = len(request.prompt) - request.prior_output_len + request.max_new_tokens
         if total > self.max_sequence_tokens:
             raise InvalidRequest(
                 f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these are more "

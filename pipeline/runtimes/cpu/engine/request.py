@@ -147,11 +147,19 @@ class EngineRequest:
     context_logits: bool = False  # those after each token of the prompt but the last; no part of it is reused
     speculate: bool = True  # False: without the engine's draft model
     guide: Guide | None = None
+    # So many tokens at the end of the prompt belong to the answer: another engine made them, and this one goes on as if
+    # it had. Limits, seeds and penalties count them; outputs do not repeat them.
+    prior_output_len: int = 0
 
     def __post_init__(self) -> None:
         _check("prompt", len(self.prompt), len(self.prompt) > 0, "at least one token")
         _check("max_new_tokens", self.max_new_tokens, self.max_new_tokens > 0, "1 or more")
         _check("min_new_tokens", self.min_new_tokens, self.min_new_tokens >= 0, "0 or more")
+        prior, room = self.prior_output_len, min(len(self.prompt), self.max_new_tokens)
+        _check("prior_output_len", prior, 0 <= prior < room, f"0 to {room - 1}")
+        if prior and (self.guide is not None or self.context_logits or self.draft_tokens):
+            right = "0 with a guide, draft_tokens or logits of the prompt"
+            raise InvalidRequest(f"prior_output_len = {prior}: must be {right}")
         for name, words in (("stop_words", self.stop_words), ("bad_words", self.bad_words)):
             _check(name, words, all(words), "words of at least one token")
         bias = self.embedding_bias

@@ -97,7 +97,7 @@ class Sequence:
         self.request = request
         self.sink = sink
         self.tokens = list(request.prompt)  # prompt and answer
-        self.num_prompt_tokens = len(self.tokens)
+        self.num_prompt_tokens = len(self.tokens) - request.prior_output_len
         drafts = request.draft_tokens or ()
         self.drafts = list(drafts[: request.max_new_tokens - 1])  # to be verified by the next step
         self.draft_logits = (
@@ -112,6 +112,8 @@ class Sequence:
             self.counts = np.bincount(request.prompt, minlength=vocab_size).astype(np.int32)
         self.matcher = matcher  # of the form that the answer must have
         self.top_p = sampling.top_p
+        for token in self.tokens[self.num_prompt_tokens :]:
+            self.top_p = sampling.next_top_p(self.top_p, token)
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed & 0xFFFFFFFFFFFFFFFF
         self.is_plain = (  # the next token is simply that of the greatest logit
             sampling.greedy
@@ -204,8 +206,8 @@ class Sequence:
     def _metrics(self) -> RequestMetrics:
         total, reused = (self.target.count, self.target.reused) if self.target else (0, 0)
         return RequestMetrics(
-            num_input_tokens=self.num_prompt_tokens,
-            num_output_tokens=self.generated,
+            num_input_tokens=len(self.request.prompt),
+            num_output_tokens=self.generated - self.request.prior_output_len,
             draft_tokens_total=self.draft_tokens_total,
             draft_tokens_accepted=self.draft_tokens_accepted,
             arrival_ns=self.arrival_ns,

@@ -63,7 +63,7 @@ class EngineCounters:
 
     def admit(self, sequence: Sequence) -> None:
         """Count a sequence that starts."""
-        self.prompt_tokens += sequence.num_prompt_tokens
+        self.prompt_tokens += len(sequence.request.prompt)
         if sequence.target:
             self.prompt_tokens_reused += sequence.target.filled
             self.kv_blocks_reused += sequence.target.reused

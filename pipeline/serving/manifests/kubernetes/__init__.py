@@ -1,32 +1,33 @@
-"""A deployment for Kubernetes: a base of kustomize, components that a cluster may add, and two overlays.
+"""A deployment for Kubernetes: a base of kustomize, components that a cluster may add, and overlays.
 
-    namespace/     what outlives every roll-out: the namespace, and the claim of the volume with the packages
+    namespace/     what outlives every roll-out: the namespace, accounts, and the claim of the volume with the packages
     build/         a Job that builds the package on a GPU of the cluster, and puts it where servers find it
     base/          Triton, gateways, Redis, and who may talk to whom
-    components/    scaling, monitoring, a way in from outside, API keys
-    overlays/      plain: the base alone; production: with all components
+    components/    scaling, monitoring, a way in from outside, API keys; RDMA and topology for several machines
+    overlays/      plain: the base, so many servers; production: with what a cluster adds; site: yours, on top of it
 
 Plain YAML: nothing is filled in later, and `kubectl kustomize overlays/plain` shows what is applied.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
-
-import yaml
 
 from pipeline import __version__
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests.description import ManifestOptions
+from pipeline.serving.manifests.kubernetes.build import build_files, can_build
 from pipeline.serving.manifests.kubernetes.cluster import (
+    VERIFY_FILE,
     Cluster,
     documents,
-    dump,
     kustomization,
     make_cluster,
+    patch_of,
+    service_accounts,
 )
 from pipeline.serving.manifests.kubernetes.components import (
     exposing_files,
@@ -34,18 +35,32 @@ from pipeline.serving.manifests.kubernetes.components import (
     monitoring_component,
     scaling_files,
 )
-from pipeline.serving.manifests.kubernetes.pods import build_pod
+from pipeline.serving.manifests.kubernetes.fast_network import (
+    exclusive_topology_files,
+    privileged_namespace_files,
+    rdma_files,
+)
+from pipeline.serving.manifests.kubernetes.network import network_file
+from pipeline.serving.manifests.kubernetes.volumes import (
+    claimed_bytes,
+    parse_quantity,
+    quantity,
+    reserved_storage,
+    volumes_of,
+)
 from pipeline.serving.manifests.kubernetes.workloads import (
+    KEPT_REVISIONS,
     gateway_file,
-    network_file,
     redis_file,
     server_file,
 )
 from pipeline.triton.deployment import Deployment
 
-__all__ = ["kubernetes_files"]
+__all__ = ["SITE", "kubernetes_files"]
 
-_QUESTIONS = "golden.jsonl"
+# Folders that a person changes: what is there is not written again.
+SITE = ("overlays/site/", "overlays/site-namespace/")
+_HERE = Path(__file__).parent / "site"
 
 
 def kubernetes_files(
@@ -67,25 +82,32 @@ def kubernetes_files(
         InvalidInput: It cannot be run in a cluster like that; all reasons.
     """
     cluster = make_cluster(deployment, package, options, more)
-    components = {
+    added = {
         "api-keys": keys_files(cluster),
         "scaling": scaling_files(cluster),
         "monitoring": monitoring_component(cluster),
     }
     if cluster.options.expose is not None:
-        components["expose"] = exposing_files(cluster, cluster.options.expose)
+        added["expose"] = exposing_files(cluster, cluster.options.expose)
     folders = {
         "namespace": _namespace(cluster),
-        **({"build": _build(cluster, more.recipe)} if _can_build(more.recipe) and more.recipe else {}),
+        **({"build": build_files(cluster, more.recipe)} if can_build(more.recipe) and more.recipe else {}),
         "base": _base(cluster),
-        **{f"components/{name}": files for name, files in components.items()},
-        "overlays/plain": _overlay(
-            cluster, (), "The base alone: it needs nothing but Kubernetes and NVIDIA's GPU operator."
-        ),
+        **{f"components/{name}": files for name, files in added.items()},
+        "overlays/plain": _plain(cluster),
         "overlays/production": _overlay(
-            cluster, tuple(components), "With all components: it needs KEDA and the Prometheus operator, too."
+            cluster, tuple(added), "With what a cluster adds: it needs KEDA and the Prometheus operator, too."
         ),
+        **_site(cluster),
     }
+    if cluster.nodes > 1:
+        comment = "As production, with an RDMA device for each machine, in the namespace of overlays/rdma-namespace."
+        folders |= {
+            "components/rdma": rdma_files(cluster),
+            "components/exclusive-topology": exclusive_topology_files(cluster),
+            "overlays/rdma": _overlay(cluster, (*added, "rdma"), comment),
+            "overlays/rdma-namespace": privileged_namespace_files(cluster),
+        }
     return {f"{folder}/{name}": text for folder, files in folders.items() for name, text in files.items()}
 
 
@@ -95,12 +117,42 @@ def _base(cluster: Cluster) -> dict[str, str]:
         files["redis.yaml"] = redis_file(cluster)
     files["network.yaml"] = network_file(cluster)
     generated: list[Mapping[str, Any]] = []
+    read: dict[str, str] = {}
     if cluster.recipe is not None:
-        generated = [{"name": cluster.settings, "files": ["recipe.yaml"]}]
+        generated.append({"name": cluster.settings, "files": ["recipe.yaml"]})
+        read["recipe.yaml"] = cluster.recipe
+    if cluster.options.verify_key is not None:
+        generated.append({"name": cluster.verify, "files": [VERIFY_FILE]})
+        read[VERIFY_FILE] = cluster.options.verify_key
     comment = f"{cluster.description.name}, as package {cluster.description.package_name}, by pipeline {__version__}."
     head = kustomization(comment, resources=list(files), configMapGenerator=generated)
-    recipe = {} if cluster.recipe is None else {"recipe.yaml": cluster.recipe}
-    return {"kustomization.yaml": head, **files, **recipe}
+    return {"kustomization.yaml": head, **files, **read}
+
+
+def _plain(cluster: Cluster) -> dict[str, str]:
+    """The base, with as many servers and gateways as were asked for."""
+    _, kind = cluster.workload
+    counts = (
+        (kind, cluster.server, cluster.options.replicas[0]),
+        ("Deployment", cluster.gateway, cluster.options.gateways),
+    )
+    patches = [
+        patch_of(kind, name, [{"op": "add", "path": "/spec/replicas", "value": count}])
+        for kind, name, count in counts
+    ]
+    comment = f"""
+The base, with a fixed number of servers and gateways: it needs nothing but Kubernetes and NVIDIA's GPU operator.
+Before: kubectl apply -k namespace/
+To go over to overlays/production, whose numbers scaling holds, let `kubectl apply` forget these first: what it wrote
+once and finds no longer it removes, and a workload without a number has one pod.
+  kubectl kustomize base/ | kubectl -n {cluster.options.namespace} apply set-last-applied -f -
+  kubectl apply -k overlays/production/
+"""
+    return {
+        "kustomization.yaml": kustomization(
+            comment, namespace=cluster.options.namespace, resources=["../../base"], patches=patches
+        )
+    }
 
 
 def _overlay(cluster: Cluster, components: tuple[str, ...], comment: str) -> dict[str, str]:
@@ -114,6 +166,41 @@ def _overlay(cluster: Cluster, components: tuple[str, ...], comment: str) -> dic
     }
 
 
+def _site(cluster: Cluster) -> dict[str, dict[str, str]]:
+    """What a person changes: examples, all of them commented out."""
+    _, kind = cluster.workload
+    templates = ["template"]
+    if cluster.nodes > 1:
+        templates = [f"leaderWorkerTemplate/{role}Template" for role in ("leader", "worker")]
+    operations = (
+        ("replace", "serviceAccountName", "models-reader"),
+        ("add", "priorityClassName", "inference"),
+    )
+    servers = [
+        f"#      - {{op: {how}, path: /spec/{template}/spec/{field}, value: {value}}}\n"
+        for template in templates
+        for how, field, value in operations
+    ]
+    values = {
+        "namespace": cluster.options.namespace,
+        "name": cluster.name,
+        "kind": kind,
+        "servers": "".join(servers),
+    }
+    workloads = (_HERE / "workloads.yaml").read_text(encoding="utf-8")
+    if cluster.options.packages is not None and cluster.nodes == 1:
+        workloads += (_HERE / "disk.yaml").read_text(encoding="utf-8")
+        volumes = volumes_of(cluster, cluster.description.server)
+        others = [volume for volume in volumes if volume["name"] != "package"]
+        (package,) = (volume["emptyDir"]["sizeLimit"] for volume in volumes if volume["name"] == "package")
+        values |= {"rest": reserved_storage(others), "package": quantity(parse_quantity(package))}
+    namespace = (_HERE / "namespace.yaml").read_text(encoding="utf-8")
+    return {
+        folder.rstrip("/"): {"kustomization.yaml": Template(text).substitute(values)}
+        for folder, text in zip(SITE, (workloads, namespace), strict=True)
+    }
+
+
 def _namespace(cluster: Cluster) -> dict[str, str]:
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")}
     metadata = {"name": cluster.options.namespace, "labels": labels}
@@ -121,7 +208,8 @@ def _namespace(cluster: Cluster) -> dict[str, str]:
     files = {
         "namespace.yaml": documents(
             "Pods that could become more than they are made for are refused here.", namespace
-        )
+        ),
+        "accounts.yaml": service_accounts(cluster),
     }
     if cluster.options.packages is None:
         files["claim.yaml"] = _claim(cluster)
@@ -137,7 +225,7 @@ def _claim(cluster: Cluster) -> str:
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
         # Checkpoints as they were fetched and calibrated, engines, and packages of roll-outs before.
-        "resources": {"requests": {"storage": f"{math.ceil(8 * cluster.weights_gib + 20)}Gi"}},
+        "resources": {"requests": {"storage": quantity(claimed_bytes(cluster, KEPT_REVISIONS))}},
     }
     if cluster.options.storage_class is not None:
         spec["storageClassName"] = cluster.options.storage_class
@@ -148,42 +236,3 @@ gateways on several nodes read it. What a Deployment may still go back to stays:
 `pipeline store gc --keep PACKAGE`.
 """
     return documents(comment, claim)
-
-
-def _can_build(recipe: str | None) -> bool:
-    """Whether a cluster can have what the recipe is made from: folders of this machine are not there."""
-    if recipe is None:
-        return False
-    values = yaml.safe_load(recipe)
-    sources = [values["model"]["source"], (values.get("draft") or {}).get("source", "hf:")]
-    return all(str(source).startswith("hf:") for source in sources)
-
-
-def _build(cluster: Cluster, recipe: str) -> dict[str, str]:
-    package = cluster.description.package_name
-    job = cluster.object(
-        "batch/v1", "Job", f"{cluster.name}-build-{package.rpartition('-')[2][:10]}".lower(), "build",
-        spec={"backoffLimit": 2, "ttlSecondsAfterFinished": 7 * 24 * 3600, "template": build_pod(cluster)},
-    )  # fmt: skip
-    where = "on the volume" if cluster.options.packages is None else f"in {cluster.options.packages}"
-    comment = f"""
-Builds {package} on a GPU of the cluster, and leaves it {where}. Its name is that of the package:
-another recipe is another Job, and one that ran already finds everything made. The token for gated models is a Secret:
-  kubectl create secret generic {cluster.secret("hub")} -n {cluster.options.namespace} --from-literal=token=hf_…
-"""
-    files = {"recipe.yaml": recipe}
-    if (golden := cluster.options.recipe.golden) is not None and cluster.options.questions is not None:
-        section = golden.model_dump(mode="json") | {"file": _QUESTIONS}
-        files = {
-            "recipe.yaml": dump({**yaml.safe_load(recipe), "golden": section}),
-            _QUESTIONS: cluster.options.questions,
-        }
-    head = kustomization(
-        "The package, before it can be served.\n  kubectl apply -k build/\n"
-        f"  kubectl wait --namespace {cluster.options.namespace} --for=condition=complete --timeout=6h "
-        f"job/{job['metadata']['name']}",
-        namespace=cluster.options.namespace,
-        resources=["job.yaml"],
-        configMapGenerator=[{"name": f"{cluster.settings}-built", "files": list(files)}],
-    )
-    return {"kustomization.yaml": head, "job.yaml": documents(comment, job), **files}

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import yaml
 
 from pipeline.errors import Fault, InvalidInput
+from pipeline.plan.artifact_sizes import ArtifactSizes
 from pipeline.recipe import Recipe
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.launch_docker import INSIDE
 from pipeline.serving.manifests.description import (
     NO_CPU_IMAGE,
     DeploymentDescription,
@@ -29,19 +28,33 @@ from pipeline.serving.manifests.description import (
     describe,
 )
 from pipeline.serving.manifests.docker import BlockDumper
+from pipeline.serving.ports import GRPC
 from pipeline.triton.deployment import Deployment
 
 Object = dict[str, Any]
 Component = Literal["triton", "gateway", "redis", "build"]
 
 REDIS_PORT = 6379
+# Time that a request may wait in a gateway while no server is ready, as `pipeline gateway --max-wait-s` has it.
+GATEWAY_WAITS_S = 30
+# Time for which a pod that is to end still gets requests. The addresses of a Service are exchanged within seconds.
+# Gateways ask DNS for servers every five seconds, CoreDNS keeps an answer for 30; and what a gateway took in until it
+# was forgotten itself may have waited, so that servers go on for as long after gateways.
+GATEWAY_LEAVES_S = 10
+SERVER_LEAVES_S = GATEWAY_LEAVES_S + GATEWAY_WAITS_S
+# Beginning of the labels and annotations of LeaderWorkerSet: its pods have /name, /worker-index and /group-key
+# (api/leaderworkerset/v1/leaderworkerset_types.go).
+LWS = "leaderworkerset.sigs.k8s.io"
+VERIFY_FOLDER, VERIFY_FILE = "/etc/pipeline/verify", "packages.pem"
 # Databases of one Redis server: cached answers, and the counters of limits.
 _CACHE_DATABASE, _LIMITS_DATABASE = 0, 1
 # With "-gateway" and the ordinals of pods, a name stays below the 63 characters of a label.
 _LONGEST_NAME = 40
 # Of a recipe without a target, in seconds.
 _USUAL_ITL_S = 0.05
-_LEAST_ANSWER_S, _MOST_ANSWER_S = 30, 600
+# With all that is around it, a pod ends within the 600 s for which the cluster autoscaler waits by default
+# (--max-graceful-termination-sec).
+_LEAST_ANSWER_S, _MOST_ANSWER_S = 30, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +106,23 @@ class Cluster:
         """Name of the ConfigMap with the recipe."""
         return f"{self.name}-recipe"
 
-    def secret(self, what: Literal["keys", "hub", "ssh", "objects", "redis"]) -> str:
+    @property
+    def verify(self) -> str:
+        """Name of the ConfigMap with the public key that packages are signed with."""
+        return f"{self.name}-verify"
+
+    @property
+    def builder(self) -> str:
+        """Name of the ServiceAccount of the Job that builds; that of servers and gateways is `name`."""
+        return f"{self.name}-build"
+
+    @property
+    def sizes(self) -> ArtifactSizes:
+        """Bytes of the artifacts."""
+        launch = self.description.deployment.launch
+        return self.options.sizes or ArtifactSizes.of_weights(int(launch.weights_gib * 2**30))
+
+    def secret(self, what: Literal["keys", "hub", "ssh", "objects", "redis", "postgres"]) -> str:
         """Name of a Secret, which whoever applies the manifests makes."""
         return f"{self.name}-{what}"
 
@@ -108,11 +137,6 @@ class Cluster:
         if self.nodes > 1:
             return "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
         return "apps/v1", "Deployment"
-
-    @property
-    def weights_gib(self) -> float:
-        """Of the package, for all machines."""
-        return self.description.deployment.launch.weights_gib
 
     def selector(self, component: Component) -> dict[str, str]:
         """Labels that tell the pods of a component from all others."""
@@ -150,15 +174,19 @@ def make_cluster(
         raise InvalidInput(f"{deployment.name} in Kubernetes", faults)
     name = resource_name(deployment.name)
     redis = (given.redis or f"redis://{name}-redis:{REDIS_PORT}").rstrip("/")
+    hosts = (*_hosts(f"{name}-gateway", given), *([given.hostname] if given.hostname else []))
     place = Surroundings(
-        endpoint=f"dns:{name}-servers:{INSIDE.grpc}",
+        endpoint=f"dns:{name}-servers:{GRPC}",
         gateway_arguments=(
             *("--limits-redis", f"{redis}/{_LIMITS_DATABASE}"),
             *("--max-waiting", str(_max_waiting(deployment, given))),
-            *(word for host in _hosts(name, given) for word in ("--allowed-host", host)),
+            *("--max-wait-s", str(GATEWAY_WAITS_S)),
+            *(word for host in hosts for word in ("--allowed-host", host)),
         ),
         answer_s=answer_s(deployment, given.recipe),
+        wait_s=GATEWAY_WAITS_S,
         nodes=_nodes(deployment, given),
+        server_names=_hosts(f"{name}-servers", given),
     )
     description = describe(deployment, package, options, more, place)
     recipe = None if more.recipe is None else _with_shared_cache(more.recipe, f"{redis}/{_CACHE_DATABASE}")
@@ -179,10 +207,10 @@ def resource_name(name: str) -> str:
 
 
 def answer_s(deployment: Deployment, recipe: Recipe) -> int:
-    """Seconds that a long answer takes, by the recipe's target; so long a pod that is to end still answers."""
-    itl_ms = recipe.slo.itl_p95_ms
+    """Seconds that the longest answer takes, at the pace of the recipe's targets."""
+    ttft_ms, itl_ms = recipe.slo.ttft_p95_ms or 0, recipe.slo.itl_p95_ms
     itl_s = _USUAL_ITL_S if itl_ms is None else itl_ms / 1e3
-    wanted = math.ceil(deployment.limits.max_output_tokens * itl_s)
+    wanted = math.ceil(ttft_ms / 1e3 + deployment.limits.max_output_tokens * itl_s)
     return min(max(wanted, _LEAST_ANSWER_S), _MOST_ANSWER_S)
 
 
@@ -241,11 +269,10 @@ def _faults(
     return faults
 
 
-def _hosts(name: str, given: KubernetesOptions) -> list[str]:
-    """Names that requests may have for the gateway: inside of the cluster, and outside."""
-    service = f"{name}-gateway"
+def _hosts(service: str, given: KubernetesOptions) -> tuple[str, ...]:
+    """Names of a Service inside of the cluster."""
     inside = (service, f"{service}.{given.namespace}", f"{service}.{given.namespace}.svc")
-    return [*inside, f"{inside[-1]}.cluster.local", *([given.hostname] if given.hostname else [])]
+    return (*inside, f"{inside[-1]}.cluster.local")
 
 
 def _with_shared_cache(text: str, url: str) -> str:
@@ -256,19 +283,6 @@ def _with_shared_cache(text: str, url: str) -> str:
         return text
     changed = {**values, "cache": {**cache, "backend": {"kind": "redis", "url": url}}}
     return dump(changed)
-
-
-def cache_port(cluster: Cluster) -> int | None:
-    """Port of the server that keeps cached answers elsewhere than in the Redis of the manifests; None for none."""
-    values = yaml.safe_load(cluster.recipe) if cluster.recipe else {}
-    backend = (values.get("cache") or {}).get("backend") or {}
-    url = backend.get("url")
-    if not (values.get("cache") or {}).get("enabled") or url is None:
-        return None
-    parts = urlsplit(url)
-    if parts.hostname == cluster.redis:
-        return None
-    return parts.port or (REDIS_PORT if backend["kind"] == "redis" else 5432)
 
 
 def dump(value: Mapping[str, Any]) -> str:
@@ -288,6 +302,24 @@ def documents(comment: str, *objects: Object) -> str:
     return head + "---\n".join(dump(one) for one in objects)
 
 
+def service_accounts(cluster: Cluster) -> str:
+    """Write a file with the accounts of pods, which is where a cluster names roles of a cloud and pull secrets.
+
+    Args:
+        cluster: The deployment in its cluster.
+    """
+    components: tuple[tuple[str, Component], ...] = ((cluster.name, "triton"), (cluster.builder, "build"))
+    accounts = [
+        cluster.object("v1", "ServiceAccount", name, component, automountServiceAccountToken=False)
+        for name, component in components
+    ]
+    comment = """
+Who servers and gateways are, which read packages, and who the Job is that writes them. They may do nothing in the
+cluster, and no token of theirs is mounted. Roles of a cloud and pull secrets belong to them: overlays/site-namespace.
+"""
+    return documents(comment, *accounts)
+
+
 def kustomization(comment: str, *, component: bool = False, **fields: Any) -> str:
     """Write a kustomization.yaml.
 
@@ -302,15 +334,6 @@ def kustomization(comment: str, *, component: bool = False, **fields: Any) -> st
         else {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     )
     return documents(comment, {**head, **{name: value for name, value in fields.items() if value}})
-
-
-def quantity(size: str) -> str:
-    """Write a size as Docker and systemd have it ("64G", of 2^30 bytes) as Kubernetes does.
-
-    >>> quantity("64G")
-    '64Gi'
-    """
-    return f"{size}i"
 
 
 def patch_of(kind: str, name: str, operations: Sequence[Mapping[str, Any]]) -> Object:

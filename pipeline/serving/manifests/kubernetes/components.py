@@ -38,9 +38,6 @@ def scaling_files(cluster: Cluster) -> dict[str, str]:
     Args:
         cluster: The deployment in its cluster.
     """
-    _, kind = cluster.workload
-    no_count = [{"op": "remove", "path": "/spec/replicas"}]
-    patches = [patch_of(kind, cluster.server, no_count), patch_of("Deployment", cluster.gateway, no_count)]
     server = """
 Servers by the requests that run and wait, the wait for a slot against the target of the recipe, and the KV cache. A
 figure that Prometheus cannot give changes nothing. It takes KEDA 2.14 or newer.
@@ -48,8 +45,8 @@ figure that Prometheus cannot give changes nothing. It takes KEDA 2.14 or newer.
     gateway = "Gateways by the processors that they use: one core carries thousands of streams."
     return {
         "kustomization.yaml": kustomization(
-            "Adds and takes away servers and gateways. Their number is no longer part of the manifests then.",
-            component=True, resources=["server.yaml", "gateway.yaml"], patches=patches,
+            "Adds and takes away servers and gateways: nothing else may say how many there are.",
+            component=True, resources=["server.yaml", "gateway.yaml"],
         ),
         "server.yaml": documents(server, _scaled_servers(cluster)),
         "gateway.yaml": documents(gateway, _scaled_gateways(cluster)),
@@ -65,7 +62,7 @@ def monitoring_component(cluster: Cluster) -> dict[str, str]:
     recipe = cluster.options.recipe
     rules = cluster.object(
         "monitoring.coreos.com/v1", "PrometheusRule", cluster.name, "gateway",
-        spec=rules_file([recipe], Pace(), cluster.options.runbook_url),
+        spec=rules_file([recipe], Pace(), cluster.options.runbook_url, namespace=cluster.options.namespace),
     )  # fmt: skip
     board = {
         "name": f"{cluster.name}-dashboard",
@@ -85,7 +82,7 @@ Where your Prometheus takes only objects with a certain label, add that label he
         "monitors.yaml": documents("Which pages are scraped, with the labels that rules and dashboard ask for.",
                                    *_monitors(cluster)),
         "rules.yaml": documents("Recording rules, and alerts with the targets of the recipe's slo.", rules),
-        "dashboard.json": json.dumps(dashboard([recipe]), indent=2) + "\n",
+        "dashboard.json": json.dumps(dashboard([recipe], cluster.options.namespace), indent=2) + "\n",
     }  # fmt: skip
 
 
@@ -168,7 +165,8 @@ def _scaled_servers(cluster: Cluster) -> Object:
 def _triggers(cluster: Cluster) -> list[Object]:
     """Queries to Prometheus, whose greatest demand counts. Without an answer, KEDA leaves the number as it is."""
     policy, recipe = cluster.options.scaling, cluster.options.recipe
-    of = f'model="{recipe.name}"'
+    place = f'namespace="{cluster.options.namespace}"'
+    of = f'{place},model="{recipe.name}"'
     target = cluster.description.deployment.limits.max_concurrency * policy.requests
     under_way = f"sum(pipeline_requests_running{{{of}}}) + sum(pipeline_requests_waiting{{{of}}})"
     if policy.spare:
@@ -181,7 +179,7 @@ def _triggers(cluster: Cluster) -> list[Object]:
         target_s = recipe.slo.ttft_p95_ms / 1e3 * policy.queue_time
         found.append(_trigger(cluster, "queue-time", query, target_s, "Value"))
     if cluster.description.deployment.runtime != "pytorch":
-        labels = f'deployment="{recipe.name}",model="{TARGET_MODEL}"'
+        labels = f'{place},deployment="{recipe.name}",model="{TARGET_MODEL}"'
         blocks = f"nv_trt_llm_kv_cache_block_metrics{{{labels},kv_cache_block_type="
         used, most = (f'sum by (instance) ({blocks}"{kind}"}})' for kind in ("used", "max"))
         found.append(_trigger(cluster, "kv-cache", f"avg({used} / {most})", policy.kv_cache, "Value"))

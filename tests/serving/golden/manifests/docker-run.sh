@@ -13,7 +13,6 @@ exec docker \
   --ulimit memlock=-1 \
   --ulimit stack=67108864 \
   --stop-timeout=20 \
-  -p 127.0.0.1:8000:8000 \
   -p 127.0.0.1:8001:8001 \
   -p 127.0.0.1:8002:8002 \
   --mount type=bind,source=/srv/package,target=/deployment,readonly \
@@ -28,8 +27,7 @@ exec docker \
   --model-control-mode=none \
   --http-restricted-api=model-repository,shared-memory,trace,logging:disabled:=disabled \
   --grpc-restricted-protocol=model-repository,shared-memory,trace,logging:disabled:=disabled \
-  --http-address=0.0.0.0 \
-  --http-port=8000 \
+  --allow-http=false \
   --grpc-address=0.0.0.0 \
   --grpc-port=8001 \
   --metrics-address=0.0.0.0 \

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import tokenizers
 import torch
 
 from pipeline.contracts import llm_args
@@ -22,7 +23,8 @@ from tensorrt_llm.llmapi.llm_utils import Decoding
 from tensorrt_llm.sampling_params import SamplingParams
 
 VERSION = os.environ.get("STANDIN_VERSION", "1.2.1")
-PIECES = (" the", " order", " mail", "\n", " 안녕", " reset", " ß", " a", " password", " 😀", ".", " please")
+LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"  # a token each
+EMOJI = "emoji"  # a word of a prompt whose answer has characters of several tokens
 ENDLESS, SHORT, BREAKS = "endless", "short", "breaks"  # words of a prompt that decide how the answer ends
 SAMPLING = (
     "sampling"  # a word of a prompt that is answered by the arguments of SamplingParams that are not defaults
@@ -65,6 +67,7 @@ class LLM:
         if not Path(given["model"]).is_absolute():
             raise ValueError(f"{given['model']} is not a path, nor a model of the hub")
         self.arguments = given
+        self.tokenizer = Tokenizer(Path(given["model"]))
         self._status = _Status(gpus=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def generate_async(
@@ -72,9 +75,9 @@ class LLM:
     ) -> RequestOutput:
         asyncio.get_running_loop()  # upstream's answers come on the loop that asked for them
         if isinstance(inputs, list) and all(isinstance(token, int) for token in inputs):
-            ids, inputs = inputs, " ".join(map(str, inputs))
+            ids, inputs = inputs, self.tokenizer.decode(inputs)
         elif isinstance(inputs, str):
-            ids = list(inputs.encode())
+            ids = self.tokenizer.encode(inputs)
         else:
             raise TypeError(f"inputs must be a text or token ids, not {type(inputs).__name__}")
         params = sampling_params or SamplingParams()
@@ -86,14 +89,40 @@ class LLM:
             )
         if params.guided_decoding is not None and not given_backend(self.arguments):
             raise ValueError("guided_decoding: the LLM was started without guided_decoding_backend")
-        output = RequestOutput(inputs, params, streaming, self._status)
-        output.prompt_token_ids = ids
+        output = RequestOutput(inputs, ids, params, streaming, self._status, self.tokenizer)
         if params.return_context_logits:
             output.context_logits = context_logits(ids)
         return output
 
     def shutdown(self) -> None:
         self._status.note(shut_down=1)
+
+
+class Tokenizer:
+    """As upstream wraps one: texts to ids, special tokens included, and back."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.letters = [self.encode(letter)[0] for letter in LETTERS]
+        self.emoji = self.encode("😀")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def after(self, ids: list[int], seed: int, *, emoji: bool) -> int:
+        """The token that follows: chosen by all that came before, and by nothing else."""
+        for begun in range(len(self.emoji) - 1, 0, -1):
+            if ids[-begun:] == self.emoji[:begun]:
+                return self.emoji[begun]
+        number = zlib.crc32(f"{ids} {seed}".encode())
+        if emoji and number % 4 == 0:
+            return self.emoji[0]
+        return self.letters[number // 4 % len(self.letters)]
 
 
 def context_logits(ids: list[int]) -> torch.Tensor:
@@ -107,9 +136,17 @@ def given_backend(arguments: dict[str, Any]) -> bool:
 
 
 class RequestOutput:
-    def __init__(self, prompt: str, params: SamplingParams, streaming: bool, status: _Status) -> None:
+    def __init__(
+        self,
+        prompt: str,
+        ids: list[int],
+        params: SamplingParams,
+        streaming: bool,
+        status: _Status,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.prompt, self.outputs, self.finished = prompt, [CompletionOutput()], False
-        self.prompt_token_ids: list[int] = []
+        self.prompt_token_ids, self._tokenizer = ids, tokenizer
         self.context_logits: torch.Tensor | None = None
         self._params, self._streaming, self._status = params, streaming, status
         self._aborted = False
@@ -150,13 +187,12 @@ class RequestOutput:
     def _step(self, out: CompletionOutput, count: int) -> None:
         if BREAKS in self.prompt and count > 3:
             raise RequestError("the engine\nran out of luck")
-        seed = self._params.seed or 0
-        token = zlib.crc32(f"{self.prompt} {seed} {count}".encode()) % len(PIECES)
-        out.token_ids.append(token)
+        ids, seed = [*self.prompt_token_ids, *out.token_ids], self._params.seed or 0
+        out.token_ids.append(self._tokenizer.after(ids, seed, emoji=EMOJI in self.prompt))
         guide = self._params.guided_decoding or (SAMPLING in self.prompt and self._params.changed)
-        out.text = (
-            f"{guide}"[:count] if guide else out.text + PIECES[token]
-        )  # the form itself, a letter a token
+        # The form itself, a letter a token; else whole characters.
+        text = self._tokenizer.decode(out.token_ids)
+        out.text = f"{guide}"[:count] if guide else text.rstrip("\ufffd")
         self._status.note(tokens=1)
         if self._params.logprobs is not None:
             out.cumulative_logprob = -0.25 * count
@@ -166,6 +202,9 @@ class RequestOutput:
 
     def _end(self, out: CompletionOutput, count: int) -> None:
         found = [word for word in self._params.stops if word in out.text]
+        # Stop words match over the border between prompt and answer.
+        if not found and (borders := self._stops_over_border(out)):
+            out.finish_reason, out.stop_reason = "stop", borders[0]
         if self._aborted:
             out.finish_reason = "cancelled"
         elif found:
@@ -177,6 +216,14 @@ class RequestOutput:
         elif count == self._params.max_tokens:
             out.finish_reason = "length"
         self.finished = out.finish_reason is not None
+        if not self.finished:
+            begun = [word[:n] for word in self._params.stops for n in range(1, len(word))]
+            held = max((len(part) for part in begun if out.text.endswith(part)), default=0)
+            out.text = out.text[: len(out.text) - held]
+
+    def _stops_over_border(self, out: CompletionOutput) -> list[str]:
+        both = self._tokenizer.decode([*self.prompt_token_ids[-40:], *out.token_ids])
+        return [word for word in self._params.stops if both.endswith(word)]
 
     def _metrics(self, count: int) -> Any:
         arrival = timedelta(seconds=self._began)

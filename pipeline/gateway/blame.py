@@ -1,0 +1,356 @@
+"""Blame for lost servers: a request, a tenant or the machine. Pure: callers keep the clock and send the requests.
+
+A lost server takes every request with it that was in flight there, and each of them may be the cause.
+
+- Request: one that was in flight at two losses, and was sent again between them, is quarantined.
+- Tenant: after a loss the requests that were in flight are suspects. They go out again one tenant at a time, each
+  tenant's until they have run for as long as before; lines of batches one by one, after all others. If the next loss
+  comes while, of all tenants under suspicion, only one has requests in flight, that tenant is convicted. After two
+  convictions within the window it cools down, unless as many losses within the window were the machine's, or no other
+  tenant asks.
+- Machine: a loss with no request in flight, or one after which suspects passed and none was lost again.
+
+New requests go on meanwhile. After two losses within the window that were not the machine's, new requests of tenants
+under suspicion wait for their tenant's turn, too: otherwise a tenant that sends ever new requests would have its losses
+fall into the turns of others. docs/explanation/lost-servers.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from pipeline.gateway.work import Attempt, CoolDown, Refusal, Work, tenant_hold
+
+_MOST_LOSSES = 256
+_MOST_SUSPECTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BlamePolicy:
+    """Bounds of blame, in seconds where nothing else is said.
+
+    Attributes:
+        max_losses: losses that a request may be in flight at before it is quarantined.
+        max_convictions: convictions within the window before a tenant cools down.
+        window_s: age of losses, suspects and convictions that are forgotten.
+        quarantine_s: first quarantine of a request. It is four times as long after each loss at which no other request
+            was in flight again.
+        max_quarantine_s: longest quarantine.
+        cool_down_s: first cool-down of a tenant; each further conviction doubles it.
+        max_cool_down_s: longest cool-down.
+        turn_s: longest turn of a tenant, in which other suspects wait.
+        turns_s: longest time for the turns of all tenants after one loss.
+        suspicion_s: time after the return of a server at which a tenant is under suspicion no more.
+        settle_s: time in which the requests that were lost with a server report.
+    """
+
+    max_losses: int = 2
+    max_convictions: int = 2
+    window_s: float = 1800.0
+    quarantine_s: float = 60.0
+    max_quarantine_s: float = 3600.0
+    cool_down_s: float = 30.0
+    max_cool_down_s: float = 600.0
+    turn_s: float = 5.0
+    turns_s: float = 20.0
+    suspicion_s: float = 30.0
+    settle_s: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Loss:
+    """A server that was lost, until it was well again and beyond.
+
+    Attributes:
+        at: when it was noticed.
+        suspected: tenants that were under suspicion at that time -> since when.
+        tenants: tenants that had requests in flight -> whether one was sent while the tenant was under suspicion.
+        passed: whether a request that was in flight was answered when it was asked again.
+        repeated: digests of requests that were in flight at another loss, too.
+        over: whether the server is well again.
+        settled: whether it was judged.
+    """
+
+    at: float
+    suspected: dict[str, float]
+    tenants: dict[str, bool] = field(default_factory=dict)
+    passed: bool = False
+    repeated: set[str] = field(default_factory=set)
+    over: bool = False
+    settled: bool = False
+
+    @property
+    def is_machines(self) -> bool:
+        innocent = self.passed or not self.tenants
+        return self.over and innocent and not self.repeated and self.convicted is None
+
+    @property
+    def convicted(self) -> str | None:
+        """The only tenant under suspicion that had requests in flight, if one was sent since it was."""
+        present = [tenant for tenant in self.tenants if tenant in self.suspected]
+        return present[0] if len(present) == 1 and present[0] and self.tenants[present[0]] else None
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A request that was in flight at losses, and has not passed since.
+
+    Attributes:
+        loss: the latest one.
+        age_s: how long it had run then.
+        losses: number of losses.
+        alone: how many of these found no other request in flight that had been at a loss before.
+        until: end of its quarantine.
+    """
+
+    loss: _Loss
+    age_s: float
+    losses: int = 1
+    alone: int = 0
+    until: float = -inf
+
+
+class LossJudge:
+    """Decides which requests go out after servers were lost. Each method takes the time, of any even clock in seconds.
+
+    Attributes:
+        losses: losses of servers so far.
+        quarantined: how often a request was put into quarantine.
+        cool_downs: how often a tenant began to cool down.
+    """
+
+    def __init__(self, policy: BlamePolicy = BlamePolicy()) -> None:
+        """
+        Args:
+            policy: bounds of blame.
+        """
+        self.policy = policy
+        self.losses = self.quarantined = self.cool_downs = 0
+        self._losses: deque[_Loss] = deque(maxlen=_MOST_LOSSES)
+        self._last: dict[str, _Loss] = {}  # by server
+        self._suspects: OrderedDict[str, _Suspect] = OrderedDict()  # by digest, the latest loss last
+        self._suspected: dict[str, tuple[float, float]] = {}  # tenant -> under suspicion since, until
+        self._trials: list[Attempt] = []  # of the tenant whose turn it is
+        self._convictions: dict[str, list[float]] = {}  # by tenant
+        self._cooling: dict[str, float] = {}  # tenant -> until
+        self._held: dict[str, float] = {}  # by other gateways: digest, or `tenant_hold` of a tenant -> until
+
+    def refusal(self, now: float, work: Work) -> Refusal | None:
+        """Return why a request is not sent now; None if it may be."""
+        suspect, held = self._suspects.get(work.digest), self._held
+        until, losses = (-inf, 0) if suspect is None else (suspect.until, suspect.losses)
+        until = max(until, held.get(work.digest, -inf))
+        if until > now:
+            return Refusal("quarantined", until - now, max(losses, self.policy.max_losses))
+        until = max(self._cooling.get(work.tenant, -inf), held.get(tenant_hold(work.tenant), -inf))
+        if until > now:
+            convictions = len(self._convictions.get(work.tenant, ()))
+            return Refusal("cooling_down", until - now, max(convictions, self.policy.max_convictions))
+        return None
+
+    def hold_elsewhere(self, now: float, held: Mapping[str, float]) -> None:
+        """Take over what other gateways hold, in place of what they held before.
+
+        Args:
+            now: time.
+            held: digest of a request in quarantine, or `tenant_hold` of a tenant that cools down -> seconds left.
+        """
+        self._held = {name: now + wait_s for name, wait_s in held.items()}
+
+    def is_suspect(self, now: float, work: Work) -> bool:
+        """Whether a request goes out in its tenant's turn only."""
+        return self._trial_s(now, work) is not None
+
+    def may_begin(self, now: float, work: Work) -> bool:
+        """Whether a request need not wait for the end of another turn."""
+        self._end_turns(now)
+        is_others = any(one.work.party != work.party for one in self._trials)
+        return not is_others or not self.is_suspect(now, work)
+
+    def began(self, now: float, work: Work) -> Attempt:
+        """Note that a request is sent. The attempt ends with `passed`, `lost` or `left`."""
+        self._end_turns(now)
+        attempt = Attempt(work, now)
+        if (trial_s := self._trial_s(now, work)) is not None:
+            attempt.trial_until = now + trial_s
+            turn = [one.trial_until or now for one in self._trials if one.work.party == work.party]
+            if turn and work.digest not in self._suspects:
+                # New requests do not make their tenant's turn longer.
+                attempt.trial_until = max(turn)
+            self._trials.append(attempt)
+        return attempt
+
+    def left(self, attempt: Attempt) -> None:
+        """Note that an attempt ended neither with an answer nor with the loss of its server."""
+        self._end_trial(attempt, survived=False)
+
+    def passed(self, attempt: Attempt) -> bool:
+        """Note that an attempt was answered to its end: the request is no suspect any more.
+
+        Returns:
+            Whether it was one.
+        """
+        self._end_trial(attempt, survived=True)
+        if (suspect := self._suspects.pop(attempt.work.digest, None)) is None:
+            return False
+        suspect.loss.passed = True
+        return True
+
+    def lost(self, now: float, attempt: Attempt, server: str) -> Refusal | None:
+        """Note that the server of an attempt was lost.
+
+        Args:
+            now: time.
+            attempt: that was under way.
+            server: that it was sent to.
+
+        Returns:
+            The quarantine of the request, if one begins.
+        """
+        self._end_turns(now)
+        self._end_trial(attempt, survived=False)
+        loss, work, began = self._last.get(server), attempt.work, attempt.began
+        if loss is None or (loss.over and began > loss.at):
+            loss = self._open(now, server)
+        elif began > loss.at:
+            # The server was lost before the request was sent.
+            return None
+        was_suspected = began > loss.suspected.get(work.tenant, inf)
+        if work.tenant not in loss.tenants:
+            self._suspected[work.tenant] = loss.at, loss.at + self.policy.window_s
+        loss.tenants[work.tenant] = loss.tenants.get(work.tenant, False) or was_suspected
+        suspect = self._suspects.pop(work.digest, None)
+        if suspect is None:
+            suspect = _Suspect(loss, loss.at - began)
+        elif began > suspect.loss.at:
+            suspect.loss.repeated.add(work.digest)
+            loss.repeated.add(work.digest)
+            suspect = _Suspect(loss, loss.at - began, suspect.losses + 1, suspect.alone)
+        self._suspects[work.digest] = suspect
+        if len(self._suspects) > _MOST_SUSPECTS:
+            self._suspects.popitem(last=False)
+        return self._quarantine(now, suspect)
+
+    def lost_elsewhere(self, now: float, digest: str, losses: int) -> Refusal | None:
+        """Note how many losses several gateways together count of a request that is a suspect here.
+
+        Returns:
+            The quarantine of the request, if one begins.
+        """
+        suspect = self._suspects.get(digest)
+        if suspect is None or suspect.losses >= losses:
+            return None
+        suspect.losses = losses
+        suspect.loss.repeated.add(digest)
+        return self._quarantine(now, suspect)
+
+    def server_gone(self, now: float, server: str) -> None:
+        """Note that a server was found gone, by whatever means."""
+        loss = self._last.get(server)
+        if loss is None or loss.over:
+            self._open(now, server)
+
+    def server_well(self, now: float, server: str) -> None:
+        """Note that a server answers, whether it was lost or not."""
+        loss = self._last.get(server)
+        if loss is not None and not loss.over:
+            loss.over = True
+            for tenant in loss.tenants.keys() & self._suspected.keys():
+                self._suspected[tenant] = self._suspected[tenant][0], now + self.policy.suspicion_s
+
+    def settle(self, now: float) -> Sequence[CoolDown]:
+        """Judge the losses whose requests have reported, and forget what is old.
+
+        Returns:
+            The cool-downs that begin.
+        """
+        self._end_turns(now)
+        self._forget(now, now - self.policy.window_s)
+        begun = []
+        for loss in self._losses:
+            if not loss.settled and (loss.over or loss.at + self.policy.settle_s <= now):
+                loss.settled = True
+                again = [self._suspects[digest] for digest in loss.repeated if digest in self._suspects]
+                if len(loss.repeated) == 1 and again:
+                    again[0].alone += 1
+                if (tenant := loss.convicted) and (cool_down := self._convict(now, tenant, loss)):
+                    begun.append(cool_down)
+        return begun
+
+    def _open(self, now: float, server: str) -> _Loss:
+        suspected = {tenant: since for tenant, (since, until) in self._suspected.items() if until > now}
+        loss = self._last[server] = _Loss(now, suspected)
+        self._losses.append(loss)
+        self.losses += 1
+        return loss
+
+    def _quarantine(self, now: float, suspect: _Suspect) -> Refusal | None:
+        """Quarantine a request that was in flight at too many losses, unless it is."""
+        policy = self.policy
+        if suspect.losses < policy.max_losses or suspect.until > now:
+            return None
+        wait_s = min(policy.max_quarantine_s, policy.quarantine_s * 4.0 ** min(suspect.alone, 16))
+        suspect.until = now + wait_s
+        self.quarantined += 1
+        return Refusal("quarantined", wait_s, suspect.losses)
+
+    def _trial_s(self, now: float, work: Work) -> float | None:
+        """How long the trial of a request takes; None if it is no suspect."""
+        policy = self.policy
+        if (suspect := self._suspects.get(work.digest)) is not None:
+            return min(suspect.age_s + 1.0, policy.turn_s, policy.turns_s / len(suspect.loss.tenants))
+        if work.tenant in self._suspected and self._holds_back(now):
+            return min(policy.turn_s, policy.turns_s / len(self._suspected))
+        return None
+
+    def _holds_back(self, now: float) -> bool:
+        """Whether new requests of tenants under suspicion wait for their turns, too."""
+        recent = (loss for loss in self._losses if now - loss.at < self.policy.window_s)
+        return sum(not loss.is_machines for loss in recent) >= 2
+
+    def _end_turns(self, now: float) -> None:
+        for attempt in self._trials.copy():
+            if attempt.trial_until is not None and attempt.trial_until <= now:
+                self._end_trial(attempt, survived=True)
+
+    def _end_trial(self, attempt: Attempt, *, survived: bool) -> None:
+        """`survived`: the last trial of its tenant ends the suspicion."""
+        tenant = attempt.work.tenant
+        if attempt in self._trials:
+            self._trials.remove(attempt)
+            if survived and not any(one.work.tenant == tenant for one in self._trials):
+                self._suspected.pop(tenant, None)
+
+    def _convict(self, now: float, tenant: str, loss: _Loss) -> CoolDown | None:
+        policy, convictions = self.policy, self._convictions.setdefault(tenant, [])
+        convictions.append(loss.at)
+        more = len(convictions) - policy.max_convictions
+        machines = sum(one.is_machines for one in self._losses)
+        is_alone = all(one.tenants.keys() <= {tenant} for one in self._losses)
+        if more < 0 or len(convictions) <= machines or is_alone:
+            return None
+        wait_s = min(policy.max_cool_down_s, policy.cool_down_s * 2.0 ** min(more, 16))
+        self._cooling[tenant] = now + wait_s
+        self.cool_downs += 1
+        return CoolDown(tenant, wait_s, len(convictions))
+
+    def _forget(self, now: float, before: float) -> None:
+        while self._losses and self._losses[0].at < before:
+            self._losses.popleft()
+        for server in [server for server, loss in self._last.items() if loss.at < before]:
+            del self._last[server]
+        while self._suspects:
+            digest, suspect = next(iter(self._suspects.items()))
+            if max(suspect.loss.at, suspect.until) >= before:
+                break
+            del self._suspects[digest]
+        for tenant in [tenant for tenant, (_, until) in self._suspected.items() if until <= now]:
+            del self._suspected[tenant]
+        for tenant in list(self._convictions):
+            recent = self._convictions[tenant] = [at for at in self._convictions[tenant] if at >= before]
+            if not recent and self._cooling.get(tenant, -inf) <= now:
+                del self._convictions[tenant]
+                self._cooling.pop(tenant, None)

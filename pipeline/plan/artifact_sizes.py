@@ -1,0 +1,102 @@
+"""Bytes that the artifacts of a recipe take, before any of them is there: what a build and a server reserve.
+
+Upper bounds: weights by the memory plan, tensor by tensor, with a margin for what files hold besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.contracts.rules import rule
+from pipeline.errors import UserError
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.memory import ModelSpec, deployment_spec
+from pipeline.plan.memory.footprint import weight_bytes
+from pipeline.plan.model_facts import facts_from_sizes
+from pipeline.plan.plan import rank_exports
+from pipeline.plan.preflight.context import make_context
+from pipeline.plan.preflight.needs import build_memory_bytes, calibrated_weights, published_bytes
+from pipeline.recipe import Recipe
+
+_GIB = 2**30
+# Of the weights: headers, alignment, constants of an engine.
+_MARGIN = 1.1
+# Tokenizers, configurations, calibration samples, reports.
+SMALL_FILES = _GIB
+# Bytes of a checkpoint in 16 bits for each byte in 4.
+_WIDEST = 4
+# While one model is exported: itself, Python, torch and CUDA.
+_PROCESS = 16 * _GIB
+# The memory plan of `cpu` wants to know the machine's memory, which weights do not depend on.
+_ANY_MEMORY = 64 * _GIB
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactSizes:
+    """Bytes of the artifacts of one recipe.
+
+    Attributes:
+        weights: of one package, those of all ranks together.
+        package: of one package, with everything that it holds.
+        build: of all artifacts that a build leaves: checkpoints as they were fetched, calibrated, split for ranks;
+            engines; the package.
+        build_memory: of the host, while it is built.
+    """
+
+    weights: int
+    package: int
+    build: int
+    build_memory: int
+
+    @classmethod
+    def of_weights(cls, weights: int) -> ArtifactSizes:
+        """Bound the sizes by the weights of a package, of whose models nothing is known."""
+        package = int(weights * _MARGIN) + SMALL_FILES
+        return cls(
+            weights=weights,
+            package=package,
+            build=2 * _WIDEST * weights + package + SMALL_FILES,
+            build_memory=_WIDEST * weights + _PROCESS,
+        )
+
+
+def artifact_sizes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> ArtifactSizes:
+    """Work out the sizes of a recipe's artifacts.
+
+    Args:
+        recipe: to be built.
+        sizes: role -> model.
+
+    Raises:
+        UserError: the sizes of a model are not known, or its weights cannot be counted.
+    """
+    spec = deployment_spec(recipe, sizes, ram_bytes=_ANY_MEMORY)
+    context = make_context(recipe, facts_from_sizes(sizes))
+    published = [published_bytes(model) for model in context.models]
+    if spec is None or None in published:
+        raise UserError(f"{recipe.name}: the sizes of its models are not known here")
+    stored = {model.role: _stored(model) for model in spec.models}
+    copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
+    exports = 0
+    for model in context.models:
+        calibrated = model.format != "none"
+        count = copies["calibrated" if calibrated else "plain"]
+        count += max(0, len(rank_exports(recipe, model.role)) - 1) if calibrated else 0
+        exports += count * stored[model.role]
+    weights = sum(stored.values())
+    package = int(weights * _MARGIN) + SMALL_FILES
+    # A model is loaded in 16 bits, and its exports are made in memory.
+    calibration = 2 * calibrated_weights(context) + max(stored.values()) if calibrated_weights(context) else 0
+    return ArtifactSizes(
+        weights=weights,
+        package=package,
+        build=int((sum(filter(None, published)) + exports) * _MARGIN) + package + SMALL_FILES,
+        build_memory=max(build_memory_bytes(context), calibration) + _PROCESS,
+    )
+
+
+def _stored(model: ModelSpec) -> int:
+    """Bytes of a model in the recipe's format, on all its ranks."""
+    split = model.split
+    return split.tensor * sum(weight_bytes(model, stage) for stage in range(split.pipeline))

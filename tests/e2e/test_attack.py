@@ -1,0 +1,26 @@
+"""A deployment under attack by one tenant, judged by another: the suite that people run, with its own bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(900)
+def test_no_attack_is_noticed_by_another_tenant(store: Path) -> None:
+    environment = {**os.environ, "PIPELINE_STORE": str(store)}
+    done = subprocess.run(
+        [ROOT / "scripts" / "attack", "--json"],
+        env=environment, stdout=subprocess.PIPE, text=True, timeout=850, check=False,
+    )  # fmt: skip
+    outcomes = json.loads(done.stdout)
+    assert {one["name"]: one["broken"] for one in outcomes if one["broken"]} == {}
+    assert len(outcomes) > 10
+    assert done.returncode == 0

@@ -1,0 +1,220 @@
+"""Folders for Kubernetes as `kubectl` reads and applies them: kustomize, and numbers that scaling holds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from tests.support.api_server import ApiServer
+from tests.support.kubernetes import Object, documents, faults, least_level, pod_specs
+from tests.support.kubernetes_cases import VERSIONS, case, every_case
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+
+
+def written(files: dict[str, str], folder: Path) -> Path:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return folder
+
+
+def built(folder: Path) -> tuple[Object, ...]:
+    """What `kubectl apply -k` would apply."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+def applied_folders(files: dict[str, str]) -> set[str]:
+    """Folders that are applied by themselves."""
+    heads = {path.rpartition("/")[0] for path in files if path.endswith("kustomization.yaml")}
+    return {folder for folder in heads if not folder.startswith(("components/", "base"))}
+
+
+@every_case
+def test_kustomize_puts_every_folder_together(name: str, tmp_path: Path) -> None:
+    """With ConfigMaps found by their hashes, and patches that hit."""
+    files = case(name)
+    folder = written(files, tmp_path)
+    assert {"overlays/plain", "overlays/production", "overlays/site", "overlays/site-namespace"} <= (
+        applied_folders(files)
+    )
+    for each in applied_folders(files):
+        made = built(folder / each)
+        assert [fault for one in made for fault in faults(one, VERSIONS[-1])] == [], each
+        configs = {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"}
+        for _, pod in pod_specs({"made.yaml": yaml.safe_dump_all(made)}):
+            mounted = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
+            assert mounted <= configs
+
+
+LEVELS = ("restricted", "baseline", "privileged")
+
+
+@pytest.mark.parametrize(
+    ("overlay", "namespace"),
+    [("plain", "namespace"), ("production", "namespace"), ("rdma", "overlays/rdma-namespace")],
+)
+def test_the_namespace_admits_the_pods(overlay: str, namespace: str, tmp_path: Path) -> None:
+    """Pod security admission, as the label of the namespace says; and no more is allowed than is needed."""
+    folder = written(case("several-nodes"), tmp_path)
+    (place,) = (one for one in built(folder / namespace) if one["kind"] == "Namespace")
+    level = place["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    made = yaml.safe_dump_all(built(folder / "overlays" / overlay))
+    needed = max((least_level(pod) for _, pod in pod_specs({"made.yaml": made})), key=LEVELS.index)
+    assert needed == level
+
+
+def test_rdma_gives_ranks_a_device_and_pinned_memory(tmp_path: Path) -> None:
+    """A capability counts for root alone; ssh takes no key that others may read."""
+    made = built(written(case("several-nodes"), tmp_path) / "overlays/rdma")
+    (group,) = (one for one in made if one["kind"] == "LeaderWorkerSet")
+    for role in ("leaderTemplate", "workerTemplate"):
+        pod = group["spec"]["leaderWorkerTemplate"][role]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["rdma/rdma_shared_device_a"] == "1"
+        capabilities = container["securityContext"]["capabilities"]
+        assert capabilities["drop"] == ["ALL"]
+        assert "IPC_LOCK" in capabilities["add"]
+        assert pod["securityContext"]["runAsUser"] == 0
+        (ssh,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == "ssh")
+        assert ssh["defaultMode"] == 0o400
+        assert "fsGroup" not in pod["securityContext"]
+
+
+def test_a_group_may_have_a_domain_of_the_network_of_its_own(tmp_path: Path) -> None:
+    """The annotation of ExclusiveKeyAnnotationKey in api/leaderworkerset/v1/leaderworkerset_types.go of LWS."""
+    folder = written(case("several-nodes"), tmp_path)
+    head = folder / "overlays/production/kustomization.yaml"
+    head.write_text(
+        head.read_text().replace("components:\n", "components:\n  - ../../components/exclusive-topology\n")
+    )
+    (group,) = (one for one in built(head.parent) if one["kind"] == "LeaderWorkerSet")
+    key = "leaderworkerset.sigs.k8s.io/exclusive-topology"
+    assert group["metadata"]["annotations"][key] == "topology.kubernetes.io/zone"
+
+
+# What a person changes.
+
+
+def taken(text: str) -> str:
+    """All examples of a file, with the # before them taken away; what is said of them has a # of its own."""
+    _, begin, rest = text.partition("apiVersion")
+    return begin + re.sub(r"^#", "", re.sub(r"^# +#.*\n", "", rest, flags=re.MULTILINE), flags=re.MULTILINE)
+
+
+@every_case
+def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> None:
+    files = case(name)
+    folder = written(files, tmp_path)
+    for overlay in ("site", "site-namespace"):
+        path = f"overlays/{overlay}/kustomization.yaml"
+        (folder / path).write_text(taken(files[path]))
+        assert yaml.safe_load(taken(files[path])).keys() > yaml.safe_load(files[path]).keys()
+    accounts = [one for one in built(folder / "overlays/site-namespace") if one["kind"] == "ServiceAccount"]
+    assert len(accounts) == 2
+    for account in accounts:
+        assert "eks.amazonaws.com/role-arn" in account["metadata"]["annotations"]
+        assert account["imagePullSecrets"] == [{"name": "registry"}]
+    made = built(folder / "overlays/site")
+    assert [fault for one in made for fault in faults(one, VERSIONS[-1])] == []
+    pods = list(pod_specs({"made.yaml": yaml.safe_dump_all(made)}))
+    (gateway,) = (pod for component, pod in pods if component == "gateway")
+    assert last_option(gateway["containers"][0]["args"], "--max-waiting") == "64"
+    for component, pod in pods:
+        if component == "triton":
+            assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("models-reader", "inference")
+        elif component == "redis":
+            assert pod["containers"][0]["image"].startswith("registry.example/valkey:")
+    if name == "object-store":
+        (server,) = (pod for component, pod in pods if component == "triton")
+        (package,) = (volume for volume in server["volumes"] if volume["name"] == "package")
+        assert "emptyDir" not in package
+        assert package["ephemeral"]["volumeClaimTemplate"]["spec"]["storageClassName"] == "fast"
+
+
+def last_option(words: list[str], option: str) -> Any:
+    """What the gateway reads where an option is given twice."""
+    from pipeline.cli.gateway import command
+
+    given, _, _ = command.make_parser(click.Context(command)).parse_args(words[1:])
+    return given[option.removeprefix("--").replace("-", "_")]
+
+
+# Numbers.
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[ApiServer, Path]]:
+    with ApiServer() as server:
+        yield server, written(case("one-node"), tmp_path / "cluster")
+
+
+def kubectl(server: ApiServer, folder: Path, *words: str) -> None:
+    """Run a command of kubectl with the Deployments of a folder that somebody scales."""
+    made = [
+        one for one in built(folder) if one["kind"] == "Deployment" and "redis" not in one["metadata"]["name"]
+    ]
+    line = [
+        "kubectl",
+        "--server",
+        server.url,
+        "--cache-dir",
+        str(folder.parents[1] / "cache"),
+        "--namespace",
+        "llama",
+    ]
+    done = subprocess.run(
+        [*line, *words, "--filename", "-"], input=yaml.safe_dump_all(made), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def counts(server: ApiServer) -> dict[str, int]:
+    return {name: one["spec"]["replicas"] for name, one in server.objects.items()}
+
+
+def test_scaled_numbers_survive_every_apply(cluster: tuple[ApiServer, Path]) -> None:
+    """`kubectl apply` removes what it wrote before and finds no longer, and Kubernetes puts 1 in its place: so no
+    manifest that is scaled has a number, and the plain one's is forgotten before.
+    """
+    server, folder = cluster
+    apply = ("apply", "--validate=false")
+    kubectl(server, folder / "overlays/plain", *apply)
+    assert counts(server) == {"llama-triton": 2, "llama-gateway": 2}
+    # As the first lines of overlays/plain say it.
+    kubectl(server, folder / "base", "apply", "set-last-applied")
+    kubectl(server, folder / "overlays/production", *apply)
+    assert counts(server) == {"llama-triton": 2, "llama-gateway": 2}
+    # Scaling takes over, and another package is rolled out.
+    server.objects["llama-triton"]["spec"]["replicas"] = 7
+    written(case("one-node", "b"), folder)
+    kubectl(server, folder / "overlays/production", *apply)
+    assert counts(server) == {"llama-triton": 7, "llama-gateway": 2}
+    assert (
+        "package-bbbb"
+        in server.objects["llama-triton"]["spec"]["template"]["metadata"]["labels"][
+            "app.kubernetes.io/version"
+        ]
+    )
+    assert not any("replicas" in patch.get("spec", {}) for _, patch in server.patches)
+
+
+def test_without_that_step_there_would_be_a_dip(cluster: tuple[ApiServer, Path]) -> None:
+    """So that the test above means something."""
+    server, folder = cluster
+    kubectl(server, folder / "overlays/plain", "apply", "--validate=false")
+    kubectl(server, folder / "overlays/production", "apply", "--validate=false")
+    assert counts(server) == {"llama-triton": 1, "llama-gateway": 1}

@@ -1,0 +1,73 @@
+"""A gateway in front of a scripted model server, as a program: `pipeline gateway` as to where it keeps its state.
+
+python -m tests.support.state_gateway MODEL_SERVER FOLDER POSTGRES REDIS CLAIM_S        prints its port
+
+FOLDER, POSTGRES and REDIS (that of `--limits-redis`) may be "" for none.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+
+from pipeline.cache.redis import RedisAddress
+from pipeline.gateway.app import Gateway
+from pipeline.gateway.batches import claims, runner
+from pipeline.gateway.batches.storage import StorageLimits
+from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.state.opening import StateSettings, open_state
+from pipeline.gateway.tenants import Tenants
+from pipeline.recipe import CacheSettings
+from pipeline.recipe.response_cache import PgvectorSettings
+from tests.gateway.conftest import Upstream, tiny
+
+
+@contextmanager
+def gateway_process(
+    upstream: Upstream,
+    folder: Path | None = None,
+    *,
+    postgres: str = "",
+    redis: str = "",
+    claim_s: float = 15.0,
+) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
+    """Run it until the block ends, with a client in front."""
+    words = [upstream.url, str(folder or ""), postgres, redis, str(claim_s)]
+    command = [sys.executable, "-m", "tests.support.state_gateway", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+            with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=60) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+def main(url: str, folder: str, postgres: str, redis: str, claim_s: str) -> None:
+    claims.CLAIM_S = float(claim_s)
+    runner._RENEW_S = claims.CLAIM_S / 5
+    runner._POLL_S = 0.05
+    backend = {"backend": PgvectorSettings(kind="pgvector", url=postgres)} if postgres else {}
+    settings = StateSettings(
+        RedisAddress.parse(redis) if redis else None,
+        Path(folder) if folder else None,
+        Path("/nonexistent"),
+        StorageLimits(),
+        StoredResponseLimits(),
+    )
+    batches, responses = open_state([CacheSettings(**backend)], settings)
+    gateway = Gateway({"tiny": tiny(url)}, Tenants(), batches=batches, stored_responses=responses)
+    server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=1)
+    server.on_start = lambda: print(server.port, flush=True)
+    server.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

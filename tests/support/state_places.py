@@ -1,0 +1,158 @@
+"""Places in which gateways keep files, batches and stored responses: how a gateway opens each, and what lies there."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pipeline.cache.encryption import Codec, PlainCodec
+from pipeline.cache.redis import RedisAddress
+from pipeline.gateway.batches.folder import BatchFolder
+from pipeline.gateway.batches.postgres import PostgresBatches
+from pipeline.gateway.batches.rows import BATCH_TABLES, CONTENT_TABLES
+from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.responses.redis_responses import RedisStoredResponses
+from pipeline.gateway.responses.stored_responses import (
+    RESPONSE_TABLES,
+    SqlStoredResponses,
+    StoredResponseLimits,
+    StoredResponses,
+)
+from pipeline.gateway.state.postgres import PostgresDatabase
+from tests.support.servers.running import Server
+
+_databases = count()
+
+
+@dataclass
+class StatePlace:
+    """One place that no other test uses.
+
+    Attributes:
+        kind: memory, folder, redis, valkey or postgres.
+        folder: for what lies on this machine.
+        server: that has it, or None.
+        now: time that stored responses go by (s since the epoch); None for the real one.
+    """
+
+    kind: str
+    folder: Path
+    server: Server | None = None
+    now: float | None = None
+    _opened: list[BatchStorage | StoredResponses] = field(default_factory=list)
+    _url: str = ""
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        if not self._url:
+            assert self.server is not None
+            self._url = _fresh(self.kind, self.server)
+        return self._url
+
+    def batches(self, limits: StorageLimits | None = None, codec: Codec | None = None) -> BatchStorage:
+        """Open it as one more gateway."""
+        limits = limits or StorageLimits()
+        if self.kind == "folder":
+            made = BatchStorage(BatchFolder(self.folder / "batches"), limits)
+        else:
+            made = BatchStorage(PostgresBatches(self._database(codec)), limits)
+        self._opened.append(made)
+        return made
+
+    def responses(
+        self, limits: StoredResponseLimits | None = None, codec: Codec | None = None
+    ) -> StoredResponses:
+        """Open it as one more gateway; the memory of a process has one only."""
+        made: Any
+        limits = limits or StoredResponseLimits()
+        if self.kind in ("memory", "folder"):
+            if self.kind == "memory" and self._opened:
+                return self._opened[0]  # type: ignore[return-value]
+            file = None if self.kind == "memory" else self.folder / "responses.sqlite"
+            made = SqlStoredResponses.of_gateway(limits, file)
+            made._clock = self._clock
+        elif self.kind == "postgres":
+            made = SqlStoredResponses(self._database(codec), limits, self._clock)
+        else:
+            made = RedisStoredResponses(
+                RedisAddress.parse(self.url), codec or PlainCodec(), limits, self._clock
+            )
+        self._opened.append(made)
+        return made
+
+    def raw(self) -> bytes:
+        """Everything that is stored, names included."""
+        if self.kind == "folder":
+            with closing(sqlite3.connect(self.folder / "responses.sqlite")) as file:
+                return repr(file.execute("SELECT * FROM responses").fetchall()).encode()
+        if self.kind == "postgres":
+            import psycopg
+
+            with psycopg.connect(self.url, options="-c search_path=pipeline_state_1") as connection:
+                tables = connection.execute(
+                    "SELECT tablename FROM pg_tables WHERE schemaname = 'pipeline_state_1'"
+                )
+                rows = [
+                    row
+                    for (name,) in tables.fetchall()
+                    for row in connection.execute(f"SELECT * FROM {name}")
+                ]
+            return b"\n".join(
+                value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
+            )
+        client = _redis(self.url)
+        readers: dict[bytes, Any] = {
+            b"hash": client.hgetall,
+            b"zset": lambda key: client.zrange(key, 0, -1),
+            # It has expired meanwhile.
+            b"none": lambda _: None,
+        }
+        found = [key + repr(readers[client.type(key)](key)).encode() for key in client.scan_iter()]
+        client.close()
+        return b"\n".join(found)
+
+    def close(self) -> None:
+        """Close all that was opened."""
+        for one in self._opened:
+            one.close()
+
+    @property
+    def first(self) -> Any:
+        """What was opened first, or None."""
+        return next(iter(self._opened), None)
+
+    def _clock(self) -> float:
+        return time.time() if self.now is None else self.now
+
+    def _database(self, codec: Codec | None) -> PostgresDatabase:
+        return PostgresDatabase(
+            self.url, codec or PlainCodec(), BATCH_TABLES + CONTENT_TABLES + RESPONSE_TABLES
+        )
+
+
+def _fresh(kind: str, server: Any) -> str:
+    """Address of a database without anything in it."""
+    url: str = server.url
+    if kind != "postgres":
+        client = _redis(url)
+        client.flushall()
+        client.close()
+        return url
+    import psycopg
+
+    name = f"state_{next(_databases)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return url.rpartition("/")[0] + f"/{name}"
+
+
+def _redis(url: str) -> Any:
+    import redis
+
+    return redis.Redis.from_url(url.replace("valkey://", "redis://"), protocol=2)
