@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.client import Cached, Chunk
 from pipeline.gateway.answer_items import AnswerItem, AnswerItems, ItemStep
+from pipeline.gateway.bounds import MAX_FAULTS, Messages, Tools, Words
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.parsing import MAX_FAULTS
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_text
@@ -65,14 +65,14 @@ class CountTokensRequest(TranslatedRequest):
         ".function.parameters": ".input_schema", ".function.name": ".name",
     }  # fmt: skip
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
+    messages: Messages
     max_tokens: int | None = Field(default=None, ge=1)
     output_config: OutputConfig = OutputConfig()
-    stop_sequences: list[str] | None = None
+    stop_sequences: Words | None = None
     stream: bool | None = False
     system: str | list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=1024)
+    tools: Tools | None = None
 
     @property
     def has_schemas(self) -> bool:
@@ -217,7 +217,7 @@ def to_messages(
         messages: of the request.
 
     Raises:
-        ApiError: 400, with every fault.
+        ApiError: 400, with the first faults.
 
     >>> to_messages("Be brief.", [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]

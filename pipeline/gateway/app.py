@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from pipeline.gateway.access_log import AccessLog
 from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.endpoints.anthropic_messages import MessageEndpoints
 from pipeline.gateway.endpoints.batches import BatchEndpoints
@@ -50,7 +51,6 @@ from pipeline.gateway.traces import LocalTracer, Tracer
 from pipeline.gateway.web import FORM, JSON, AllowedHosts, WebGuard, with_azure_paths, with_cors
 from pipeline.gateway.workers.worker import GatewayWorker
 
-_MAX_BODY_BYTES = 4 * 2**20
 # In the order in which they are matched, and described at /openapi.json.
 _FAMILIES: Sequence[type[EndpointFamily]] = (
     CompletionEndpoints,
@@ -77,7 +77,7 @@ class Gateway:
         *,
         hosts: AllowedHosts | None = None,
         origins: Sequence[str] = (),
-        max_body_bytes: int = _MAX_BODY_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
         tracer: Tracer | None = None,
         prompt_log: PromptLog | None = None,
         metric_names: Sequence[MetricNames] = (),

@@ -5,10 +5,10 @@ Templates want one text a message, and the arguments of a call as an object. Pic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.gateway.bounds import MAX_FAULTS, read_json
 from pipeline.gateway.errors import ApiError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -20,7 +20,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     Templates want one text a message, and the arguments of a call as an object. Everything else stays as it is.
 
     Raises:
-        ApiError: 400, with every fault.
+        ApiError: 400, with the first faults.
 
     >>> read_messages([{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}])
     [{'role': 'system', 'content': 'Be brief.'}]
@@ -28,7 +28,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     faults: list[str] = []
     read = [_read_message(message, f"messages.{index}", faults) for index, message in enumerate(messages)]
     if faults:
-        raise ApiError(400, "; ".join(faults), param="messages")
+        raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param="messages")
     return read
 
 
@@ -79,8 +79,12 @@ def _read_call(call: Any, where: str, faults: list[str]) -> Any:
         return call
     arguments = function.get("arguments", "{}")
     try:
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
+        read = (
+            read_json(arguments, f"{where}.function.arguments", "messages")
+            if isinstance(arguments, str)
+            else arguments
+        )
+    except ValueError:
         read = None
     if not isinstance(read, dict):
         faults.append(f"{where}.function.arguments: must be a JSON object, as text")

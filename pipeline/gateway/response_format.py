@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import jsonschema
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.client import Refused, Sampling
+from pipeline.gateway.bounds import Choices, check_guide, read_json
 from pipeline.gateway.errors import ApiError
 
 _GUIDE = "guided_decoding_guide"  # the engine's refusals of a form begin with it
 _MAX_FAULTS = 4  # of one schema
 _NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords whose values are not schemas
-_Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
 
 class JsonSchema(BaseModel):
@@ -55,7 +55,7 @@ class StructuredOutputs(BaseModel):
     json_: str | dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: _Choices | None = None
+    choice: Choices | None = None
     grammar: str | None = None
 
 
@@ -98,7 +98,7 @@ class AnswerForm:
 class FormFields(BaseModel):
     """The fields of a request that say which form its answer must have. At most one of them may."""
 
-    guided_choice: _Choices | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -127,8 +127,14 @@ class FormFields(BaseModel):
         """Return the form that the answer must have, with its schema checked; None for plain text.
 
         Raises:
-            ApiError: 400, if the form is incomplete, its schema invalid, or there are several.
+            ApiError: 400, if the form is incomplete or too large, its schema invalid, or there are several.
         """
+        form = self._form()
+        if form is not None and form.guide is not None:
+            check_guide(form.kind, form.guide, form.place, form.place.partition(".")[0])
+        return form
+
+    def _form(self) -> AnswerForm | None:
         names = self.form_fields
         if not names:
             return None
@@ -182,8 +188,8 @@ def _of_parts(parts: Mapping[str, Any]) -> AnswerForm:
 def _read_schema(given: str | dict[str, Any], place: str) -> Any:
     """A schema that may come as JSON text."""
     try:
-        schema = json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
+        schema = read_json(given, place, place.partition(".")[0]) if isinstance(given, str) else given
+    except ValueError:
         schema = None
     if not isinstance(schema, dict):
         text = f"{place}: must be a JSON schema, as an object or as text"
@@ -205,7 +211,7 @@ def _choice_grammar(choices: Sequence[str]) -> str:
 
 
 def check_json_schema(schema: Any, where: str, param: str) -> str:
-    """Validate a JSON schema against its meta-schema.
+    """Validate a JSON schema against its meta-schema, and its bounds.
 
     Args:
         schema: the schema.
@@ -219,6 +225,7 @@ def check_json_schema(schema: Any, where: str, param: str) -> str:
         ApiError: 400, with the location of each fault.
     """
     text = json.dumps(schema, ensure_ascii=False)
+    check_guide("json_schema", text, where, param)
     if faults := _faults(text):
         listed = "; ".join(f"{where}{path}: {fault}" for path, fault in faults)
         raise ApiError(400, f"{listed} (in a JSON schema)", param=param)

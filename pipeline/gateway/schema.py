@@ -13,8 +13,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pipeline.gateway.bounds import (
+    MAX_FAULTS,
+    MAX_PROMPTS,
+    MAX_SHOWN,
+    Documents,
+    Label,
+    LogitBias,
+    Messages,
+    StopTokenIds,
+    Tools,
+    WordOrWords,
+    Words,
+)
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.parsing import MAX_FAULTS
 from pipeline.gateway.response_format import FormFields
 
 _IGNORED = (
@@ -36,7 +48,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, {}),
     "web_search_options": (None,),
 }  # fmt: skip
-_MAX_PROMPTS = 256
 _TEMPLATE_ARGUMENTS = {"messages", "self", "tools"}
 # Shows what `messages.read_messages` takes.
 MESSAGE_SCHEMA: dict[str, Any] = {
@@ -51,8 +62,6 @@ MESSAGE_SCHEMA: dict[str, Any] = {
         "tool_call_id": {"type": "string"},
     },
 }
-_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class ModelRequest(BaseModel):
@@ -60,7 +69,7 @@ class ModelRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=False)
 
-    model: str
+    model: Label
 
     @property
     def has_schemas(self) -> bool:
@@ -85,8 +94,10 @@ class _Request(ModelRequest):
         kept = {name: value for name, value in given.items() if name not in ignored}
         unknown = [name for name in kept if name not in cls.model_fields]
         if unknown:
-            listed = ", ".join(name[:64] for name in unknown[:MAX_FAULTS])
-            raise ApiError(400, f"Unrecognized request argument supplied: {listed}", param=unknown[0])
+            listed = ", ".join(name[:MAX_SHOWN] for name in unknown[:MAX_FAULTS])
+            raise ApiError(
+                400, f"Unrecognized request argument supplied: {listed}", param=unknown[0][:MAX_SHOWN]
+            )
         return kept
 
 
@@ -101,20 +112,20 @@ class GenerationRequest(_Request, FormFields):
     """Fields that chat and plain completions share."""
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: Annotated[dict[_TokenId, _Bias], Field(max_length=1024)] | None = None
+    logit_bias: LogitBias | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=16)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     # Requests with the same one go to the same server, where there are several.
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Label | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop: WordOrWords | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     # Fields that OpenAI does not have, or has for plain completions alone.
-    bad_words: list[str] | None = Field(default=None, max_length=1024)
+    bad_words: Words | None = None
     best_of: int | None = Field(default=None, ge=1, le=20)
     cache: bool = True
     ignore_eos: bool | None = False
@@ -124,7 +135,7 @@ class GenerationRequest(_Request, FormFields):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = True
-    stop_token_ids: Annotated[list[_TokenId], Field(max_length=64)] | None = None
+    stop_token_ids: StopTokenIds | None = None
     top_k: int | None = Field(default=None, ge=-1)
     ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
@@ -185,7 +196,7 @@ class TemplateFields(BaseModel):
     add_generation_prompt: bool | None = True
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = False
-    documents: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+    documents: Documents | None = None
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
@@ -214,14 +225,12 @@ class TemplateFields(BaseModel):
 class ChatRequest(GenerationRequest, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(
-        min_length=1, max_length=4096, json_schema_extra={"items": MESSAGE_SCHEMA}
-    )
+    messages: Messages = Field(json_schema_extra={"items": MESSAGE_SCHEMA})
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
     parallel_tool_calls: bool | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=1024)
+    tool_choice: Label | dict[str, Any] | None = None
+    tools: Tools | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     # Fields that OpenAI does not have.
     add_special_tokens: Literal[False] | None = False
@@ -265,8 +274,8 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
-        if len(self.prompts) > _MAX_PROMPTS:
-            raise ApiError(400, f"prompt: must be at most {_MAX_PROMPTS} prompts", param="prompt")
+        if len(self.prompts) > MAX_PROMPTS:
+            raise ApiError(400, f"prompt: must be at most {MAX_PROMPTS} prompts", param="prompt")
         if not all(isinstance(prompt, str) or _are_token_ids(prompt) for prompt in self.prompts):
             text = "prompt: must be a text, a list of token ids (whole numbers), or a list of either"
             raise ApiError(400, text, param="prompt")

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from pipeline.gateway.bounds import MAX_FAULTS, MAX_SHOWN
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.parsing import MAX_FAULTS, validate_request
+from pipeline.gateway.parsing import validate_request
 from pipeline.gateway.schema import ChatRequest, ModelRequest
 
 # Fields of chats that have another form elsewhere, or that change the form of a chat's answer.
@@ -48,8 +49,10 @@ class TranslatedRequest(ModelRequest):
         own = cls.model_fields.keys() - {"chat_fields"}
         of_chats = ChatRequest.model_fields.keys() - own - _OF_CHATS_ALONE
         if unknown := sorted(given.keys() - own - of_chats - cls.unsupported.keys() - cls.ignored):
-            listed = ", ".join(name[:64] for name in unknown[:MAX_FAULTS])
-            raise ApiError(400, f"Unrecognized request argument supplied: {listed}", param=unknown[0])
+            listed = ", ".join(name[:MAX_SHOWN] for name in unknown[:MAX_FAULTS])
+            raise ApiError(
+                400, f"Unrecognized request argument supplied: {listed}", param=unknown[0][:MAX_SHOWN]
+            )
         kept = {name: value for name, value in given.items() if name in own and value is not None}
         return {**kept, "chat_fields": {name: given[name] for name in of_chats & given.keys()}}
 

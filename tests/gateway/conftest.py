@@ -218,6 +218,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         batches: BatchStorage | None = None,
         stored_responses: StoredResponses | None = None,
         buckets: RedisBuckets | None = None,
+        max_body_bytes: int = 10_000,
         **settings: Any,
     ) -> Running:
         upstream = upstream or stack.enter_context(Upstream(reply or Reply(), model=model))
@@ -227,7 +228,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
             {"tiny": served},
             tenants or Tenants(),
             origins=origins,
-            max_body_bytes=10_000,
+            max_body_bytes=max_body_bytes,
             tracer=tracer,
             prompt_log=prompt_log,
             metric_names=metric_names,

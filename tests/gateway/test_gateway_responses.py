@@ -342,7 +342,7 @@ def call_of(arguments: str) -> dict[str, Any]:
         ({"input": [CALLED_OUTPUT]}, "input", "No tool call found for function call output with call_id call_1"),
         ({"input": [{**CALLED_OUTPUT, "call_id": {}}, {**CALLED_OUTPUT, "output": [7]}]}, "input",
          "input.0.call_id: is missing.*input.1.output.0"),
-        ({"input": [call_of("[7]"), call_of("[" * 5000), call_of("")]}, "input",
+        ({"input": [call_of("[7]"), call_of("[" * 50), call_of("")]}, "input",
          "input.0.arguments: must be a JSON object.*input.1.arguments: must be.*input.2.arguments: is missing"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "no item 'msg_1' of yours is remembered"),
     ],

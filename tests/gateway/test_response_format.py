@@ -98,8 +98,8 @@ def test_plain_text_asks_for_nothing(start: Start) -> None:
             "json_schema.schema: the reference '#/$defs/d' leads back to itself",
         ),
         (
-            schema_form(reduce(lambda inner, _: {"not": inner}, range(180), {})),
-            "schema: is nested too deeply",
+            schema_form(reduce(lambda inner, _: {"not": inner}, range(80), {})),
+            "json_schema.schema: is nested 81 levels deep, of at most 64",
         ),
         ({"type": "json_schema"}, "response_format.json_schema: is missing"),
         ({"type": "regex"}, "response_format.regex: is missing"),

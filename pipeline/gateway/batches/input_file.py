@@ -10,8 +10,8 @@ from typing import BinaryIO
 from pydantic import ValidationError
 
 from pipeline.gateway.batches.objects import BatchFault, BatchLine
+from pipeline.gateway.bounds import check_json
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.parsing import check_value_count
 
 _MAX_REQUESTS = 50_000
 _MAX_LINES = 2 * _MAX_REQUESTS  # with empty ones
@@ -88,7 +88,7 @@ class InputFile:
         for at, size, number in self._spans:
             text = self._read(at, size)
             try:
-                check_value_count(text)
+                check_json(text)
                 line = BatchLine.model_validate_json(text)
             except ApiError as error:
                 faults.append(BatchFault(code="invalid_request", message=error.message, line=number))

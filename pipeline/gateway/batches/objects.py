@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.gateway.bounds import Label, Metadata
 
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -52,13 +54,7 @@ class BatchRequest(BaseModel):
     input_file_id: str = Field(max_length=64)
     endpoint: BatchEndpoint
     completion_window: Literal["24h"]
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 
@@ -120,7 +116,7 @@ class BatchLine(BaseModel):
     """A line of an input file: one request."""
 
     model_config = ConfigDict(extra="forbid")
-    custom_id: str = Field(min_length=1, max_length=512)
+    custom_id: Label = Field(min_length=1)
     method: Literal["POST"]
     url: str
     body: dict[str, Any]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
 from pipeline.client.prompt import render_prompt
 from pipeline.gateway.access_log import RequestRecord
+from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
 from pipeline.gateway.context import SMALL_BODY_BYTES
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
@@ -30,12 +31,12 @@ class TokenizeRequest(TemplateFields):
     """Body of POST /tokenize: a text, or a chat."""
 
     model_config = ConfigDict(extra="forbid")
-    model: str | None = None
+    model: Label | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -48,8 +49,8 @@ class DetokenizeRequest(BaseModel):
     """Body of POST /detokenize."""
 
     model_config = ConfigDict(extra="forbid")
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+    model: Label | None = None
+    tokens: list[TokenId]
 
 
 class TokenizationEndpoints(EndpointFamily):

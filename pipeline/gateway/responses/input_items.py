@@ -6,10 +6,10 @@ no template has a place for them; a reference is replaced by the item that it na
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipeline.gateway.bounds import MAX_FAULTS, read_json
 from pipeline.gateway.errors import ApiError
 
 Item = Mapping[str, Any]
@@ -50,7 +50,7 @@ def read_items(
         find: returns the item that an id names; None if there is none.
 
     Raises:
-        ApiError: 400, with every fault.
+        ApiError: 400, with the first faults.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -76,7 +76,7 @@ def read_items(
         elif kind != "reasoning":
             faults.append(f"{where}.type: {str(kind)[:64]!r} is not supported; there are {', '.join(_TAKEN)}")
     if faults:
-        raise ApiError(400, "; ".join(faults[:16]), param="input")
+        raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param="input")
     return read
 
 
@@ -186,7 +186,7 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 def _object(arguments: str) -> dict[str, Any] | None:
     """A JSON object as templates take it; None if the text is none."""
     try:
-        read = json.loads(arguments)
-    except (ValueError, RecursionError):
+        read = read_json(arguments, "input", "input")
+    except ValueError:
         return None
     return read if isinstance(read, dict) else None

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile, islice
 
+from pipeline.gateway.bounds import MAX_MESSAGES, MAX_REFERRED
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.responses.input_items import Item, response_of_item
 from pipeline.gateway.responses.request import ResponseRequest
 from pipeline.gateway.responses.stored_responses import StoredConversation, StoredResponse, StoredResponses
 from pipeline.gateway.state.database import known_form
 
-_MAX_ITEMS = 4096  # of a conversation
-_MAX_REFERRED = 1024  # responses whose items a request refers to
 _READ_AT_ONCE = 16
 
 
@@ -69,14 +68,14 @@ def _conversation(
     id = request.previous_response_id
     if id is None:
         return StoredConversation()
-    found = stored.conversation(tenant, known_form(id), most_items=_MAX_ITEMS, most_bytes=most_bytes)
+    found = stored.conversation(tenant, known_form(id), most_items=MAX_MESSAGES, most_bytes=most_bytes)
     if found is None:
         text = f"Previous response with id '{id[:64]}' not found."
         raise ApiError(400, text, param="previous_response_id", code="previous_response_not_found")
     if found.complete:
         return found
     if request.truncation != "auto":
-        text = f"The conversation has more than {_MAX_ITEMS} items or {most_bytes} bytes"
+        text = f"The conversation has more than {MAX_MESSAGES} items or {most_bytes} bytes"
         raise ApiError(400, text, param="previous_response_id", code="context_length_exceeded")
     # The results of calls stand after the calls.
     return found._replace(items=list(dropwhile(lambda item: item.get("role") != "user", found.items)))
@@ -86,8 +85,8 @@ def _referred(
     request: ResponseRequest, tenant: str, stored: StoredResponses, most_bytes: int
 ) -> Mapping[str, StoredResponse]:
     ids = dict.fromkeys(known_form(response_of_item(item)) for item in request.referred_items)
-    if len(ids) > _MAX_REFERRED:
-        raise ApiError(400, f"input: refers to items of more than {_MAX_REFERRED} responses", param="input")
+    if len(ids) > MAX_REFERRED:
+        raise ApiError(400, f"input: refers to items of more than {MAX_REFERRED} responses", param="input")
     found: dict[str, StoredResponse] = {}
     left = iter(ids)
     while page := tuple(islice(left, _READ_AT_ONCE)):

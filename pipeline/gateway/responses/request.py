@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from pipeline.gateway.bounds import MAX_FAULTS, MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.translated_request import TranslatedRequest, unsupported
@@ -24,9 +25,6 @@ Includable = Literal[
 ]  # fmt: skip
 _FUNCTION = '{"type": "function", "name": …}'
 _CHOICES = f'none, auto, required, {_FUNCTION}, or {{"type": "allowed_tools", "mode": …, "tools": […]}}'
-
-
-Label = Annotated[str, Field(max_length=512)]
 
 
 class ReasoningConfig(BaseModel):
@@ -76,12 +74,12 @@ class ResponseRequest(TranslatedRequest):
             '{"type": "allowed_tools", "mode": "auto" or "required", "tools": […]}',
     }  # fmt: skip
 
-    input: str | list[dict[str, Any]]
-    include: list[Includable] | None = None
+    input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
+    include: Annotated[list[Includable], Field(max_length=64)] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     max_tool_calls: int | None = None
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     previous_response_id: str | None = None
     prompt_cache_key: Label | None = None
     reasoning: ReasoningConfig | None = None
@@ -91,7 +89,7 @@ class ResponseRequest(TranslatedRequest):
     stream: bool | None = False
     text: TextConfig = TextConfig()
     tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=1024)
+    tools: Tools | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
@@ -110,7 +108,7 @@ class ResponseRequest(TranslatedRequest):
             if tool.get("type") != "function"
         ]
         if faults:
-            raise unsupported("tools", "; ".join(faults[:16]))
+            raise unsupported("tools", "; ".join(faults[:MAX_FAULTS]))
         return self
 
     @property

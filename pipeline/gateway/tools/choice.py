@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.client import ChatTemplate
+from pipeline.gateway.bounds import MAX_TOOLS, check_guide
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.response_format import check_json_schema
 from pipeline.gateway.schema import ChatRequest
@@ -84,10 +85,11 @@ def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> Reques
     calls = {
         "anyOf": [_call_schema(tools[index]["function"], f"{place}/{at}") for at, index in enumerate(indices)]
     }
+    guide = json.dumps({"type": "array", "minItems": 1, "items": calls} if as_list else calls)
+    check_guide("json_schema", guide, "tools", "tools")
     if as_list:
-        guide = json.dumps({"type": "array", "minItems": 1, "items": calls})
         return RequestTools(offered, FORCED_LIST, guide)
-    return RequestTools(offered, FORCED, json.dumps(calls), max_calls=1)
+    return RequestTools(offered, FORCED, guide, max_calls=1)
 
 
 def _name(tool: Mapping[str, Any], index: int) -> str:
@@ -97,6 +99,8 @@ def _name(tool: Mapping[str, Any], index: int) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise _refused(f"tools.{index}.function.name: is missing", "tools")
+    if parameters := function.get("parameters"):
+        check_guide("json_schema", json.dumps(parameters), f"tools.{index}.function.parameters", "tools")
     return name
 
 
@@ -118,8 +122,9 @@ def _allowed(choice: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Sequ
     if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
         raise _refused("tool_choice.allowed_tools.mode: must be auto or required", "tool_choice")
     tools = allowed.get("tools")
-    if not isinstance(tools, list) or not tools:
-        raise _refused("tool_choice.allowed_tools.tools: must name at least one of tools", "tool_choice")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        text = f"tool_choice.allowed_tools.tools: must name 1 to {MAX_TOOLS} of tools"
+        raise _refused(text, "tool_choice")
     return allowed["mode"], sorted({names.index(_chosen(tool, names)) for tool in tools})
 
 
