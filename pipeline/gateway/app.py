@@ -164,7 +164,7 @@ class Gateway:
         for model in self.models.values():
             if self._losses is not None and isinstance(model.queue, FairQueue):
                 model.queue.lost_servers.share(self._losses)
-            model.readiness.start()
+            model.start()
         following = [asyncio.create_task(one.run(self.models)) for one in context.followers.values()]
         for family in self._families:
             await family.start()

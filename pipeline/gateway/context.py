@@ -30,6 +30,7 @@ from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.responses.stored_responses import StoredResponses
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.text_processes import CpuMeter
 
 if TYPE_CHECKING:
     from pipeline.gateway.workers.worker import GatewayWorker
@@ -41,6 +42,8 @@ _MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
 # Largest request of each pool of threads. There are several, so that no request waits for much longer ones.
 _POOLS = (64 * 1024, 512 * 1024, sys.maxsize)
 _PARSED_BYTES_PER_S = 1e6  # about, by one thread
+# What takes longer to read than this is charged to its tenant.
+_READING_S, _SLOWLY_PARSED_BYTES_PER_S = 0.02, 0.4e6
 _MAX_WAITING = 64  # requests for the threads of a pool
 _STATE_THREADS = 16
 _NO_BATCHES = (
@@ -235,6 +238,7 @@ class ParserThreads:
     """Threads that parse, render and tokenize requests, so that streams go on meanwhile."""
 
     def __init__(self) -> None:
+        self._charging: set[asyncio.Task[None]] = set()
         threads = max(1, (os.cpu_count() or 1) // 4)
         self._pools = [
             (
@@ -255,11 +259,25 @@ class ParserThreads:
             tenant: of the request; tenants take turns.
 
         Raises:
-            ApiError: 429, if too many requests wait for a thread; 499, if the client leaves meanwhile.
+            ApiError: 429, if too many requests wait for a thread, or those of the tenant took too long to read; 499, if
+                the client leaves meanwhile.
         """
         _, queue, threads = next(pool for pool in self._pools if size <= pool[0])
         async with cancel_on_disconnect(request.receive), queue.slot(size, tenant.name):
-            return await asyncio.get_running_loop().run_in_executor(threads, parse)
+            tenant.check_reading()
+            meter, loop = CpuMeter(), asyncio.get_running_loop()
+            reading = threads.submit(meter.run, parse)
+
+            def charge() -> None:
+                excess_s = meter.used_s - _READING_S - size / _SLOWLY_PARSED_BYTES_PER_S
+                if excess_s > 0:
+                    task = loop.create_task(tenant.charge_reading(excess_s))
+                    self._charging.add(task)
+                    task.add_done_callback(self._charging.discard)
+
+            # Also if the client has left before.
+            reading.add_done_callback(lambda _: loop.call_soon_threadsafe(charge))
+            return await asyncio.wrap_future(reading)
         raise ApiError(499, "The client left before its request was read", code="client_left")
 
     def close(self) -> None:

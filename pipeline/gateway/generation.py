@@ -89,8 +89,10 @@ class Generation:
             text = "This model has no chat template: ask /v1/completions"
             raise ApiError(400, text, param="model", code="unsupported_parameter")
         _check_ttl(request.ttl_s, model.cache)
-        tools = resolve_tools(request, model.template) if isinstance(request, ChatRequest) else RequestTools()
-        form = request.form()
+        tools = RequestTools()
+        if isinstance(request, ChatRequest):
+            tools = resolve_tools(request, model.template, model.schema_faults)
+        form = request.form(model.schema_faults)
         if tools.guide is not None:
             form = AnswerForm("json_schema", tools.guide, "tools")
         check_output_limit(request, model.max_output_tokens)

@@ -31,6 +31,8 @@ class TenantLimits(BaseModel):
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
     concurrency: int | None = Field(default=None, ge=1)
+    # Processor time of reading requests, beyond what their size explains.
+    reading_seconds_per_minute: int | None = Field(default=20, ge=1)
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class _TokenBucket:
         self.cells[self.at], self.cells[self.at + 1] = level, max(now, self.cells[self.at + 1])
 
 
-_REQUESTS, _TOKENS, _RUNNING = 0, 2, 4  # places among the numbers of a tenant
+_REQUESTS, _TOKENS, _READING, _RUNNING = 0, 2, 4, 6  # places among the numbers of a tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class TenantUsage:
     """What a tenant has used of its limits, as numbers that several processes may share.
 
     Attributes:
-        cells: level of the bucket of requests and when it was so (s, monotonic), the same for tokens, then how many
-            choices run in each process.
+        cells: level of the bucket of requests and when it was so (s, monotonic), the same for tokens and for seconds of
+            reading, then how many choices run in each process.
         process: whose choices those of this process are, from 0.
         exclusive: entered while numbers are read and changed.
     """
@@ -80,7 +82,8 @@ class TenantUsage:
     @classmethod
     def unused(cls, limits: TenantLimits, now: float) -> TenantUsage:
         """Return the numbers of a tenant that has used nothing, for one process."""
-        return cls([limits.requests_per_minute or 0.0, now, limits.tokens_per_minute or 0.0, now, 0.0])
+        most = (limits.requests_per_minute, limits.tokens_per_minute, limits.reading_seconds_per_minute)
+        return cls([*(cell for one in most for cell in (one or 0.0, now)), 0.0])
 
     @staticmethod
     def size(processes: int) -> int:
@@ -104,7 +107,7 @@ class TenantUsage:
 class BucketTake(NamedTuple):
     """What is to be taken from one bucket of a tenant."""
 
-    what: str  # "requests" or "tokens"
+    what: str  # name of the bucket
     per_minute: float
     amount: float
 
@@ -187,6 +190,7 @@ class Tenant:
         self.usage = usage
         self._requests = self._bucket("requests", limits.requests_per_minute, _REQUESTS)
         self._tokens = self._bucket("tokens", limits.tokens_per_minute, _TOKENS)
+        self._reading = self._bucket("seconds of reading", limits.reading_seconds_per_minute, _READING)
 
     @property
     def running(self) -> int:
@@ -246,6 +250,23 @@ class Tenant:
     async def charge_tokens(self, tokens: int) -> None:
         """Charge the tokens of a prompt that was counted and refused, down to a minute's worth of debt."""
         await self._take(((self._tokens, float(tokens)),), forced=True)
+
+    def check_reading(self) -> None:
+        """Check that the requests of this minute did not take so long to read that the next one has to wait.
+
+        Raises:
+            ApiError: 429, if they did.
+        """
+        bucket = self._reading
+        if bucket is not None:
+            with self.usage.exclusive:
+                wait_s = bucket.wait_s(0.0, self._clock())
+            if wait_s > 0:
+                raise _too_many(bucket, wait_s)
+
+    async def charge_reading(self, seconds: float) -> None:
+        """Charge the processor time that a request took to read, down to a minute's worth of debt."""
+        await self._take(((self._reading, seconds),), forced=True)
 
     @asynccontextmanager
     async def enforce_limits(self, tokens: int, choices: int = 1) -> AsyncIterator[None]:
@@ -309,11 +330,15 @@ class Tenant:
                     bucket.copy(state.level, now)
         for (bucket, _), wait_s in zip(wanted, waits, strict=True):
             if wait_s > 0:
-                text = f"Limit of {bucket.per_minute:g} {bucket.what} a minute reached"
-                raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
+                raise _too_many(bucket, wait_s)
 
     def _bucket(self, what: str, per_minute: int | None, at: int) -> _TokenBucket | None:
         return None if per_minute is None else _TokenBucket(what, per_minute, self.usage.cells, at)
+
+
+def _too_many(bucket: _TokenBucket, wait_s: float) -> ApiError:
+    text = f"Limit of {bucket.per_minute:g} {bucket.what} a minute reached"
+    return ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s)
 
 
 def _too_many_at_once(most: int) -> ApiError:

@@ -114,7 +114,7 @@ class RecordFollower:
         if changed and record.state in ("ready", "unready"):
             model = await asyncio.to_thread(self._load, record)
             # So that the gateway stays ready.
-            model.readiness.start()
+            model.start()
             await model.readiness.probed()
             old, models[self.name] = models[self.name], model
             old.replace(model)

@@ -9,23 +9,18 @@ can be enforced differs from one engine to the other: the engine refuses the res
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
 from typing import Any, Literal
-from urllib.parse import unquote
 
-import jsonschema
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.client import Refused, Sampling
 from pipeline.gateway.bounds import Choices, check_guide, read_json
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
 _GUIDE = "guided_decoding_guide"  # the engine's refusals of a form begin with it
-_MAX_FAULTS = 4  # of one schema
-_NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords whose values are not schemas
 
 
 class JsonSchema(BaseModel):
@@ -57,6 +52,10 @@ class StructuredOutputs(BaseModel):
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
+
+
+# Finds the faults of a schema that is given as JSON: path within it, and what is wrong there.
+SchemaFaults = Callable[[str], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +122,21 @@ class FormFields(BaseModel):
             or (other is not None and other.json_ is not None)
         )
 
-    def form(self) -> AnswerForm | None:
+    def form(self, schema_faults: SchemaFaults) -> AnswerForm | None:
         """Return the form that the answer must have, with its schema checked; None for plain text.
+
+        Args:
+            schema_faults: finds the faults of a schema.
 
         Raises:
             ApiError: 400, if the form is incomplete or too large, its schema invalid, or there are several.
         """
         form = self._form()
         if form is not None and form.guide is not None:
-            check_guide(form.kind, form.guide, form.place, form.place.partition(".")[0])
+            param = form.place.partition(".")[0]
+            check_guide(form.kind, form.guide, form.place, param)
+            if form.kind == "json_schema":
+                check_json_schema(form.guide, form.place, param, schema_faults)
         return form
 
     def _form(self) -> AnswerForm | None:
@@ -198,7 +203,7 @@ def _read_schema(given: str | dict[str, Any], place: str) -> Any:
 
 
 def _schema_form(schema: Any, place: str) -> AnswerForm:
-    return AnswerForm("json_schema", check_json_schema(schema, place, place.partition(".")[0]), place)
+    return AnswerForm("json_schema", json.dumps(schema, ensure_ascii=False), place)
 
 
 def _choice_grammar(choices: Sequence[str]) -> str:
@@ -210,96 +215,22 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-def check_json_schema(schema: Any, where: str, param: str) -> str:
-    """Validate a JSON schema against its meta-schema, and its bounds.
+def check_json_schema(schema: str, where: str, param: str, faults: SchemaFaults) -> None:
+    """Hold a JSON schema against its meta-schema.
 
     Args:
-        schema: the schema.
+        schema: the schema as JSON.
         where: its place in the request, such as tools.0.function.parameters.
         param: field of the request that holds it.
-
-    Returns:
-        The schema as JSON.
+        faults: finds its faults.
 
     Raises:
         ApiError: 400, with the location of each fault.
     """
-    text = json.dumps(schema, ensure_ascii=False)
-    check_guide("json_schema", text, where, param)
-    if faults := _faults(text):
-        listed = "; ".join(f"{where}{path}: {fault}" for path, fault in faults)
-        raise ApiError(400, f"{listed} (in a JSON schema)", param=param)
-    return text
-
-
-@lru_cache(maxsize=256)
-def _faults(text: str) -> tuple[tuple[str, str], ...]:
-    """Path within the schema of each fault, and what is wrong there."""
-    schema = json.loads(text)
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        errors = list(islice(kind(kind.META_SCHEMA).iter_errors(schema), _MAX_FAULTS))
-        if not errors and (loop := _circular_reference(schema)) is not None:
-            return (("", f"the reference {loop!r} leads back to itself"),)
-    except RecursionError:
-        return (("", "is nested too deeply"),)
-    return tuple(sorted((error.json_path[1:], _short(_describe(error))) for error in errors))
-
-
-def _circular_reference(schema: Any) -> str | None:
-    """Find a reference that leads back to itself by references and `allOf` alone; None if there is none.
-
-    Nothing can be validated against such a schema, and engines differ in how they fail at it. A schema that refers to
-    itself from one of its properties or items, as that of a tree, is none of this kind.
-    """
-    followed: dict[int, bool] = {}  # id of a schema -> whether it is being followed
-
-    def follow(part: Any, reference: str) -> str | None:
-        if not isinstance(part, dict):
-            return None
-        if id(part) in followed:
-            return reference if followed[id(part)] else None
-        followed[id(part)] = True
-        own = part.get("$ref")
-        parts = [(_resolve(schema, own), own)] if isinstance(own, str) else []
-        if isinstance(part.get("allOf"), list):
-            parts += [(one, reference) for one in part["allOf"]]
-        found = next((loop for loop in (follow(*one) for one in parts) if loop is not None), None)
-        followed[id(part)] = False
-        return found
-
-    rest = [schema]
-    while rest:
-        part = rest.pop()
-        if isinstance(part, dict):
-            if (loop := follow(part, "")) is not None:
-                return loop
-            rest += [inner for name, inner in part.items() if name not in _NO_SCHEMAS]
-        elif isinstance(part, list):
-            rest += part
-    return None
-
-
-def _resolve(schema: Any, reference: str) -> Any:
-    """Resolve a reference into the schema itself (RFC 6901); None if it is no such reference, or leads nowhere."""
-    if not reference.startswith("#"):
-        return None
-    part = schema
-    for name in unquote(reference[1:]).split("/")[1:]:
-        key = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, dict):
-            part = part.get(key)
-        elif isinstance(part, list) and key.isdecimal() and int(key) < len(part):
-            part = part[int(key)]
-        else:
-            return None
-    return part
-
-
-def _describe(error: jsonschema.ValidationError) -> str:
-    """Describe an error without the meta-schema's own alternatives."""
-    return f"{error.instance!r} is nothing that may stand here" if error.context else str(error.message)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else text[:197] + "…"
+        found = faults(schema)
+    except OverBudget as error:
+        raise ApiError(400, f"{where}: {error}", param=param, code=OVER_BUDGET) from error
+    if found:
+        listed = "; ".join(f"{where}{path}: {fault}" for path, fault in found)
+        raise ApiError(400, f"{listed} (in a JSON schema)", param=param)

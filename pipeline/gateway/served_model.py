@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,14 +22,22 @@ from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue, ModelQueue
+from pipeline.gateway.json_schema import schema_faults
 from pipeline.gateway.readiness import ModelReadiness, Readiness
+from pipeline.gateway.response_format import SchemaFaults
+from pipeline.gateway.text_processes import (
+    LONG_CHARS,
+    LONG_SCHEMA_CHARS,
+    ProcessTemplate,
+    ProcessTokenizer,
+    TextProcesses,
+    prompt_chars,
+)
 from pipeline.gateway.tokenizer import ModelTokenizer
-from pipeline.gateway.tools.prompt import ToolSectionTemplate, takes_tools
-from pipeline.models.chat_template import TemplateError
+from pipeline.gateway.tools.prompt import load_chat_template
 from pipeline.triton.deployment import Deployment
 
-_log = logging.getLogger("pipeline.gateway")
-
+_MAX_SCHEMAS = 256  # whose faults are remembered
 # Sampling parameter -> field of a request that sets it, and what the engine needs for it; by default both are its name.
 _ENGINE_FEATURES = {
     "guide_type": ("response_format or tool_choice", "guided decoding"),
@@ -99,15 +107,24 @@ class ServedModel:
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
     max_wait_s: float = 30.0  # how long a request waits while the model is not ready
     slots_per_server: int | None = None  # of the queue, for each server that is well; None: those that it has
+    processes: TextProcesses | None = None  # for long texts; None: all texts are worked on in this process
     tokenizer: ModelTokenizer = field(init=False)
+    schema_faults: SchemaFaults = field(init=False)
     readiness: ModelReadiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
+    _long_template: ChatTemplate | None = field(default=None, init=False)  # renders long chats
     _holders: int = 0
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         assert isinstance(self.queue, FairQueue), "workers share their own later"
-        self.tokenizer = ModelTokenizer(self.prompt_limit.tokenizer)
+        self.tokenizer = ModelTokenizer(self.prompt_limit.tokenizer, self.processes)
+        if self.processes is not None:
+            tokenizer = ProcessTokenizer(self.prompt_limit.tokenizer, self.processes)
+            self.prompt_limit = replace(self.prompt_limit, tokenizer=tokenizer)
+            if self.template is not None:
+                self._long_template = ProcessTemplate(self.template, self.processes)
+        self.schema_faults = lru_cache(_MAX_SCHEMAS)(self._find_schema_faults)
         self.readiness = Readiness(self.name, self.client, self.queue, slots_per_server=self.slots_per_server)
 
     @classmethod
@@ -176,7 +193,14 @@ class ServedModel:
             stall_s=stall_s,
             max_wait_s=waits.max_wait_s,
             slots_per_server=limits.max_concurrency,
+            processes=TextProcesses(folder, tool_section=tool_section),
         )
+
+    def start(self) -> None:
+        """Begin what goes on beside requests: probes, and the server of processes for long texts."""
+        self.readiness.start()
+        if self.processes is not None:
+            self.processes.start()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -252,8 +276,26 @@ class ServedModel:
             PromptTooLong: the engine takes fewer tokens.
             Refused: the template does not take the messages.
         """
-        text = render_prompt(prompt, self.template, tools, variables or {})
+        text = self.render(prompt, tools, variables)
         return text, self.prompt_limit.check(text)
+
+    def render(
+        self,
+        prompt: str | Sequence[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a prompt by the chat template; see `render_prompt`."""
+        template = self.template
+        if self._long_template is not None and not isinstance(prompt, str):
+            long = prompt_chars(prompt, tools, variables) > LONG_CHARS
+            template = self._long_template if long else template
+        return render_prompt(prompt, template, tools, variables or {})
+
+    def _find_schema_faults(self, schema: str) -> Sequence[tuple[str, str]]:
+        if self.processes is None or len(schema) <= LONG_SCHEMA_CHARS:
+            return schema_faults(schema)
+        return [(path, fault) for path, fault in self.processes.do("schema_faults", text=schema)]
 
     async def check_supported(self, sampling: Sampling) -> None:
         """Check that the deployed engine has what a request asks for.
@@ -276,6 +318,8 @@ class ServedModel:
         """Close all connections, and the cache."""
         await self.readiness.aclose()
         await self.client.aclose()
+        if self.processes is not None:
+            await asyncio.to_thread(self.processes.close)
         if self.cache is not None:
             self.cache.close()
 
@@ -283,24 +327,6 @@ class ServedModel:
 def embedding_model_name(embedder: EmbeddingModel) -> str:
     """Return the name under which requests may ask for an encoder, beside that of the deployment."""
     return embedder.identity.partition("/")[0]
-
-
-def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate | None:
-    """Load the chat template beside a packaged tokenizer.
-
-    Args:
-        tokenizer: its folder.
-        tool_section: whether tools stand in a section of the prompt where the template takes none.
-
-    Returns:
-        The template; None, with a warning in the log, if there is none that works: the model then completes texts only.
-    """
-    try:
-        template = ChatTemplate.from_directory(tokenizer).compile()
-    except TemplateError as error:
-        _log.warning("no chats: %s", error)
-        return None
-    return ToolSectionTemplate(template) if tool_section and not takes_tools(template) else template
 
 
 def semantic_embedder(cache: ResponseCache | None) -> Embedder | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.text_processes import ProcessTokenizer, TextProcesses
 
 # Enough for every token of most vocabularies.
 _MAX_REMEMBERED = 200_000
@@ -14,16 +15,21 @@ _MAX_REMEMBERED = 200_000
 class ModelTokenizer:
     """Encodes, decodes, and tells the text of single tokens. Safe to use from several threads.
 
+    Long texts are encoded in processes, which blocks.
+
     >>> ModelTokenizer(Tokenizer.from_file("tokenizer.json")).decode([1, 15043])       # doctest: +SKIP
     '<s> Hello'
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, processes: TextProcesses | None = None) -> None:
         """
         Args:
             tokenizer: a `tokenizers.Tokenizer`.
+            processes: encode what is long; None: nothing is.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer = self._encoder = tokenizer
+        if processes is not None:
+            self._encoder = ProcessTokenizer(tokenizer, processes)
         self._texts: dict[int, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -33,7 +39,7 @@ class ModelTokenizer:
             text: any text.
             add_special_tokens: whether to add the tokens that the tokenizer puts around a text.
         """
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -41,14 +47,14 @@ class ModelTokenizer:
 
         They begin with the tokenizer's special tokens. A chat template often writes those itself; then its own count.
         """
-        encoding = self._tokenizer.encode(text, add_special_tokens=True)
+        encoding = self._encoder.encode(text, add_special_tokens=True)
         ids: list[int] = encoding.ids
         front = next((at for at, special in enumerate(encoding.special_tokens_mask) if not special), 0)
         return ids[front:] if front and ids[front : 2 * front] == ids[:front] else ids
 
     def count(self, text: str) -> int:
         """Count the tokens of a text that a model wrote, as near as can be told from the text."""
-        return len(self.encode(text, add_special_tokens=False))
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, with that of special tokens."""

@@ -15,12 +15,13 @@ from pipeline.client import ClientError, PromptTooLong
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.context import SMALL_BODY_BYTES
 from pipeline.gateway.endpoints.endpoint import EndpointFamily
-from pipeline.gateway.errors import from_client_error
+from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.http_responses import EventStream, ModelAnswer, RecordedAnswer, json_response
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.parsing import parse_request
 from pipeline.gateway.schema import ModelRequest
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
 _Body = TypeVar("_Body", bound=ModelRequest)
 _Answer = TypeVar("_Answer", bound=ModelAnswer)
@@ -111,6 +112,9 @@ class GeneratingEndpoints(EndpointFamily):
             if size > SMALL_BODY_BYTES or parsed.has_schemas:
                 return await context.parsers.run(lambda: begin(parsed), request, size, tenant)
             return begin(parsed)
+        except OverBudget as error:
+            text = f"{prompt_field}: {error}"
+            raise ApiError(400, text, param=prompt_field, code=OVER_BUDGET) from error
         except PromptTooLong as error:
             await tenant.charge_tokens(error.tokens)
             answered = from_client_error(error)

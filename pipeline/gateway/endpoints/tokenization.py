@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
-from pipeline.client.prompt import render_prompt
 from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
 from pipeline.gateway.context import SMALL_BODY_BYTES
@@ -25,6 +24,7 @@ from pipeline.gateway.messages import read_messages
 from pipeline.gateway.parsing import parse_request
 from pipeline.gateway.schema import TemplateFields
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
 
 class TokenizeRequest(TemplateFields):
@@ -102,6 +102,8 @@ class TokenizationEndpoints(EndpointFamily):
             if len(body) > SMALL_BODY_BYTES:
                 return JSONResponse(await context.parsers.run(work, request, len(body), tenant))
             return JSONResponse(work())
+        except OverBudget as error:
+            raise ApiError(400, f"body: {error}", code=OVER_BUDGET) from error
         except ClientError as error:
             raise from_client_error(error) from error
 
@@ -145,7 +147,7 @@ def token_ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
         if model.template is None:
             raise Refused("This model has no chat template: give a prompt")
         messages = read_messages(request.messages)
-        text = render_prompt(messages, model.template, request.tools or (), request.template_variables)
+        text = model.render(messages, request.tools or (), request.template_variables)
     assert text is not None
     if request.add_special_tokens is None:
         return model.tokenizer.encode_prompt(text)

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.client import ChatTemplate
 from pipeline.gateway.bounds import MAX_TOOLS, check_guide
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.response_format import check_json_schema
+from pipeline.gateway.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.tools.dialects import FORCED, FORCED_LIST, ToolDialect
 from pipeline.gateway.tools.parser import ToolCallParser
@@ -45,12 +45,15 @@ class RequestTools:
         return () if close is None else (close,)
 
 
-def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> RequestTools:
+def resolve_tools(
+    request: ChatRequest, template: ChatTemplate | None, schema_faults: SchemaFaults
+) -> RequestTools:
     """Check the tools of a request, and how they may be called.
 
     Args:
         request: with `tools`, `tool_choice` and `parallel_tool_calls`.
         template: of the model, which has to take tools if the request has some.
+        schema_faults: finds the faults of the parameters of tools that must be called.
 
     Raises:
         ApiError: 400, for a malformed tool or choice, or if the model's template takes no tools.
@@ -77,9 +80,8 @@ def resolve_tools(request: ChatRequest, template: ChatTemplate | None) -> Reques
     if choice == "auto":
         return RequestTools(offered, dialect_of(template), max_calls=1 if several is False else None)
     for index in indices:
-        check_json_schema(
-            tools[index]["function"].get("parameters") or {}, f"tools.{index}.function.parameters", "tools"
-        )
+        parameters = json.dumps(tools[index]["function"].get("parameters") or {}, ensure_ascii=False)
+        check_json_schema(parameters, f"tools.{index}.function.parameters", "tools", schema_faults)
     as_list = choice == "required" and several is True
     place = "#/items/anyOf" if as_list else "#/anyOf"
     calls = {

@@ -10,12 +10,15 @@ trained on and which is unlikely to be met in plain text. A model that was never
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pipeline.client import ChatTemplate
 from pipeline.gateway.tools.dialects import ToolDialect, dialects
-from pipeline.models.chat_template import TemplateError
+from pipeline.models.chat_template import ChatTemplate, TemplateError
+
+_log = logging.getLogger("pipeline.gateway")
 
 _SECTION = """\
 You can call these tools:
@@ -129,6 +132,24 @@ def _call(call: Mapping[str, Any]) -> str:
     function = call["function"]
     written = {"name": function["name"], "arguments": function["arguments"]}
     return f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"
+
+
+def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate | None:
+    """Load the chat template beside a packaged tokenizer.
+
+    Args:
+        tokenizer: its folder.
+        tool_section: whether tools stand in a section of the prompt where the template takes none.
+
+    Returns:
+        The template; None, with a warning in the log, if there is none that works: the model then completes texts only.
+    """
+    try:
+        template = ChatTemplate.from_directory(tokenizer).compile()
+    except TemplateError as error:
+        _log.warning("no chats: %s", error)
+        return None
+    return ToolSectionTemplate(template) if tool_section and not takes_tools(template) else template
 
 
 def takes_tools(template: ChatTemplate) -> bool:

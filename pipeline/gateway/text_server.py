@@ -1,0 +1,207 @@
+"""Works on long texts of users: renders, tokenizes and validates, in processes that the kernel may end.
+
+    python -m pipeline.gateway.text_server FOLDER CPU_S MEMORY_MIB [--tool-section]
+
+FOLDER holds the tokenizer and its chat template. Standard input is a Unix socket on which each message is another
+socket, for one worker. This process has read the tokenizer and compiled the template; workers are forks of it, which
+take milliseconds to make, and share the memory. The kernel holds them to their limits: to processor time by
+ITIMER_PROF, whose signal no library can put off, and to memory by RLIMIT_AS.
+
+    gateway    {"do": "count", "text": "…"}     each message after its length, in 8 bytes
+    worker     .                                the work begins
+               {"result": 7, "cpu_s": 0.01}     or {"error": ["template" or "fault", text], "cpu_s": 0.01}
+
+A worker that is ended says nothing more. `pipeline.gateway.text_processes` is the other end. Only what this needs is
+imported, since each gateway has one of these for each model.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.gateway.json_schema import schema_faults
+from pipeline.gateway.tools.prompt import load_chat_template
+from pipeline.models.chat_template import ChatTemplate, TemplateError
+from pipeline.reading import UnreadableFile, read_tokenizer
+
+BEGUN = b"."
+_LENGTH = struct.Struct("!Q")
+_PIECE_BYTES = 2**18
+_NICENESS = 5  # streams and the engine go first
+_MAX_KEPT_BYTES = 64 * 2**20  # memory of a worker, between two pieces of work
+
+
+class TextWork:
+    """What is done with long texts, by the tokenizer and the chat template of a model."""
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate | None) -> None:
+        """
+        Args:
+            tokenizer: a `tokenizers.Tokenizer`.
+            template: of chats; None if the model has none.
+        """
+        self._tokenizer, self._template = tokenizer, template
+        self.work: Mapping[str, Callable[..., Any]] = {
+            "count": self.count, "encode": self.encode, "render": self.render, "schema_faults": schema_faults,
+        }  # fmt: skip
+
+    def count(self, text: str) -> int:
+        """Count the tokens of a text, with those that are put around it."""
+        return len(self._tokenizer.encode_batch_fast([text])[0])
+
+    def encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """Return the token ids of a text, and for each of them 1 if it was put around the text, else 0."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.special_tokens_mask
+
+    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+        """Render a chat.
+
+        Raises:
+            TemplateError: the template does not take it.
+        """
+        assert self._template is not None, "chats are refused before"
+        return self._template.render(messages, **settings)
+
+
+def main(folder: Path, cpu_s: float, memory_mib: int, *, tool_section: bool) -> int:
+    """Serve until the gateway closes its end; the exit code.
+
+    Args:
+        folder: of the tokenizer.
+        cpu_s: processor time that one piece of work may take, in seconds.
+        memory_mib: memory that it may take besides what is shared.
+        tool_section: see `load_chat_template`.
+    """
+    # The gateway ends this process, by closing the socket, when it has answered everything.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    # No worker is waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        tokenizer = read_tokenizer(folder / "tokenizer.json")
+    except UnreadableFile as error:
+        print(f"texts cannot be read: {error}", file=sys.stderr)
+        return 1
+    work = TextWork(tokenizer, load_chat_template(folder, tool_section=tool_section))
+    # So that no worker has to load what validation needs.
+    schema_faults('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    gc.freeze()
+    gateway = socket.socket(fileno=sys.stdin.fileno())
+    while True:
+        message, sockets, _, _ = socket.recv_fds(gateway, 1, 1)
+        if not message:
+            return 0
+        with socket.socket(fileno=sockets[0]) as asked:
+            try:
+                worker = os.fork()
+            except OSError as error:
+                print(f"texts cannot be read: {error}", file=sys.stderr)
+                continue
+            if worker == 0:
+                gateway.close()
+                _run(Worker(asked, work, cpu_s, memory_mib))
+
+
+class Worker:
+    """A process that does one piece of work after the other."""
+
+    def __init__(self, gateway: socket.socket, work: TextWork, cpu_s: float, memory_mib: int) -> None:
+        """
+        Args:
+            gateway: socket on which work comes.
+            work: that is done.
+            cpu_s: processor time of one piece.
+            memory_mib: memory besides what this process has now.
+        """
+        self._gateway, self._work, self._cpu_s = gateway, work, cpu_s
+        os.nice(_NICENESS)
+        self._base = _memory_bytes()
+        most = self._base + memory_mib * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    def run(self) -> None:
+        """Work until the gateway closes its end, or so much memory is kept that another worker is better."""
+        while _memory_bytes() - self._base < _MAX_KEPT_BYTES:
+            message = receive_message(self._gateway)
+            if message is None:
+                return
+            began = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+            self._gateway.sendall(BEGUN)
+            answer = self._answer(json.loads(message))
+            message = None
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            answer["cpu_s"] = time.process_time() - began
+            send_message(self._gateway, json.dumps(answer).encode())
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"result": self._work.work[request.pop("do")](**request)}
+        except TemplateError as error:
+            return {"error": ["template", str(error)]}
+        except MemoryError:
+            raise
+        except BaseException:
+            # A panic of the tokenizer is no Exception.
+            return {"error": ["fault", traceback.format_exc()]}
+
+
+def send_message(to: socket.socket, message: bytes) -> None:
+    """Send a message, after its length."""
+    to.sendall(_LENGTH.pack(len(message)))
+    to.sendall(message)
+
+
+def receive_message(of: socket.socket) -> bytes | None:
+    """Receive a message; None if the other end is closed, or has gone."""
+    head = _receive(of, _LENGTH.size)
+    return None if head is None else _receive(of, *_LENGTH.unpack(head))
+
+
+def _receive(of: socket.socket, size: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < size:
+        try:
+            part = of.recv(min(size - len(received), _PIECE_BYTES))
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            return None
+        received += part
+    return bytes(received)
+
+
+def _run(worker: Worker) -> None:
+    """Run a worker, and end this process, which is a fork: nothing of what it forked is to be cleaned up."""
+    try:
+        # What is ended for want of memory would say so there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        worker.run()
+    except (MemoryError, BrokenPipeError):
+        # Said by silence, as by whatever the kernel ends; or the gateway has gone.
+        pass
+    finally:
+        os._exit(0)
+
+
+def _memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    _, where, seconds, mebibytes, *rest = sys.argv
+    sys.exit(main(Path(where), float(seconds), int(mebibytes), tool_section="--tool-section" in rest))
