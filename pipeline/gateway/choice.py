@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pipeline.gateway.generation import Generation
 
 _MAX_ATTEMPTS = 3
+_MAX_TRIED_S = 5.0  # that a tenant is charged for the form of one answer
 _MAX_LOSSES = BlamePolicy().max_losses
 _BACKOFF = Retries()
 
@@ -183,7 +184,8 @@ class _Choice:
             if await self._can_go_on():
                 drawn["token_ids"] = True
             async with self._stream(sampling, drawn) as stream:
-                times.sent = times.sent or time.perf_counter()
+                began = time.perf_counter()
+                times.sent = times.sent or began
                 try:
                     async for chunk in stream:
                         self._note_chunk(chunk)
@@ -191,6 +193,9 @@ class _Choice:
                 except Refused as error:
                     form = generation.inputs.form
                     if form is not None and (unsupported := form.unsupported(error)):
+                        # The engine may have tried for seconds to compile it.
+                        tried_s = min(time.perf_counter() - began, _MAX_TRIED_S)
+                        await generation.tenant.charge_reading(tried_s)
                         raise unsupported from error
                     if self._loss is not None:
                         raise _CannotGoOn(str(error)) from error

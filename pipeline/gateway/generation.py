@@ -154,6 +154,8 @@ class Generation:
         self.model.hold()
         try:
             await self._follow()
+            if self.inputs.form is not None:
+                self.tenant.check_reading()
             tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
             async with self.tenant.enforce_limits(tokens, self.choices):
                 if self.choices > 1:

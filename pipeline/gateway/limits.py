@@ -31,7 +31,7 @@ class TenantLimits(BaseModel):
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
     concurrency: int | None = Field(default=None, ge=1)
-    # Processor time of reading requests, beyond what their size explains.
+    # Processor time of reading requests beyond what their size explains, and time of engines on forms that they refuse.
     reading_seconds_per_minute: int | None = Field(default=20, ge=1)
 
 
@@ -252,7 +252,7 @@ class Tenant:
         await self._take(((self._tokens, float(tokens)),), forced=True)
 
     def check_reading(self) -> None:
-        """Check that the requests of this minute did not take so long to read that the next one has to wait.
+        """Check that the requests of the last minute did not take so long to read that dear ones have to wait.
 
         Raises:
             ApiError: 429, if they did.
@@ -265,7 +265,7 @@ class Tenant:
                 raise _too_many(bucket, wait_s)
 
     async def charge_reading(self, seconds: float) -> None:
-        """Charge the processor time that a request took to read, down to a minute's worth of debt."""
+        """Charge time that a request took to read, down to a minute's worth of debt."""
         await self._take(((self._reading, seconds),), forced=True)
 
     @asynccontextmanager

@@ -31,6 +31,7 @@ from pipeline.gateway.responses.stored_responses import StoredResponses
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.traces import Tracer
 from tests.support.servers.started import Servers, started_servers
@@ -83,6 +84,7 @@ def tiny(
     timeouts: Timeouts | None = None,
     spread: Spread = "affinity",
     slots_per_server: int | None = None,
+    processes: TextProcesses | None = None,
 ) -> ServedModel:
     """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
     made = None if template is None else ChatTemplate(template)
@@ -110,6 +112,7 @@ def tiny(
         returns_logits=returns_logits,
         max_wait_s=max_wait_s,
         slots_per_server=slots_per_server,
+        processes=processes,
     )
 
 
