@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from benchmarks.attacks import Target, attack
 
 
@@ -57,3 +59,17 @@ async def tools(target: Target) -> None:
         tools=[tool(f"tool_{number}", 60) for number in range(128)], tool_choice="required", times=2
     )
     await target.chat(tools=[tool("wide", 12_000)], tool_choice="required", times=2)
+
+
+@attack(
+    "tools-dear", "schemas of 60 KB that take seconds to validate, each another one, as forms and as tools"
+)
+async def dear(target: Target) -> None:
+    async def ask(number: int) -> None:
+        schema = {"title": str(number), "anyOf": [{"not": {}} for _ in range(4_500)]}
+        form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+        tool = {"type": "function", "function": {"name": "dear", "parameters": schema}}
+        await target.chat(response_format=form)
+        await target.chat(tools=[tool], tool_choice="required")
+
+    await asyncio.gather(*(ask(number) for number in range(16)))

@@ -32,7 +32,7 @@ class TenantLimits(BaseModel):
     tokens_per_minute: int | None = Field(default=None, ge=1)
     concurrency: int | None = Field(default=None, ge=1)
     # Processor time of reading requests beyond what their size explains, and time of engines on forms that they refuse.
-    reading_seconds_per_minute: int | None = Field(default=20, ge=1)
+    reading_seconds_per_minute: int | None = Field(default=10, ge=1)
 
 
 @dataclass(slots=True)

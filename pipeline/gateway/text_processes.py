@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from pipeline.client import ChatTemplate, Refused
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.text_server import BEGUN, receive_message, send_message
+from pipeline.gateway.text_server import BEGUN, cpu_budget_s, receive_message, send_message
 from pipeline.models.chat_template import TemplateError
 
 _log = logging.getLogger("pipeline.gateway")
@@ -44,15 +44,12 @@ class TextBudget:
     """Budget of one piece of work.
 
     Attributes:
-        cpu_s: processor time.
+        cpu_s: processor time of a short one; a second more for each megabyte.
         memory_mib: memory, besides that of the tokenizer.
     """
 
-    cpu_s: float = 5.0
+    cpu_s: float = 2.0
     memory_mib: int = 256
-
-    def __str__(self) -> str:
-        return f"{self.cpu_s:g} s of processor time or {self.memory_mib} MiB of memory"
 
 
 # Code of a request that is refused for it.
@@ -129,7 +126,8 @@ class TextProcesses:
             TemplateError: the chat template does not take what it is given.
             ApiError: 503, if no process can be made for it now.
         """
-        worker = self._begin(json.dumps({"do": what, **request}).encode())
+        sent = json.dumps({"do": what, **request}).encode()
+        worker = self._begin(sent)
         try:
             answer = receive_message(worker)
         except TimeoutError:
@@ -138,8 +136,10 @@ class TextProcesses:
             raise _unavailable() from None
         if answer is None:
             worker.close()
-            _charge(self.budget.cpu_s)
-            raise OverBudget(f"takes more than {self.budget} to read")
+            budget_s = cpu_budget_s(self.budget.cpu_s, len(sent))
+            _charge(budget_s)
+            budget = f"{budget_s:.1f} s of processor time or {self.budget.memory_mib} MiB of memory"
+            raise OverBudget(f"takes more than {budget} to read")
         with self._lock:
             self._idle.append(worker)
             if self._closed:

@@ -39,6 +39,7 @@ from pipeline.reading import UnreadableFile, read_tokenizer
 BEGUN = b"."
 _LENGTH = struct.Struct("!Q")
 _PIECE_BYTES = 2**18
+_BYTES_PER_S = 1e6  # of the longest texts, on a slow machine
 _NICENESS = 5  # streams and the engine go first
 _MAX_KEPT_BYTES = 64 * 2**20  # memory of a worker, between two pieces of work
 
@@ -81,7 +82,7 @@ def main(folder: Path, cpu_s: float, memory_mib: int, *, tool_section: bool) -> 
 
     Args:
         folder: of the tokenizer.
-        cpu_s: processor time that one piece of work may take, in seconds.
+        cpu_s: processor time that a short piece of work may take, in seconds; see `cpu_budget_s`.
         memory_mib: memory that it may take besides what is shared.
         tool_section: see `load_chat_template`.
     """
@@ -124,7 +125,7 @@ class Worker:
         Args:
             gateway: socket on which work comes.
             work: that is done.
-            cpu_s: processor time of one piece.
+            cpu_s: processor time of a short piece.
             memory_mib: memory besides what this process has now.
         """
         self._gateway, self._work, self._cpu_s = gateway, work, cpu_s
@@ -140,7 +141,7 @@ class Worker:
             if message is None:
                 return
             began = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+            signal.setitimer(signal.ITIMER_PROF, cpu_budget_s(self._cpu_s, len(message)))
             self._gateway.sendall(BEGUN)
             answer = self._answer(json.loads(message))
             message = None
@@ -158,6 +159,11 @@ class Worker:
         except BaseException:
             # A panic of the tokenizer is no Exception.
             return {"error": ["fault", traceback.format_exc()]}
+
+
+def cpu_budget_s(cpu_s: float, size: int) -> float:
+    """Return the processor time that a request of `size` bytes may take; `cpu_s` for a short one."""
+    return cpu_s + size / _BYTES_PER_S
 
 
 def send_message(to: socket.socket, message: bytes) -> None:
