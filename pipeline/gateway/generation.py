@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pipeline.cache.response_cache import ResponseCache
@@ -19,6 +20,7 @@ from pipeline.gateway.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.response_format import AnswerForm
 from pipeline.gateway.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.tools.choice import RequestTools, resolve_tools
 from pipeline.gateway.traces import Span
 from pipeline.gateway.work import Work
@@ -239,7 +241,7 @@ class Generation:
     async def _follow(self) -> None:
         """Go over to what has replaced the model."""
         while (latest := self.model.latest) is not self.model:
-            self.inputs = await asyncio.to_thread(self._inputs_for, latest)
+            self.inputs = await asyncio.to_thread(CpuMeter().run, partial(self._inputs_for, latest))
             latest.hold()
             self.model.release()
             self.model = latest

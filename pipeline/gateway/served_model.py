@@ -26,11 +26,11 @@ from pipeline.gateway.json_schema import schema_faults
 from pipeline.gateway.readiness import ModelReadiness, Readiness
 from pipeline.gateway.response_format import SchemaFaults
 from pipeline.gateway.text_processes import (
-    LONG_CHARS,
     LONG_SCHEMA_CHARS,
     ProcessTemplate,
     ProcessTokenizer,
     TextProcesses,
+    is_long,
     prompt_chars,
 )
 from pipeline.gateway.tokenizer import ModelTokenizer
@@ -288,12 +288,12 @@ class ServedModel:
         """Render a prompt by the chat template; see `render_prompt`."""
         template = self.template
         if self._long_template is not None and not isinstance(prompt, str):
-            long = prompt_chars(prompt, tools, variables) > LONG_CHARS
+            long = is_long(prompt_chars(prompt, tools, variables))
             template = self._long_template if long else template
         return render_prompt(prompt, template, tools, variables or {})
 
     def _find_schema_faults(self, schema: str) -> Sequence[tuple[str, str]]:
-        if self.processes is None or len(schema) <= LONG_SCHEMA_CHARS:
+        if self.processes is None or not is_long(len(schema), LONG_SCHEMA_CHARS):
             return schema_faults(schema)
         return [(path, fault) for path, fault in self.processes.do("schema_faults", text=schema)]
 

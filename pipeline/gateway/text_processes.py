@@ -1,8 +1,8 @@
 """Long texts of users, worked on in processes that the kernel ends when they take too long or too much memory.
 
-Each model has a server that forks workers (`pipeline.gateway.text_server`); both are replaced when they are lost. Short
-texts stay in this process.
-Everything here blocks, and is for the threads that parse requests (`pipeline.gateway.context.ParserThreads`).
+Each model has a server that forks workers (`pipeline.gateway.text_server`); both are replaced when they are lost. Who
+asks them waits, so they are for calls that a `CpuMeter` runs in a thread: short texts, and all texts in the event loop,
+are worked on in this process.
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class CpuMeter:
         finally:
             _thread.meter = None
             self.used_s += time.thread_time() - began
+
+
+def is_long(chars: int, most: int = LONG_CHARS) -> bool:
+    """Whether a text is to be left to a worker: if it has more than `most` characters, and this thread may wait."""
+    return chars > most and getattr(_thread, "meter", None) is not None
 
 
 class TextProcesses:
@@ -237,14 +242,14 @@ class ProcessTokenizer:
         """Return for each text something of the length of its tokens."""
         return [
             range(self._processes.do("count", text=text))
-            if len(text) > LONG_CHARS
+            if is_long(len(text))
             else self._tokenizer.encode_batch_fast([text])[0]
             for text in texts
         ]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Any:
         """Return the `ids` and the `special_tokens_mask` of a text."""
-        if len(text) <= LONG_CHARS:
+        if not is_long(len(text)):
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids, mask = self._processes.do("encode", text=text, add_special_tokens=add_special_tokens)
         return SimpleNamespace(ids=ids, special_tokens_mask=mask)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,27 @@ def test_a_worker_says_what_this_process_says(
     text *= LONG_CHARS // len(text) + 1 if long else 1
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     here, there = ModelTokenizer(tokenizer), ModelTokenizer(tokenizer, processes)
-    assert there.encode_prompt(text) == here.encode_prompt(text)
-    assert there.encode(text, add_special_tokens=False) == here.encode(text, add_special_tokens=False)
-    limits = [PromptLimit(one, 10**9) for one in (tokenizer, ProcessTokenizer(tokenizer, processes))]
-    assert limits[0].check(text) == limits[1].check(text) == len(here.encode(text, add_special_tokens=True))
+    limit = PromptLimit(ProcessTokenizer(tokenizer, processes), 10**9)
+    run = CpuMeter().run
+    assert run(lambda: there.encode_prompt(text)) == here.encode_prompt(text)
+    for special in (True, False):
+        ids = here.encode(text, add_special_tokens=special)
+        assert run(partial(there.encode, text, add_special_tokens=special)) == ids
+    assert run(lambda: limit.check(text)) == PromptLimit(tokenizer, 10**9).check(text)
     messages = [{"role": "user", "content": text}]
     assert processes.do("render", messages=messages, settings={}) == ChatTemplate(TEMPLATE).render(messages)
     schema = json.dumps({"type": text[:3], "description": text})
     assert [tuple(one) for one in processes.do("schema_faults", text=schema)] == schema_faults(schema)
+
+
+def test_who_may_not_wait_asks_no_worker(tmp_path: Path) -> None:
+    """The event loop has no meter; here nothing could answer."""
+    tokenizer = nasty_tokenizers.byte_level()
+    with closing(TextProcesses(tmp_path)) as processes:
+        there = ModelTokenizer(tokenizer, processes)
+        assert there.encode_prompt("plain words" * LONG_CHARS) == ModelTokenizer(tokenizer).encode_prompt(
+            "plain words" * LONG_CHARS
+        )
 
 
 def test_what_a_template_refuses_is_its_error_and_the_worker_goes_on(processes: TextProcesses) -> None:
