@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 SMALL_BODY_BYTES = 8 * 1024
 
 _MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
-# Largest request of each pool of threads. There are several, so that no request waits for much longer ones.
-_POOLS = (64 * 1024, 512 * 1024, sys.maxsize)
+# Largest request of each pool of threads, and most threads, since long texts take memory. There are several pools, so
+# that no request waits for much longer ones.
+_POOLS = ((64 * 1024, 16), (512 * 1024, 4), (sys.maxsize, 2))
 _PARSED_BYTES_PER_S = 1e6  # about, by one thread
 # What takes longer to read than this is charged to its tenant.
 _READING_S, _SLOWLY_PARSED_BYTES_PER_S = 0.02, 0.4e6
@@ -239,14 +240,14 @@ class ParserThreads:
 
     def __init__(self) -> None:
         self._charging: set[asyncio.Task[None]] = set()
-        threads = max(1, (os.cpu_count() or 1) // 4)
+        quarter = max(1, (os.cpu_count() or 1) // 4)
         self._pools = [
             (
                 most_bytes,
                 FairQueue(threads, max_waiting=_MAX_WAITING, s_per_token=1 / _PARSED_BYTES_PER_S),
                 ThreadPoolExecutor(threads, "requests"),
             )
-            for most_bytes in _POOLS
+            for most_bytes, threads in ((most, min(quarter, threads)) for most, threads in _POOLS)
         ]
 
     async def run(self, parse: Callable[[], _Parsed], request: Request, size: int, tenant: Tenant) -> _Parsed:

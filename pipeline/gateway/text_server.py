@@ -17,6 +17,7 @@ imported, since each gateway has one of these for each model.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -130,6 +131,9 @@ class Worker:
         """
         self._gateway, self._work, self._cpu_s = gateway, work, cpu_s
         os.nice(_NICENESS)
+        # Where memory is short, rather this process is ended than the gateway; some containers forbid to say so.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
         self._base = _memory_bytes()
         most = self._base + memory_mib * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
