@@ -228,7 +228,7 @@ class ProcessTemplate(ChatTemplate):
 
 
 class ProcessTokenizer:
-    """What prompts need of a tokenizer, long texts in processes."""
+    """Tokenizer of prompts that leaves long texts to workers."""
 
     def __init__(self, tokenizer: Any, processes: TextProcesses) -> None:
         """

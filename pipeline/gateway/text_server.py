@@ -46,7 +46,7 @@ _MAX_KEPT_BYTES = 64 * 2**20  # memory of a worker, between two pieces of work
 
 
 class TextWork:
-    """What is done with long texts, by the tokenizer and the chat template of a model."""
+    """Work on long texts, with the tokenizer and the chat template of a model."""
 
     def __init__(self, tokenizer: Any, template: ChatTemplate | None) -> None:
         """

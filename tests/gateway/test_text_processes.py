@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.client import PromptLimit
@@ -70,7 +70,7 @@ def hasty(folder: Path) -> Iterator[TextProcesses]:
         yield made
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=25)
 @given(
     texts=st.lists(st.sampled_from(nasty_tokenizers.TEXTS) | st.text(max_size=30), min_size=1),
     long=st.booleans(),
@@ -238,6 +238,7 @@ def test_a_prompt_beyond_its_memory_is_refused_by_its_field(guarded: Running) ->
         ("completions", {"prompt": text}, "prompt"),
         ("chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
         ("responses", {"input": text}, "input"),
+        ("../tokenize", {"prompt": text}, "prompt"),
     ):
         refused = ask(guarded, "unlimited", path=path, **fields)
         error = refused.json()["error"]

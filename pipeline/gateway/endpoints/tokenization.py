@@ -69,7 +69,11 @@ class TokenizationEndpoints(EndpointFamily):
 
     async def _tokenize(self, request: Request) -> Response:
         def tokenize(parsed: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
-            ids = token_ids(parsed, model)
+            try:
+                ids = token_ids(parsed, model)
+            except OverBudget as error:
+                field = "prompt" if parsed.messages is None else "messages"
+                raise ApiError(400, f"{field}: {error}", param=field, code=OVER_BUDGET) from error
             strings = [model.tokenizer.token_name(id) for id in ids] if parsed.return_token_strs else None
             length = model.prompt_limit.max_tokens + model.max_output_tokens
             return {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings}
@@ -102,8 +106,6 @@ class TokenizationEndpoints(EndpointFamily):
             if len(body) > SMALL_BODY_BYTES:
                 return JSONResponse(await context.parsers.run(work, request, len(body), tenant))
             return JSONResponse(work())
-        except OverBudget as error:
-            raise ApiError(400, f"body: {error}", code=OVER_BUDGET) from error
         except ClientError as error:
             raise from_client_error(error) from error
 
