@@ -46,6 +46,7 @@ class Addresses:
     grpc_url: str
     http_url: str = "127.0.0.1:1"
     metrics_url: str = "127.0.0.1:1"
+    grpc_socket: str = ""
 
 
 @dataclass

@@ -26,7 +26,10 @@ from pipeline.triton.config import dynamic_batching, model_config, parameters_of
 from pipeline.triton.text_models import (
     ENGINE_INPUTS,
     KV_CACHE_STATS,
+    MIN_P,
+    OUTPUT_IDS,
     PROMPT_LOG_PROBS,
+    RETURN_PROMPT_LOG_PROBS,
     TEXT_INPUTS,
     older_inputs,
 )
@@ -114,15 +117,19 @@ def by_name(given: Any) -> dict[str, Any]:
 def test_the_cpu_models_have_upstreams_tensors_and_only_known_parameters(draft: int) -> None:
     ours = {"end_id", "pad_id", "stop_token_ids", "vocab_size", "tokenizer_dir", "add_special_tokens"}
     ours |= {"skip_special_tokens", "cancellation_check_period_ms", "tokens_per_block"}
+    ours |= {"engine_takes_prior_output"}
+    text = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS, *TEXT_INPUTS)
     for config in cpu_models(CpuSettings(512, 256, 16, max_draft_tokens=draft), TokenIds(5, 0, (2,), 2048)):
         have = tensors(config.name, "1.2.1")
         besides = {
             "preprocessing": (),
             "postprocessing": (),
             "ensemble": (KV_CACHE_STATS,),
-            "tensorrt_llm_bls": (*older_inputs(have.inputs), *ENGINE_INPUTS, *TEXT_INPUTS),
+            "tensorrt_llm_bls": (*older_inputs(have.inputs), *text),
         }.get(config.name, ENGINE_INPUTS)
-        own_outputs = PROMPT_LOG_PROBS if ENGINE_INPUTS[-1] in besides else ()
+        own_outputs = PROMPT_LOG_PROBS if RETURN_PROMPT_LOG_PROBS in besides else ()
+        if config.name == "tensorrt_llm_bls":
+            own_outputs = (OUTPUT_IDS, *own_outputs)
         inputs = (*have.inputs, *besides)
         if config.name in {"ensemble", "preprocessing"}:  # say themselves what is missing
             inputs = tuple(replace(tensor, optional=True) for tensor in inputs)

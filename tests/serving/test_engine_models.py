@@ -15,7 +15,14 @@ from pipeline.contracts.inflight_batcher_parameters import check, parameters
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import model_config, parameters_of, parse, render
-from pipeline.triton.text_models import KV_CACHE_STATS, OURS, PROMPT_LOG_PROBS, TEXT_INPUTS, older_inputs
+from pipeline.triton.text_models import (
+    KV_CACHE_STATS,
+    OURS,
+    OUTPUT_IDS,
+    PROMPT_LOG_PROBS,
+    TEXT_INPUTS,
+    older_inputs,
+)
 
 IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -250,13 +257,14 @@ def test_tensors_are_the_contracts(version: str) -> None:
     for name, config in models(chosen).items():
         contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
         have = tensors(contract, version, chosen.target.data_types)
-        besides = ()
+        besides, answers = (), ()
         if name == "tensorrt_llm_bls":
             besides = (*older_inputs(have.inputs), KV_CACHE_STATS, *TEXT_INPUTS)
+            answers = (OUTPUT_IDS,)
         inputs = (*have.inputs, *besides)
         if name in ("preprocessing", "ensemble"):  # these say themselves what is missing
             inputs = tuple(replace(tensor, optional=True) for tensor in inputs)
-        expected = model_config(name, max_batch_size=0, inputs=inputs, outputs=have.outputs)
+        expected = model_config(name, max_batch_size=0, inputs=inputs, outputs=(*have.outputs, *answers))
         assert (config.input, config.output) == (expected.input, expected.output)
 
 
