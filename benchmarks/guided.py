@@ -118,8 +118,7 @@ def along(path: Path, name: str, rounds: int) -> dict[str, Any]:
     compiling, masks, laying, going = ([] for _ in range(4))
     for _ in range(rounds):
         grammars = Grammars(Vocabulary(path, END_ID), size)
-        timed(compiling, lambda: grammars.check(guide))  # noqa: B023  called at once
-        matcher = grammars.matcher(guide, [END_ID])
+        matcher = timed(compiling, lambda: grammars.matcher(guide, [END_ID]))  # noqa: B023  called at once
         for token in tokens:
             mask = timed(masks, lambda: matcher.allowed([]))  # noqa: B023
             assert mask[token], (name, token)
@@ -148,8 +147,8 @@ def run(core: EngineCore, streams: int, guide: Guide | None) -> float:
         request = EngineRequest(
             str(at), prompt, TOKENS, None, sampling=SamplingParams(top_k=20, seed=at), guide=guide
         )
-        core.check(request)
-        core.add(request, sink)
+        matcher = core.grammars.matcher(guide, core.ends(request)) if guide and core.grammars else None
+        core.add(request, sink, matcher)
     core.step()  # the prompts
     start, steps = time.perf_counter(), 0
     while not core.idle:

@@ -24,6 +24,9 @@ TokenIds = Sequence[int]
 # Row of the batch, tokens, and what is added to their logits.
 Bias = tuple[int, list[int], float]
 
+# Characters of all words of a kind in one prompt, as the gateway has it: each word is tokenized by itself.
+_MAX_WORD_CHARS = 16_384
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
@@ -94,7 +97,7 @@ class PromptEncoder:
         if prior_output:
             ids = [[*row, *self._known("prior_output_ids", prior_output)] for row in ids]
         pads = _column(self.pad_id if pad_id is None else pad_id, rows)
-        stops = self._word_ids(stop_words, rows)
+        stops = self._word_ids("stop_words", stop_words, rows)
         if stop_token_ids is not None:
             stops = [
                 [*words, *([token] for token in self._known("stop_token_ids", tokens))]
@@ -104,7 +107,12 @@ class PromptEncoder:
             stops = [[*row, *([token] for token in self.stop_token_ids)] for row in stops]
         biased = [self._known("logit_bias_token_ids", row) for row in bias_ids or [()] * rows]
         biases = [
-            *_biases("embedding bias", "words", self._word_ids(bias_words, rows), bias_weights),
+            *_biases(
+                "embedding bias",
+                "words",
+                self._word_ids("embedding_bias_words", bias_words, rows),
+                bias_weights,
+            ),
             *_biases("logit_bias_values", "token ids", [[[id] for id in row] for row in biased], bias_values),
         ]
         input_ids = pad_right(ids, pads)
@@ -112,7 +120,7 @@ class PromptEncoder:
             input_ids=input_ids,
             input_lengths=np.array([[len(row)] for row in ids], np.int32),
             stop_words=pack(stops),
-            bad_words=pack(self._word_ids(bad_words, rows)),
+            bad_words=pack(self._word_ids("bad_words", bad_words, rows)),
             embedding_bias=self._bias(biases, rows),
             end_id=_column(self.end_id if end_id is None else end_id, rows),
             pad_id=pads,
@@ -123,9 +131,12 @@ class PromptEncoder:
         """The table's id at tokens beyond the vocabulary, which stand for rows of the table; 0 elsewhere."""
         return np.where(input_ids >= self.vocab_size, table_id.reshape(-1, 1), 0).astype(np.uint64)
 
-    def _word_ids(self, texts: Texts | None, rows: int) -> list[list[list[int]]]:
+    def _word_ids(self, name: str, texts: Texts | None, rows: int) -> list[list[list[int]]]:
         if texts is None:
             return [[] for _ in range(rows)]
+        longest = max((sum(map(len, row)) for row in texts), default=0)
+        if longest > _MAX_WORD_CHARS:
+            raise RequestRefused(f"{name}: has {longest} characters in all, of at most {_MAX_WORD_CHARS}")
         return [[self.tokenizer.encode_word(word) for word in row] for row in texts]
 
     def _known(self, name: str, tokens: TokenIds) -> list[int]:

@@ -177,6 +177,9 @@ class _Choice:
         )
         async with slot, self._watched():
             times.started = times.started or time.perf_counter()
+            if generation.inputs.form is not None:
+                # Forms of the tenant may have taken too long meanwhile.
+                generation.tenant.check_reading()
             if not await generation.bind(index, goes_on=self._loss is not None):
                 raise _CannotGoOn("another package has replaced the model")
             sampling, drawn = generation.sampling(index)

@@ -116,3 +116,10 @@ def test_parameters_that_are_wrong_are_named(tmp_path: Path, kind: str, message:
         getattr(parameters(tmp_path, n="five"), kind)("n")
     with pytest.raises(ValueError, match="parameter gone is missing"):
         parameters(tmp_path).text("gone")
+
+
+@pytest.mark.parametrize("name", ["stop_words", "bad_words", "bias_words"])
+def test_words_that_would_take_seconds_are_refused_by_name(encoder: PromptEncoder, name: str) -> None:
+    with pytest.raises(RequestRefused, match=r"has 3200000 characters in all, of at most 16384$") as caught:
+        encoder.encode(["Hello"], **{name: [["a" * 50_000] * 64]})
+    assert name.removeprefix("bias_") in str(caught.value)

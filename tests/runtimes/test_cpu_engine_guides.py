@@ -16,7 +16,18 @@ from tokenizers import Tokenizer
 from pipeline.runtimes.cpu.engine import EngineRequest, FinishReason, Guide, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from tests.runtimes.conftest import Pair
-from tests.support.engine import VOCABULARY, Answer, answer, finish_all, load, prompts, questions, request
+from tests.support.engine import (
+    VOCABULARY,
+    Answer,
+    add,
+    answer,
+    finish_all,
+    load,
+    matcher_of,
+    prompts,
+    questions,
+    request,
+)
 
 TOKENIZER = Tokenizer.from_file(str(VOCABULARY.tokenizer))
 PROMPTS = questions()
@@ -184,7 +195,7 @@ def test_who_runs_beside_a_guided_answer_does_not_notice(core: EngineCore) -> No
 
 def test_a_cancelled_one_frees_its_place(core: EngineCore) -> None:
     sink = Answer()
-    core.add(guided("left", GUIDES["schema"]), sink)
+    add(core, guided("left", GUIDES["schema"]), sink)
     for _ in range(4):
         core.step()
     core.cancel("left")
@@ -250,7 +261,7 @@ def test_what_is_no_form_is_refused_at_once(core: EngineCore, guide: Guide, why:
     with pytest.raises(
         InvalidRequest, match=f"^guided_decoding_guide: cannot be held to.*{re.escape(why)}"
     ) as caught:
-        core.check(guided("x", guide))
+        matcher_of(core, guided("x", guide))
     assert "\n" not in str(caught.value)
 
 

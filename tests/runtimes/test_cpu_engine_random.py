@@ -24,7 +24,7 @@ from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.sampler import SamplingRow, choose
 from pipeline.runtimes.cpu.engine.sequence import Sequence
-from tests.support.engine import Answer, finish_all
+from tests.support.engine import Answer, add, finish_all, matcher_of
 from tests.support.fake_model import VOCAB, FakeModel, next_logits
 
 IDS = st.integers(0, VOCAB - 1)
@@ -98,7 +98,7 @@ def letters(folder: Path) -> Grammars:
 
 
 def by_hand(core: EngineCore, request: EngineRequest) -> tuple[list[int], FinishReason]:
-    sequence = Sequence(request, print, VOCAB, core._matcher(request))
+    sequence = Sequence(request, print, VOCAB, matcher_of(core, request))
     sequence.drafts = []
     while True:
         (token,) = choose(next_logits(sequence.tokens)[None], [SamplingRow(sequence, 0)]).tokens
@@ -128,8 +128,7 @@ def test_every_answer_is_the_one_made_by_hand(
     for one, request, sink in zip(joining, requests, answers, strict=True):
         for _ in range(one.after):
             step(core, leaving)
-        core.check(request)
-        core.add(request, sink)
+        add(core, request, sink)
         if one.cancelled_after is not None:
             leaving[request.id] = one.cancelled_after
     while leaving:

@@ -23,6 +23,7 @@ from pipeline.runtimes.cpu.engine import (
 )
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
+from pipeline.runtimes.cpu.engine.matcher import Matcher
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, StepFailed, TokenSlice
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "recipes/checkpoints"
@@ -80,10 +81,22 @@ def answer(core: EngineCore, *requests: EngineRequest) -> list[Answer]:
     """Run the requests together until all are done."""
     answers = [Answer() for _ in requests]
     for request, sink in zip(requests, answers, strict=True):
-        core.check(request)
-        core.add(request, sink)
+        add(core, request, sink)
     finish_all(core)
     return answers
+
+
+def add(core: EngineCore, request: EngineRequest, sink: Answer) -> None:
+    """Take a request, with its guide compiled, as the engine does in other threads."""
+    core.check(request)
+    core.add(request, sink, matcher_of(core, request))
+
+
+def matcher_of(core: EngineCore, request: EngineRequest) -> Matcher | None:
+    if request.guide is None:
+        return None
+    assert core.grammars is not None, "check has seen to it"
+    return core.grammars.matcher(request.guide, core.ends(request))
 
 
 def finish_all(core: EngineCore, limit: int = 5000) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import BlockManager
-from .grammars import Grammars, Matcher
+from .grammars import Grammars
+from .matcher import Matcher
 from .paged_model import PagedModel, StepFailed, TokenSlice
 from .request import EngineRequest, FinishReason, InvalidRequest, RequestOutput
 from .sampler import SamplingRow, choose
@@ -47,7 +48,7 @@ class EngineCore:
         self._target = target
         self._draft = draft if settings.max_draft_tokens else None
         self._settings = settings
-        self._grammars = grammars
+        self.grammars = grammars
         self.max_sequence_tokens = min(
             target.max_positions, settings.max_sequence_tokens or target.max_positions
         )
@@ -105,12 +106,26 @@ class EngineCore:
         bias = request.embedding_bias
         if bias is not None and bias.shape != (vocab,):
             raise InvalidRequest(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
-        if request.guide is not None:
-            self._guiding().check(request.guide)
+        if request.guide is not None and self.grammars is None:
+            raise InvalidRequest(
+                "guided_decoding_guide_type: this engine was started without guided decoding"
+            )
 
-    def add(self, request: EngineRequest, sink: Sink) -> None:
-        """Take a request; `sink` is called with each of its outputs."""
-        sequence = Sequence(request, sink, self._target.vocab_size, self._matcher(request))
+    def ends(self, request: EngineRequest) -> set[int]:
+        """Tokens that may end an answer of a form: `end_id`, and stop words of one token that is no text."""
+        special = self.grammars.is_special if self.grammars else (lambda _: False)
+        ends = {word[0] for word in request.stop_words if len(word) == 1 and special(word[0])}
+        return ends if request.end_id is None else {request.end_id, *ends}
+
+    def add(self, request: EngineRequest, sink: Sink, matcher: Matcher | None = None) -> None:
+        """Take a request.
+
+        Args:
+            request: What to generate.
+            sink: Called with each of its outputs.
+            matcher: Holds the answer to the request's guide; None if it has none.
+        """
+        sequence = Sequence(request, sink, self._target.vocab_size, matcher)
         if self._draft is None or sequence.max_tokens > self._draft.max_positions:
             sequence.speculates = False
         self._sequences[request.id] = sequence
@@ -164,21 +179,6 @@ class EngineCore:
         self._counters.step(context_tokens, len(work), made)
         if self._drafter and all(piece.length == 1 for piece in work):
             self._drafter.record(len(work), made, time.perf_counter() - started)
-
-    def _guiding(self) -> Grammars:
-        if self._grammars is None:
-            raise InvalidRequest(
-                "guided_decoding_guide_type: this engine was started without guided decoding"
-            )
-        return self._grammars
-
-    def _matcher(self, request: EngineRequest) -> Matcher | None:
-        """Tokens that end the answer: `end_id`, and stop words of one token that is no text."""
-        if request.guide is None:
-            return None
-        grammars = self._guiding()
-        ends = {word[0] for word in request.stop_words if len(word) == 1 and grammars.is_special(word[0])}
-        return grammars.matcher(request.guide, ends if request.end_id is None else {request.end_id, *ends})
 
     def _slice(self, piece: ScheduledTokens) -> TokenSlice:
         sequence, pages = piece.sequence, piece.sequence.target

@@ -1,8 +1,8 @@
 """`Engine`: one thread that runs `EngineCore`, and an inbox that any thread may write to.
 
-Requests join while others run: the inbox is read between steps. Sinks are called on the engine's thread; they must be
-quick, and may call `submit` and `cancel`. If the thread dies, every request in flight gets an error, and later ones
-are refused.
+Requests join while others run: the inbox is read between steps. The form of an answer is compiled before, in other
+threads and processes (`grammars`). Sinks are called on the engine's thread; they must be quick, and may call `submit`
+and `cancel`. If the thread dies, every request in flight gets an error, and later ones are refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from queue import SimpleQueue
 
 from .core import EngineCore
 from .grammars import Grammars, Vocabulary
+from .matcher import Matcher
 from .paged_model import PagedModel
 from .request import EngineRequest, EngineStopped, FinishReason, InvalidRequest, RequestOutput
+from .sequence import Sink
 from .settings import EngineSettings
 from .stats import EngineStats
 
@@ -42,9 +44,15 @@ class Engine:
             vocabulary: Tokenizer for guided decoding; None refuses requests with a guide.
         """
         model = PagedModel(target, settings)
-        grammars = Grammars(vocabulary, model.vocab_size) if vocabulary else None
-        self._core = EngineCore(model, PagedModel(draft, settings) if draft else None, settings, grammars)
+        self._grammars = Grammars(vocabulary, model.vocab_size) if vocabulary else None
+        if self._grammars:
+            self._grammars.start()
+        self._core = EngineCore(
+            model, PagedModel(draft, settings) if draft else None, settings, self._grammars
+        )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # Requests whose guide is being compiled. For the engine's thread.
+        self._guided: dict[str, Sink] = {}
         self._lock = threading.Lock()  # guards the two below
         self._in_flight: set[str] = set()
         self._stopped: str | None = None  # why no more requests are taken
@@ -61,12 +69,13 @@ class Engine:
         """Why the engine takes no more requests; None while it does."""
         return self._stopped
 
-    def submit(self, request: EngineRequest, sink: Callable[[RequestOutput], None]) -> None:
-        """Take a request.
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """Take a request, without waiting for anything.
 
         Args:
             request: What to generate.
-            sink: Called on the engine's thread with each output; the last one has `finish`.
+            sink: Called on the engine's thread with each output; the last one has `finish`, REFUSED if the guide of
+                the request cannot be held to.
 
         Raises:
             InvalidRequest: The request could never run.
@@ -86,7 +95,10 @@ class Engine:
             if request.id in self._in_flight:
                 raise InvalidRequest(f"a request with id {request.id!r} is in flight")
             self._in_flight.add(request.id)
-            self._inbox.put(lambda: self._core.add(request, forward))
+            if request.guide is None:
+                self._inbox.put(lambda: self._core.add(request, forward))
+            else:
+                self._inbox.put(lambda: self._compile(request, forward))
 
     def cancel(self, request_id: str) -> None:
         """End a request before the next step; its last output says CANCELLED. Unknown ids are ignored.
@@ -94,7 +106,7 @@ class Engine:
         Args:
             request_id: `id` of a request that was submitted.
         """
-        self._inbox.put(lambda: self._core.cancel(request_id))
+        self._inbox.put(lambda: self._cancel(request_id))
 
     def stats(self) -> EngineStats:
         """A snapshot of what the engine has done and holds."""
@@ -105,6 +117,8 @@ class Engine:
         self._stop("the engine is closed")
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        if self._grammars:
+            self._grammars.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -130,6 +144,33 @@ class Engine:
         else:
             self._end_all(FinishReason.CANCELLED)
 
+    def _compile(self, request: EngineRequest, sink: Sink) -> None:
+        """Add a request to the core when its guide is compiled."""
+        assert self._grammars is not None, "EngineCore.check has seen to it"
+        assert request.guide is not None, "or it would have been added"
+        self._guided[request.id] = sink
+
+        def done(matcher: Matcher | Exception) -> None:
+            self._inbox.put(lambda: self._add_guided(request, matcher))
+
+        self._grammars.prepare(request.guide, self._core.ends(request), done)
+
+    def _add_guided(self, request: EngineRequest, matcher: Matcher | Exception) -> None:
+        # Unless it was cancelled meanwhile.
+        if (sink := self._guided.pop(request.id, None)) is None:
+            return
+        if isinstance(matcher, Matcher):
+            self._core.add(request, sink, matcher)
+            return
+        refused = isinstance(matcher, InvalidRequest)
+        finish = FinishReason.REFUSED if refused else FinishReason.ERROR
+        _end(request.id, sink, finish, str(matcher))
+
+    def _cancel(self, request_id: str) -> None:
+        if (sink := self._guided.pop(request_id, None)) is not None:
+            _end(request_id, sink, FinishReason.CANCELLED)
+        self._core.cancel(request_id)
+
     def _read_inbox(self, *, wait: bool) -> None:
         if wait:
             self._inbox.get()()
@@ -140,6 +181,17 @@ class Engine:
         """Drain the inbox, then finish all requests; later submissions are ignored."""
         self._read_inbox(wait=False)
         self._core.end_all(finish, self._stopped or "")
+        for request_id, sink in self._guided.items():
+            _end(request_id, sink, finish, self._stopped)
+        self._guided.clear()
+
+
+def _end(request_id: str, sink: Sink, finish: FinishReason, error: str | None = None) -> None:
+    """End a request that the core has not taken."""
+    try:
+        sink(RequestOutput(request_id, (), finish=finish, error=error))
+    except Exception:
+        _log.exception("request %s: its sink failed", request_id)
 
 
 def _nothing() -> None:

@@ -1,37 +1,42 @@
-"""From what an answer is to look like to a matcher that says which tokens may come next.
+"""Forms that answers can be held to: compiled for each request, without keeping the engine or its callers waiting.
 
 Guides mean what they mean to TensorRT-LLM (`guided_decoding_guide_type` and `guided_decoding_guide`, release 1.2), but
 that `json` is an object, and that JSON has no white space between its parts, as in OpenAI's own answers: a small model
 would never come to an end of it, and each space would cost a token. As there (xgrammar's strict mode), an object has no
 properties but those that its schema names, unless the schema speaks of others. The work is llguidance's.
+
+A guide is compiled twice: in a process that the kernel ends at a budget (`grammar_server`), and if that succeeds, here,
+in a thread that lets others run. There are two such threads. One gives each guide little time, so that the usual ones
+do not wait for dear ones; what takes longer goes to the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections import OrderedDict, abc
-from collections.abc import Collection, Iterator
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher
 
+from . import grammar_server
+from .matcher import Matcher
 from .request import Guide, InvalidRequest
 
-# Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
-# Fuel is also what nested repetitions burn: of (a{1000}){1000}, llguidance's own amount makes ten seconds.
-_LIMITS = LLParserLimits(
-    max_items_in_row=1000,
-    initial_lexer_fuel=100_000,
-    step_lexer_fuel=100_000,
-    max_lexer_states=50_000,
-    verbose_errors=False,
-)
-_KEPT = 64  # grammars that are ready for the next request
+_KEPT = 64  # compiled grammars, and as many reasons why others are none
+_KEPT_BYTES = 256 * 2**20
+_MAX_GUIDE_BYTES = 2**20
+_ANSWER_S = 60.0  # of a busy machine, for a worker's answer
+_ATTEMPTS = 2  # the server may have been lost, and the worker that waited with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +47,150 @@ class Vocabulary:
     end_id: int  # a token that ends texts
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarBudget:
+    """Most that compiling one guide may take.
+
+    Attributes:
+        quick_s: Processor time after which a guide makes way for others.
+        cpu_s: Processor time, in seconds, after which it is refused.
+        memory_mib: Memory besides the tokenizer's.
+    """
+
+    quick_s: float = 0.05
+    cpu_s: float = 1.0
+    memory_mib: int = 256
+
+
+class GrammarsUnavailable(RuntimeError):
+    """No process could be had to compile a guide in."""
+
+
 class Grammars:
     """The forms that answers of one model can be held to. Safe to use from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
-        """`vocab_size`: tokens that the model has logits for.
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int, budget: GrammarBudget | None = None) -> None:
+        """
+        Args:
+            vocabulary: Tokens of the model.
+            vocab_size: Tokens that the model has logits for.
+            budget: Of each guide.
 
         Raises:
             ValueError: llguidance does not know this kind of tokenizer.
         """
-        content = vocabulary.tokenizer.read_text(encoding="utf-8")
-        self._tokenizer = LLTokenizer(content, eos_token=vocabulary.end_id)
+        self._tokenizer = grammar_server.make_tokenizer(vocabulary.tokenizer, vocabulary.end_id)
         self._vocab_size, self._end_id = vocab_size, vocabulary.end_id
-        self._ready: OrderedDict[Guide, LLMatcher] = OrderedDict()
-        self._lock = Lock()  # guards _ready
+        self._budget = budget or GrammarBudget()
+        self._workers = _Workers(vocabulary, self._budget.memory_mib)
+        self._lanes = [ThreadPoolExecutor(1, name) for name in ("guides", "dear-guides")]
+        self._lock = threading.Lock()  # guards what follows
+        self._ready: OrderedDict[Guide, tuple[LLMatcher, int]] = OrderedDict()  # and its bytes
+        self._refused: OrderedDict[Guide, InvalidRequest] = OrderedDict()
 
-    def check(self, guide: Guide) -> None:
-        """Make the grammar of a guide, and keep it for `matcher`.
+    def start(self) -> None:
+        """Start the process that compiles, which reads the tokenizer in the background."""
+        self._workers.start()
+
+    def close(self) -> None:
+        """End the process; what is being compiled is given up."""
+        self._workers.close()
+        for lane in self._lanes:
+            lane.shutdown(cancel_futures=True)
+
+    def prepare(
+        self, guide: Guide, ends: Collection[int], done: Callable[[Matcher | Exception], None]
+    ) -> None:
+        """Make a matcher, and hand it on: at once if the guide was compiled before, else later, in another thread.
+
+        Args:
+            guide: Form of the answer.
+            ends: Tokens that end the answer where the form allows.
+            done: Called with the matcher; with InvalidRequest if the guide is no form, cannot be held to, or is over
+                budget; or with what else went wrong. Not called after `close`.
+        """
+        if (known := self._known(guide)) is not None:
+            done(self._matcher(known, ends) if isinstance(known, LLMatcher) else known)
+        else:
+            self._lanes[0].submit(self._prepare, guide, ends, done, 0)
+
+    def matcher(self, guide: Guide, ends: Collection[int] = ()) -> Matcher:
+        """Make a matcher at the beginning of an answer, which may take as long as the budget allows.
+
+        Args:
+            guide: Form of the answer.
+            ends: Tokens that end the answer where the form allows.
 
         Raises:
-            InvalidRequest: it is none, or has something that cannot be held to.
+            InvalidRequest: The guide is no form, cannot be held to, or is over budget.
+            GrammarsUnavailable: No process can be made.
         """
-        self._grammar(guide)
-
-    def matcher(self, guide: Guide, ends: Collection[int]) -> Matcher:
-        """At the beginning of an answer, which the tokens `ends` end where the form allows.
-
-        Raises:
-            InvalidRequest: as `check`.
-        """
-        return self._matcher(self._grammar(guide), ends)
+        known = self._known(guide) or self._compile(guide, self._budget.cpu_s)
+        if isinstance(known, InvalidRequest):
+            raise known
+        return self._matcher(known, ends)
 
     def is_special(self, token: int) -> bool:
         """Whether a token is no text, as those that end a turn."""
         return token < self._tokenizer.vocab_size and self._tokenizer.is_special_token(token)
+
+    def _prepare(
+        self, guide: Guide, ends: Collection[int], done: Callable[[Matcher | Exception], None], lane: int
+    ) -> None:
+        result: Matcher | Exception
+        try:
+            quick = lane == 0 and self._budget.quick_s < self._budget.cpu_s
+            known = self._known(guide) or self._compile(
+                guide, self._budget.quick_s if quick else self._budget.cpu_s, final=not quick
+            )
+            result = self._matcher(known, ends) if isinstance(known, LLMatcher) else known
+        except _OverBudget:
+            self._lanes[1].submit(self._prepare, guide, ends, done, 1)
+            return
+        except Exception as error:
+            result = error
+        done(result)
+
+    def _known(self, guide: Guide) -> LLMatcher | InvalidRequest | None:
+        with self._lock:
+            if guide in self._ready:
+                self._ready.move_to_end(guide)
+                return self._ready[guide][0]
+            return self._refused.get(guide)
+
+    def _compile(self, guide: Guide, cpu_s: float, *, final: bool = True) -> LLMatcher | InvalidRequest:
+        """Compile a guide, and remember what came of it.
+
+        Raises:
+            _OverBudget: It takes too long, and is not to be `final`.
+        """
+        try:
+            grammar, size = self._workers.compile(guide, cpu_s)
+            made = grammar_server.make_matcher(self._tokenizer, grammar)
+        except _OverBudget:
+            if not final:
+                raise
+            budget = f"{cpu_s:g} s of processor time or {self._budget.memory_mib} MiB of memory"
+            return self._refuse(guide, f"takes more than {budget} to compile")
+        except ValueError as error:
+            return self._refuse(guide, str(error))
+        with self._lock:
+            self._ready[guide] = made, size
+            while len(self._ready) > _KEPT or (
+                len(self._ready) > 1 and sum(size for _, size in self._ready.values()) > _KEPT_BYTES
+            ):
+                self._ready.popitem(last=False)
+        return made
+
+    def _refuse(self, guide: Guide, why: str) -> InvalidRequest:
+        refusal = InvalidRequest(
+            f"guided_decoding_guide: cannot be held to as {guide.kind}: {' '.join(why.split())}"
+        )
+        with self._lock:
+            self._refused[guide] = refusal
+            if len(self._refused) > _KEPT:
+                self._refused.popitem(last=False)
+        return refusal
 
     def _matcher(self, grammar: LLMatcher, ends: Collection[int]) -> Matcher:
         return Matcher(
@@ -86,165 +201,115 @@ class Grammars:
             ends=ends,
         )
 
-    def _grammar(self, guide: Guide) -> LLMatcher:
+
+class _OverBudget(Exception):
+    """A worker was ended."""
+
+
+class _Workers:
+    """The other end of `grammar_server`: one process, started again when it is lost."""
+
+    def __init__(self, vocabulary: Vocabulary, memory_mib: int) -> None:
+        # -P: its folder, this one, has modules that are named as others'.
+        words = (grammar_server.__file__, vocabulary.tokenizer, vocabulary.end_id, memory_mib)
+        self._command = [sys.executable or "python3", "-P", *map(str, words)]
+        self._lock = threading.Lock()  # guards what follows
+        self._control: socket.socket | None = None
+        # A worker that waits for the next guide: making one takes longer than most guides do.
+        self._spare: list[socket.socket] = []
+        self._end: weakref.finalize[..., _Workers] | None = None
+        self._closed = False
+
+    def start(self) -> None:
         with self._lock:
-            if guide in self._ready:
-                self._ready.move_to_end(guide)
-                return self._ready[guide]
-        made = LLMatcher(self._tokenizer, _text_of(guide), log_level=0, limits=_LIMITS)
-        if made.is_error():
-            raise _refused(guide, made.get_error())
-        if self._matcher(made, [self._end_id]).allowed([]) is None:
-            raise _refused(guide, "no text has this form; it may refer to itself without an end")
+            self._make_spare(self._connected())
+
+    def close(self) -> None:
         with self._lock:
-            self._ready[guide] = made
-            while len(self._ready) > _KEPT:
-                self._ready.popitem(last=False)
-        return made
+            self._closed = True
+            self._lose()
 
+    def compile(self, guide: Guide, cpu_s: float) -> tuple[str, int]:
+        """Compile a guide in a worker.
 
-def _text_of(guide: Guide) -> str:
-    """The grammar as llguidance takes it."""
-    try:
-        match guide.kind:
-            case "json":
-                return _json_schema('{"type": "object"}')
-            case "json_schema":
-                return _json_schema(guide.text)
-            case "regex":
-                return LLMatcher.grammar_from_regex(guide.text)
-            case _:
-                return grammar_from("ebnf", guide.text)
-    except (ValueError, RecursionError) as error:
-        raise _refused(guide, str(error)) from None
+        Returns:
+            The grammar as llguidance takes it, and the bytes that compiling it took.
 
-
-# With these beside its properties, what an object may have is said in several places.
-_OPEN = {
-    "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",
-}  # fmt: skip
-
-
-def _json_schema(text: str) -> str:
-    schema = json.loads(text)
-    if not isinstance(schema, dict):
-        raise ValueError("a schema is a JSON object")
-    # Parts that are to hold together would each forbid what the others ask for.
-    parts = list(_schemas(schema))
-    if not any(isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1 for part in parts):
-        for part in parts:
-            if part.get("properties") and not _OPEN & part.keys():
-                part["additionalProperties"] = False
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_flexible": False})
-
-
-def _schemas(part: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all within it; not what stands in the place of values."""
-    if isinstance(part, list):
-        for item in part:
-            yield from _schemas(item)
-    elif isinstance(part, dict):
-        yield part
-        for name, item in part.items():
-            if name in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"):
-                yield from _schemas(list(item.values()) if isinstance(item, dict) else [])
-            elif name not in ("const", "default", "enum", "examples"):
-                yield from _schemas(item)
-
-
-def _refused(guide: Guide, why: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"guided_decoding_guide: cannot be held to as {guide.kind}: {' '.join(why.split())}"
-    )
-
-
-Mask = npt.NDArray[np.bool_]
-
-
-class Matcher:
-    """
-    >>> matcher = Grammars(vocabulary, 2048).matcher(Guide("regex", "[0-9]+"), ends=[2])   # doctest: +SKIP
-    >>> matcher.allowed([]).nonzero()                                                     # doctest: +SKIP
-    """
-
-    __slots__ = ("_ahead", "_ends", "_inner", "_masks", "_size", "_special", "_vocab_size", "fault")
-
-    def __init__(
-        self, inner: LLMatcher, *, size: int, vocab_size: int, end: int, ends: Collection[int]
-    ) -> None:
+        Raises:
+            ValueError: It is no form, or cannot be held to.
+            _OverBudget: The worker was ended.
+            GrammarsUnavailable: There is no worker, or it does not answer.
         """
-        Args:
-            inner: at the beginning of the form.
-            size: tokens that `inner` knows; `vocab_size`: tokens that the model has logits for.
-            end: the token with which `inner` says that the answer may end.
-            ends: the tokens that end this answer.
-        """
-        self._inner = inner
-        self._size, self._vocab_size = size, vocab_size
-        self._ends = list(ends)
-        self._special = frozenset((end, *ends))
-        self._ahead: list[int] = []  # drafts that `inner` has taken, after the answer
-        self._masks: dict[tuple[int, ...], Mask | None] = {}  # by drafts, for the answer as it is
-        self.fault: str | None = None  # why the answer cannot go on
+        if len(guide.text.encode(errors="replace")) > _MAX_GUIDE_BYTES:
+            raise ValueError(f"has more than {_MAX_GUIDE_BYTES} bytes")
+        request = json.dumps({"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s}).encode()
+        for _ in range(_ATTEMPTS):
+            with self._lock:
+                control = self._connected()
+                self._make_spare(control)
+                taken = self._spare.pop()
+                self._make_spare(control)
+            try:
+                with taken as worker, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    worker.sendall(request)
+                    worker.shutdown(socket.SHUT_WR)
+                    if worker.recv(len(grammar_server.BEGUN)) == grammar_server.BEGUN:
+                        return _read(worker)
+            except TimeoutError:
+                raise GrammarsUnavailable("the machine is too busy to compile a form now") from None
+            with self._lock:
+                # Unless another thread has seen it before.
+                if self._control is control:
+                    self._lose()
+        raise GrammarsUnavailable("no process to compile a form in can be had now")
 
-    def allowed(self, ahead: abc.Sequence[int]) -> Mask | None:
-        """[vocab_size], true for the tokens that may follow the answer and the drafts `ahead` of it.
+    def _connected(self) -> socket.socket:
+        if self._closed:
+            raise GrammarsUnavailable("the engine is closed")
+        if self._control is None:
+            self._control, there = socket.socketpair()
+            with there:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=there.fileno(),
+                    # Python in Triton's stub knows modules from more places than its command line would.
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+            self._end = weakref.finalize(self, _end, process, self._control, self._spare)
+        return self._control
 
-        None where those drafts themselves may not come, so that they will not be kept; or where nothing may follow.
-        """
-        key = tuple(ahead)
-        if key not in self._masks:
-            self._masks[key] = self._mask() if self._go(ahead) else None
-        return self._masks[key]
+    def _lose(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._control = self._end = None
 
-    def append(self, token: int) -> None:
-        """The answer got one more token; `fault` is set if it may not come."""
-        self._masks.clear()
-        if self._ahead[:1] == [token]:
-            del self._ahead[0]
-            return
-        self._back(0)
-        fits = self._inner.is_accepting() if token in self._ends else self._take(token)
-        if not fits:
-            why = " ".join(self._inner.get_error().split()).removesuffix(" <non-verbose/>")
-            why = why or "no token that the model may choose keeps to the form"
-            self.fault = f"guided_decoding_guide: the answer cannot go on: {why}"
+    def _make_spare(self, control: socket.socket) -> None:
+        if not self._spare:
+            self._spare.append(_worker(control))
 
-    @property
-    def complete(self) -> bool:
-        """Whether the form is whole, and nothing can follow."""
-        return not self._ahead and self._inner.is_stopped()
 
-    def _go(self, ahead: abc.Sequence[int]) -> bool:
-        common = next(
-            (at for at, (one, other) in enumerate(zip(ahead, self._ahead, strict=False)) if one != other),
-            min(len(ahead), len(self._ahead)),
-        )
-        self._back(common)
-        for token in ahead[common:]:
-            if not self._take(token):
-                return False
-            self._ahead.append(token)
-        return True
+def _end(process: subprocess.Popen[bytes], control: socket.socket, spare: list[socket.socket]) -> None:
+    while spare:
+        spare.pop().close()
+    control.close()
+    process.kill()
+    process.wait()
 
-    def _back(self, kept: int) -> None:
-        """To after the first `kept` of the drafts."""
-        if len(self._ahead) > kept:
-            self._inner.rollback(len(self._ahead) - kept)
-            del self._ahead[kept:]
 
-    def _take(self, token: int) -> bool:
-        return token not in self._special and self._inner.try_consume_tokens([token]) == 1
+def _worker(control: socket.socket) -> socket.socket:
+    """Ask the server for a worker; what is sent to it is lost if there is no server any more."""
+    worker, there = socket.socketpair()
+    worker.settimeout(_ANSWER_S)
+    with there, contextlib.suppress(OSError):
+        socket.send_fds(control, [b"f"], [there.fileno()])
+    return worker
 
-    def _mask(self) -> Mask | None:
-        if self._inner.is_stopped():
-            self.fault = self._inner.get_error() or self.fault
-            return None
-        bits = np.zeros(-(-self._size // 32), np.uint32)
-        self._inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        known = min(self._size, self._vocab_size)
-        mask = np.zeros(self._vocab_size, np.bool_)
-        mask[:known] = np.unpackbits(bits.view(np.uint8), count=known, bitorder="little")
-        mask[list(self._special)] = False
-        mask[self._ends] = self._inner.is_accepting()
-        return mask if mask.any() else None
+
+def _read(worker: socket.socket) -> tuple[str, int]:
+    answer = b"".join(iter(lambda: worker.recv(2**18), b""))
+    if not answer:
+        raise _OverBudget
+    read = json.loads(answer)
+    if "error" in read:
+        raise ValueError(read["error"])
+    return read["grammar"], read["memory_bytes"]

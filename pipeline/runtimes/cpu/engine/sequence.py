@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_manager import Pages
-from .grammars import Matcher
+from .matcher import Matcher
 from .request import EngineRequest, FinishReason, RequestMetrics, RequestOutput
 
 

@@ -1,0 +1,198 @@
+"""Compiles the forms of answers in processes that the kernel may end: strangers send some that take seconds, or GB.
+
+    python grammar_server.py TOKENIZER END_ID MEMORY_MIB
+
+Standard input is a Unix socket. Each message on it is another socket, for one worker: a fork of this process, which has
+read the tokenizer. The kernel holds a worker to its processor time by ITIMER_PROF, whose signal no library can put off,
+and to its memory by RLIMIT_AS.
+
+    engine    {"kind": "json_schema", "text": "…", "cpu_s": 1.0}    until the end of the stream
+    worker    .                                                      the work begins
+              {"grammar": "…", "memory_bytes": 4096}                 the grammar as llguidance takes it
+              {"error": "…"}                                         it is no form, or cannot be held to
+
+A worker that is ended says nothing. `grammars` is the other end: it compiles what a worker could compile. This file is
+run by itself, so it imports nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+# Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
+# Fuel is also what nested repetitions burn: of (a{1000}){1000}, llguidance's own amount makes ten seconds.
+_LIMITS = LLParserLimits(
+    max_items_in_row=1000,
+    initial_lexer_fuel=100_000,
+    step_lexer_fuel=100_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
+BEGUN = b"."
+_NICENESS = 5  # the engine and its streams go first
+# With these beside its properties, what an object may have is said in several places.
+_OPEN = {
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",
+}  # fmt: skip
+
+
+def make_tokenizer(path: Path, end_id: int) -> LLTokenizer:
+    """Read a tokenizer.json.
+
+    Raises:
+        ValueError: llguidance does not know this kind of tokenizer.
+    """
+    return LLTokenizer(path.read_text(encoding="utf-8"), eos_token=end_id)
+
+
+def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compile a grammar, and compute the tokens that may come first, which later matchers of it need not do again.
+
+    Raises:
+        ValueError: it is none, or no text has its form.
+    """
+    made = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+    if made.is_error():
+        raise ValueError(made.get_error())
+    first = made.deep_copy()
+    tokens = bytearray(first.compute_bitmask())
+    if first.is_error() and "NoExtension" not in first.get_error():
+        raise ValueError(first.get_error().removesuffix("\n<non-verbose/>"))
+    end = tokenizer.eos_token
+    tokens[end // 8] &= ~(1 << end % 8)
+    if first.is_stopped() or not (any(tokens) or first.is_accepting()):
+        raise ValueError("no text has this form; it may refer to itself without an end")
+    return made
+
+
+def grammar_of(kind: str, text: str) -> str:
+    """Write a guide as the grammar that llguidance takes.
+
+    Raises:
+        ValueError: it is no guide of its kind.
+    """
+    match kind:
+        case "json":
+            return _json_schema('{"type": "object"}')
+        case "json_schema":
+            return _json_schema(text)
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        case _:
+            return str(grammar_from("ebnf", text))
+
+
+def _json_schema(text: str) -> str:
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("a schema is a JSON object")
+    # Parts that are to hold together would each forbid what the others ask for.
+    parts = list(_schemas(schema))
+    if not any(isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1 for part in parts):
+        for part in parts:
+            if part.get("properties") and not _OPEN & part.keys():
+                part["additionalProperties"] = False
+    return str(
+        LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_flexible": False})
+    )
+
+
+def _schemas(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all within it; not what stands in the place of values."""
+    if isinstance(part, list):
+        for item in part:
+            yield from _schemas(item)
+    elif isinstance(part, dict):
+        yield part
+        for name, item in part.items():
+            if name in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"):
+                yield from _schemas(list(item.values()) if isinstance(item, dict) else [])
+            elif name not in ("const", "default", "enum", "examples"):
+                yield from _schemas(item)
+
+
+def serve(tokenizer: LLTokenizer, engine: socket.socket, memory_bytes: int) -> None:
+    """Fork a worker for each socket that comes, until the engine closes its end."""
+    while True:
+        message, sockets, _, _ = socket.recv_fds(engine, 1, 1)
+        if not message:
+            return
+        with socket.socket(fileno=sockets[0]) as asked:
+            try:
+                worker = os.fork()
+            except OSError as error:
+                print(f"no process to compile a form in: {error}", file=sys.stderr)
+                continue
+            if worker == 0:
+                engine.close()
+                _work(tokenizer, asked, memory_bytes)
+
+
+def _work(tokenizer: LLTokenizer, asked: socket.socket, memory_bytes: int) -> None:
+    """Compile one form, and end this process, which is a fork: nothing of what it forked is to be cleaned up."""
+    try:
+        # What is ended for want of memory would say so there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        os.nice(_NICENESS)
+        # Where memory is short, rather this process is ended than the engine; some containers forbid to say so.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        before = _memory_bytes()
+        resource.setrlimit(resource.RLIMIT_AS, (before + memory_bytes, before + memory_bytes))
+        content = b"".join(iter(lambda: asked.recv(2**18), b""))
+        if not content:
+            return
+        request = json.loads(content)
+        asked.sendall(BEGUN)
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+        answer = _compile(tokenizer, request["kind"], request["text"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if "grammar" in answer:
+            answer["memory_bytes"] = _memory_bytes() - before
+        asked.sendall(json.dumps(answer).encode())
+    except (MemoryError, OSError):
+        # Said by silence, as by whatever the kernel ends; or the engine has gone.
+        pass
+    finally:
+        os._exit(0)
+
+
+def _compile(tokenizer: LLTokenizer, kind: str, text: str) -> dict[str, Any]:
+    try:
+        grammar = grammar_of(kind, text)
+        make_matcher(tokenizer, grammar)
+    except (ValueError, RecursionError) as error:
+        return {"error": str(error)}
+    return {"grammar": grammar}
+
+
+def _memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def main(tokenizer: Path, end_id: int, memory_mib: int) -> None:
+    # The engine ends this process, by closing the socket.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    # No worker is waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    known = make_tokenizer(tokenizer, end_id)
+    gc.freeze()
+    serve(known, socket.socket(fileno=sys.stdin.fileno()), memory_mib * 2**20)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,101 @@
+"""What may come next in an answer that is held to a form: masks over the vocabulary, also for drafts."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Matcher:
+    """
+    >>> matcher = Grammars(vocabulary, 2048).matcher(Guide("regex", "[0-9]+"), ends=[2])   # doctest: +SKIP
+    >>> matcher.allowed([]).nonzero()                                                     # doctest: +SKIP
+    """
+
+    __slots__ = ("_ahead", "_ends", "_inner", "_masks", "_size", "_special", "_vocab_size", "fault")
+
+    def __init__(
+        self, inner: LLMatcher, *, size: int, vocab_size: int, end: int, ends: Collection[int]
+    ) -> None:
+        """
+        Args:
+            inner: at the beginning of the form.
+            size: tokens that `inner` knows; `vocab_size`: tokens that the model has logits for.
+            end: the token with which `inner` says that the answer may end.
+            ends: the tokens that end this answer.
+        """
+        self._inner = inner
+        self._size, self._vocab_size = size, vocab_size
+        self._ends = list(ends)
+        self._special = frozenset((end, *ends))
+        self._ahead: list[int] = []  # drafts that `inner` has taken, after the answer
+        self._masks: dict[tuple[int, ...], Mask | None] = {}  # by drafts, for the answer as it is
+        self.fault: str | None = None  # why the answer cannot go on
+
+    def allowed(self, ahead: abc.Sequence[int]) -> Mask | None:
+        """[vocab_size], true for the tokens that may follow the answer and the drafts `ahead` of it.
+
+        None where those drafts themselves may not come, so that they will not be kept; or where nothing may follow.
+        """
+        key = tuple(ahead)
+        if key not in self._masks:
+            self._masks[key] = self._mask() if self._go(ahead) else None
+        return self._masks[key]
+
+    def append(self, token: int) -> None:
+        """The answer got one more token; `fault` is set if it may not come."""
+        self._masks.clear()
+        if self._ahead[:1] == [token]:
+            del self._ahead[0]
+            return
+        self._back(0)
+        fits = self._inner.is_accepting() if token in self._ends else self._take(token)
+        if not fits:
+            why = " ".join(self._inner.get_error().split()).removesuffix(" <non-verbose/>")
+            why = why or "no token that the model may choose keeps to the form"
+            self.fault = f"guided_decoding_guide: the answer cannot go on: {why}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the form is whole, and nothing can follow."""
+        return not self._ahead and self._inner.is_stopped()
+
+    def _go(self, ahead: abc.Sequence[int]) -> bool:
+        common = next(
+            (at for at, (one, other) in enumerate(zip(ahead, self._ahead, strict=False)) if one != other),
+            min(len(ahead), len(self._ahead)),
+        )
+        self._back(common)
+        for token in ahead[common:]:
+            if not self._take(token):
+                return False
+            self._ahead.append(token)
+        return True
+
+    def _back(self, kept: int) -> None:
+        """To after the first `kept` of the drafts."""
+        if len(self._ahead) > kept:
+            self._inner.rollback(len(self._ahead) - kept)
+            del self._ahead[kept:]
+
+    def _take(self, token: int) -> bool:
+        return token not in self._special and self._inner.try_consume_tokens([token]) == 1
+
+    def _mask(self) -> Mask | None:
+        if self._inner.is_stopped():
+            self.fault = self._inner.get_error() or self.fault
+            return None
+        bits = np.zeros(-(-self._size // 32), np.uint32)
+        self._inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        known = min(self._size, self._vocab_size)
+        mask = np.zeros(self._vocab_size, np.bool_)
+        mask[:known] = np.unpackbits(bits.view(np.uint8), count=known, bitorder="little")
+        mask[list(self._special)] = False
+        mask[self._ends] = self._inner.is_accepting()
+        return mask if mask.any() else None
