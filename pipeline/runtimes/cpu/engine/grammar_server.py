@@ -6,10 +6,10 @@ Standard input is a Unix socket. Each message on it is another socket, for one w
 read the tokenizer. The kernel holds a worker to its processor time by ITIMER_PROF, whose signal no library can put off,
 and to its memory by RLIMIT_AS.
 
-    engine    {"kind": "json_schema", "text": "…", "cpu_s": 1.0}    until the end of the stream
-    worker    .                                                      the work begins
-              {"grammar": "…", "memory_bytes": 4096}                 the grammar as llguidance takes it
-              {"error": "…"}                                         it is no form, or cannot be held to
+    engine    {"kind": "json_schema", "text": "…", "cpu_s": 1.0, "nice": 5}    until the end of the stream
+    worker    .                                                                 the work begins
+              {"grammar": "…", "memory_bytes": 4096}                            the grammar as llguidance takes it
+              {"error": "…"}                                                    it is no form, or cannot be held to
 
 A worker that is ended says nothing. `grammars` is the other end: it compiles what a worker could compile. This file is
 run by itself, so it imports nothing of the engine.
@@ -41,7 +41,6 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 BEGUN = b"."
-_NICENESS = 5  # the engine and its streams go first
 # With these beside its properties, what an object may have is said in several places.
 _OPEN = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",
@@ -145,7 +144,6 @@ def _work(tokenizer: LLTokenizer, asked: socket.socket, memory_bytes: int) -> No
     try:
         # What is ended for want of memory would say so there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        os.nice(_NICENESS)
         # Where memory is short, rather this process is ended than the engine; some containers forbid to say so.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
@@ -155,6 +153,7 @@ def _work(tokenizer: LLTokenizer, asked: socket.socket, memory_bytes: int) -> No
         if not content:
             return
         request = json.loads(content)
+        os.nice(request["nice"])
         asked.sendall(BEGUN)
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         answer = _compile(tokenizer, request["kind"], request["text"])

@@ -35,6 +35,7 @@ from .request import Guide, InvalidRequest
 _KEPT = 64  # compiled grammars, and as many reasons why others are none
 _KEPT_BYTES = 256 * 2**20
 _MAX_GUIDE_BYTES = 2**20
+_DEAR_NICENESS = 5  # the engine and its streams go before a dear guide
 _ANSWER_S = 60.0  # of a busy machine, for a worker's answer
 _ATTEMPTS = 2  # the server may have been lost, and the worker that waited with it
 
@@ -165,7 +166,7 @@ class Grammars:
             _OverBudget: It takes too long, and is not to be `final`.
         """
         try:
-            grammar, size = self._workers.compile(guide, cpu_s)
+            grammar, size = self._workers.compile(guide, cpu_s, _DEAR_NICENESS if final else 0)
             made = grammar_server.make_matcher(self._tokenizer, grammar)
         except _OverBudget:
             if not final:
@@ -229,8 +230,13 @@ class _Workers:
             self._closed = True
             self._lose()
 
-    def compile(self, guide: Guide, cpu_s: float) -> tuple[str, int]:
+    def compile(self, guide: Guide, cpu_s: float, niceness: int) -> tuple[str, int]:
         """Compile a guide in a worker.
+
+        Args:
+            guide: Form of answers.
+            cpu_s: Processor time it may take.
+            niceness: Of the worker.
 
         Returns:
             The grammar as llguidance takes it, and the bytes that compiling it took.
@@ -242,7 +248,8 @@ class _Workers:
         """
         if len(guide.text.encode(errors="replace")) > _MAX_GUIDE_BYTES:
             raise ValueError(f"has more than {_MAX_GUIDE_BYTES} bytes")
-        request = json.dumps({"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s}).encode()
+        asked = {"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s, "nice": niceness}
+        request = json.dumps(asked).encode()
         for _ in range(_ATTEMPTS):
             with self._lock:
                 control = self._connected()
