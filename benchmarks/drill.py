@@ -162,7 +162,8 @@ class Load:
             self.answers[outcome] += 1
             self._done[client] += 1
             if outcome != "right":
-                await asyncio.sleep(POLL_S)
+                # Else clients would take the processors from a deployment that is being started.
+                await asyncio.sleep(BETWEEN_S if outcome == "refused" else POLL_S)
 
     async def _ask(self, question: int, *, stream: bool) -> str:
         said: list[str] = []
