@@ -5,15 +5,21 @@
 
 Builds the recipe if need be, starts `pipeline serve` with its gateway, and asks it all the time for answers that are
 known beforehand: greedy ones, three of four streamed. Then it sends SIGKILL, or SIGSTOP, to one process after the other
-(Triton, the stub of each Python model, the gateway and, where it has several, one of its workers), and waits until the
-deployment is well again before the next: the process has been replaced, /readyz says so, and an answer is right; a
-worker has been replaced when as many as before listen.
+(Triton, the stub of each Python model, the guard that ends Triton with its supervisor, the gateway and, where it has
+several, one of its workers), and waits until the deployment is well again before the next: the process has been
+replaced, /readyz says so, and an answer is right; a worker has been replaced when as many as before listen.
+
+Last it kills the supervisor itself, `pipeline serve --detach` with nobody above it. Nothing starts that again but a
+service manager, and this program does what one would: it waits until no process of the deployment is left, and runs
+the command once more. A supervisor that is stopped is not among the cases: what it watches goes on without it.
 
 Each answer is counted in one way:
 
     right       complete, and every character as expected
     error       ended with an error that says so, by its status or within the stream; what had come before was right
-    cut         the connection ended without `[DONE]`. Honest only where the gateway or a worker of it is the victim
+    cut         the connection ended without `[DONE]`. Honest only where the gateway, a worker of it or the supervisor
+                is the victim
+    refused     there was nobody to connect to. Honest only where the supervisor is the victim, which holds the port
     wrong       anything else that came: other text, `[DONE]` after a part, a connection that a gateway that is well cut
     hung        nothing came for `--hung-s` seconds
 
@@ -38,6 +44,8 @@ import itertools
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -48,6 +56,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from benchmarks.common import markdown, serving
 from pipeline.client import percentile
@@ -57,8 +66,17 @@ from pipeline.serving.served import ServedDeployment
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 
-KINDS = ("tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing", "tritonserver", "gateway")
+KINDS = (
+    "tensorrt_llm",
+    "tensorrt_llm_bls",
+    "preprocessing",
+    "postprocessing",
+    "tritonserver",
+    "guard",
+    "gateway",
+)
 WORKER = "worker"  # of a gateway that has several
+SUPERVISOR = "serve"
 SIGNALS = ("KILL", "STOP")
 QUESTIONS, TOKENS = 24, 120
 START_S, POLL_S, BETWEEN_S = 180, 0.05, 1.0
@@ -105,7 +123,7 @@ class Load:
         self._expected: dict[int, str] = {}
         self._done = [0] * streams
         self.answers: Counter[str] = Counter()
-        self.gateway_is_victim = False
+        self.may_be_cut: tuple[str, ...] = ()  # of "cut" and "refused", what the victim explains
         self.wrong: list[str] = []
 
     async def learn(self) -> None:
@@ -144,7 +162,8 @@ class Load:
             self.answers[outcome] += 1
             self._done[client] += 1
             if outcome != "right":
-                await asyncio.sleep(POLL_S)
+                # Else clients would take the processors from a deployment that is being started.
+                await asyncio.sleep(BETWEEN_S if outcome == "refused" else POLL_S)
 
     async def _ask(self, question: int, *, stream: bool) -> str:
         said: list[str] = []
@@ -152,11 +171,13 @@ class Load:
             outcome = await (self._read_stream if stream else self._read_whole)(question, said)
         except httpx.TimeoutException:
             outcome = "hung"
+        except httpx.ConnectError:
+            outcome = "refused"
         except httpx.TransportError:
             outcome = "cut"
         text, expected = "".join(said), self._expected[question]
         as_expected = text == expected if outcome == "right" else expected.startswith(text)
-        if not as_expected or (outcome == "cut" and not self.gateway_is_victim):
+        if not as_expected or (outcome in ("cut", "refused") and outcome not in self.may_be_cut):
             self.wrong.append(f"{outcome}: {text!r} instead of {expected!r}")
             return "wrong"
         return outcome
@@ -192,11 +213,12 @@ class Drill:
     """One deployment, its processes, and what is seen of it from outside."""
 
     def __init__(
-        self, served: ServedDeployment, store: Store, name: str, load: Load, *, workers: int
+        self, first: int, url: str, store: Store, name: str, load: Load, *, workers: int = 1
     ) -> None:
-        self._served, self._store, self._name, self._load = served, store, name, load
+        """`first`: process that the others descend from. `url`: of the gateway."""
+        self._first, self._store, self._name, self._load = first, store, name, load
         self._workers = workers
-        self._client = httpx.AsyncClient(base_url=served.record.gateway_url, timeout=1.0, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=url, timeout=1.0, trust_env=False)
 
     async def strike(self, row: Row, number: signal.Signals, recovery_s: float) -> None:
         """Send a signal to a process, and wait until all is well again."""
@@ -232,16 +254,39 @@ class Drill:
         else:
             row.lost += 1
 
+    async def strike_supervisor(self, row: Row, again: Detached, recovery_s: float) -> None:
+        """Kill the supervisor, wait until nothing of the deployment is left, and start it again."""
+        family = [psutil.Process(one.pid) for one in processes_below(again.pid)]
+        os.kill(again.pid, signal.SIGKILL)
+        began = time.monotonic()
+        row.times += 1
+        noticed = False
+        while any(_runs(process) for process in family):
+            if time.monotonic() > began + recovery_s:
+                row.lost += 1
+                return
+            if not noticed and not await self._is_ready():
+                noticed = True
+                row.noticed_s.append(time.monotonic() - began)
+            await asyncio.sleep(POLL_S)
+        await asyncio.to_thread(again.start)
+        if await self._load.is_right():
+            row.recovery_s.append(time.monotonic() - began)
+        else:
+            row.lost += 1
+
     async def wait_until_ready(self) -> None:
         """Wait until the gateway, too, says so."""
         deadline = time.monotonic() + START_S
         while not await self._is_ready():
-            if time.monotonic() > deadline or self._served.process.poll() is not None:
+            if time.monotonic() > deadline or not psutil.pid_exists(self._first):
                 raise SystemExit("the gateway does not say that it is ready")
             await asyncio.sleep(POLL_S)
 
     def _pids(self, kind: str) -> list[int]:
-        return [one.pid for one in processes_below(self._served.process.pid) if one.name == kind]
+        # The first is a guard, too: the one by which nothing outlives this program.
+        below = (one for one in processes_below(self._first) if one.pid != self._first)
+        return [one.pid for one in below if one.name == kind]
 
     async def _is_replaced(self, kind: str, old: int) -> bool:
         if old in (pids := self._pids(kind)) or not pids:
@@ -274,18 +319,84 @@ class Drill:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-async def drill(chosen: argparse.Namespace, served: ServedDeployment, store: Store, name: str) -> list[Row]:
-    load = Load(served.record.gateway_url, name, streams=chosen.streams, hung_s=chosen.hung_s)
-    one = Drill(served, store, name, load, workers=chosen.workers)
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Detached:
+    """A deployment that `pipeline serve --detach` starts: no process of this program's is above it."""
+
+    def __init__(self, words: Sequence[str], name: str, store: Store) -> None:
+        self._words, self._name, self._store = words, name, store
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        record = RunningServer.read(self._store.running, self._name)
+        assert record is not None, "it was started"
+        return record.pid
+
+    def start(self) -> None:
+        """Start it, on the same port each time, and wait until it is ready."""
+        self._run("serve", *self._words, "--detach", "--port", str(self._port), *self._store.words)
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        record = RunningServer.read(self._store.running, self._name)
+        if record is not None and psutil.pid_exists(record.pid):
+            self._run("stop", self._name, *self._store.words)
+
+    def _run(self, *words: str) -> None:
+        subprocess.run([sys.executable, "-m", "pipeline.cli.main", *words], check=True, stdout=sys.stderr)
+
+
+async def drill_supervisor(chosen: argparse.Namespace, one: Detached, store: Store, name: str) -> Row:
+    load, row = (
+        Load(one.url, name, streams=chosen.streams, hung_s=chosen.hung_s),
+        Row(SUPERVISOR, "KILL"),
+    )
+    drilled = Drill(one.pid, one.url, store, name, load)
+    await drilled.wait_until_ready()
+    await load.learn()
+    load.may_be_cut, load.answers = ("cut", "refused"), row.answers
+    async with load.running():
+        for _ in range(chosen.times):
+            await asyncio.sleep(BETWEEN_S)
+            await drilled.strike_supervisor(row, one, chosen.recovery_s)
+            await load.settle()
+    _tell(row, load)
+    return row
+
+
+def _tell(row: Row, load: Load) -> None:
+    told = f"{row.kind} SIG{row.signal}: {row.times} times, {dict(row.answers)}, {row.lost} lost"
+    print(told, *load.wrong[:10], sep="\n", file=sys.stderr, flush=True)
+    load.wrong.clear()
+
+
+async def drill(
+    chosen: argparse.Namespace, kinds: Sequence[str], served: ServedDeployment, store: Store, name: str
+) -> list[Row]:
+    url = served.record.gateway_url
+    load = Load(url, name, streams=chosen.streams, hung_s=chosen.hung_s)
+    one = Drill(served.process.pid, url, store, name, load, workers=chosen.workers)
     await one.wait_until_ready()
     await load.learn()
     rows = []
     async with load.running():
-        for kind in chosen.kind or (*KINDS, *([WORKER] if chosen.workers > 1 else [])):
+        for kind in kinds:
             for name_of_signal in chosen.signal or SIGNALS:
                 row = Row(kind, name_of_signal)
                 rows.append(row)
-                load.gateway_is_victim, load.answers = kind in ("gateway", WORKER), row.answers
+                load.may_be_cut = ("cut",) if kind in ("gateway", WORKER) else ()
+                load.answers = row.answers
                 before = await one.counts()
                 for _ in range(chosen.times):
                     await asyncio.sleep(BETWEEN_S)
@@ -297,10 +408,7 @@ async def drill(chosen: argparse.Namespace, served: ServedDeployment, store: Sto
                     row.asked_again, row.saved, row.ended = (
                         counted[name] for name in ("asked_again", "saved", "ended")
                     )
-                told = f"{row.kind} SIG{row.signal}: {row.times} times, {dict(row.answers)}, {row.lost} lost"
-                print(told, file=sys.stderr, flush=True)
-    for text in load.wrong[:10]:
-        print(text, file=sys.stderr)
+                _tell(row, load)
     return rows
 
 
@@ -310,7 +418,7 @@ def table(result: Any) -> str:
     def both(seconds: Sequence[float]) -> str:
         return f"{percentile(seconds, 50):.1f}, {max(seconds):.1f} s" if seconds else "-"
 
-    counts = ("right", "error", "cut", "wrong", "hung")
+    counts = ("right", "error", "cut", "refused", "wrong", "hung")
     rows = [
         (
             f"{row['kind']}, SIG{row['signal']}",
@@ -344,7 +452,9 @@ def main() -> int:
     parser.add_argument("recipe", nargs="?", default="tiny-cpu")
     parser.add_argument("--times", type=int, default=25, help="of each kind of process and signal")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--kind", action="append", choices=(*KINDS, WORKER), help="by default all")
+    parser.add_argument(
+        "--kind", action="append", choices=(*KINDS, WORKER, SUPERVISOR), help="by default all"
+    )
     parser.add_argument("--signal", action="append", choices=SIGNALS, help="by default both")
     parser.add_argument("--workers", type=int, default=1, help="of the gateway")
     parser.add_argument("--recovery-s", type=float, default=90.0)
@@ -364,8 +474,18 @@ def main() -> int:
     )
     logs = Path(tempfile.mkdtemp(prefix="pipeline-drill-"))
     print(f"output of pipeline serve: {logs}", file=sys.stderr)
-    with serving(words, name, store, logs) as served:
-        rows = asyncio.run(drill(chosen, served, store, name))
+    kinds = chosen.kind or (*KINDS, *([WORKER] if chosen.workers > 1 else []), SUPERVISOR)
+    rows = []
+    if below := [kind for kind in kinds if kind != SUPERVISOR]:
+        with serving(words, name, store, logs) as served:
+            rows = asyncio.run(drill(chosen, below, served, store, name))
+    if SUPERVISOR in kinds and "KILL" in (chosen.signal or SIGNALS):
+        detached = Detached(words, name, store)
+        try:
+            detached.start()
+            rows.append(asyncio.run(drill_supervisor(chosen, detached, store, name)))
+        finally:
+            detached.stop()
     result = [asdict(row) | {"answers": dict(row.answers)} for row in rows]
     print(json.dumps(result, indent=2) if chosen.json else table(result))
     return int(any(row.failed for row in rows))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path("/")
+_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # as the kernel names what OpenVINO computes with
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Processors:
     threads: int  # hardware threads
     cores: int  # which mpirun counts as slots
     quota: float | None  # processors' worth of time that the container may use; None: any
+    bf16: bool | None = None  # whether they have arithmetic for it; None: not known, as of others than x86
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def read_processors(limits: CgroupLimits | None = None, root: Path = _ROOT) -> P
     """Those of this process. `root`: where proc/ and sys/ lie."""
     mine = os.sched_getaffinity(0)
     limits = limits or read_limits(root)
-    return Processors(len(mine), count_cores(mine, root), limits.cpus)
+    return Processors(len(mine), count_cores(mine, root), limits.cpus, _has_bf16(root))
 
 
 def processor_name(root: Path = _ROOT) -> str:
@@ -75,11 +77,21 @@ def processor_name(root: Path = _ROOT) -> str:
     Args:
         root: Where proc/ lies.
     """
+    return _cpuinfo("model name", root) or platform.machine()
+
+
+def _has_bf16(root: Path) -> bool | None:
+    flags = _cpuinfo("flags", root).split()
+    return not _BF16.isdisjoint(flags) if flags else None
+
+
+def _cpuinfo(key: str, root: Path) -> str:
+    """What the kernel says of the first processor under a key; empty if nothing."""
     for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "model name" and value.strip():
+        if name.strip() == key and value.strip():
             return value.strip()
-    return platform.machine()
+    return ""
 
 
 def count_cores(threads: set[int], root: Path = _ROOT) -> int:

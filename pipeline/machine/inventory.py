@@ -84,6 +84,7 @@ class Inventory:
             memlock_bytes=self.ulimits.memlock_bytes if self.ulimits else None,
             memlock_limited=self.ulimits.memlock_bytes is not None if self.ulimits else None,
             batch_system=batch_system(),
+            bf16=self.processors.bf16 if self.processors else None,
             mpi_slots=self.processors.cores if self.processors else None,
             is_root=os.geteuid() == 0,
             taken_ports=frozenset(self.listeners) if self.listeners is not None else None,

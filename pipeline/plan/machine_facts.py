@@ -85,6 +85,7 @@ class MachineFacts:
     memlock_bytes: int | None = None  # that a process may lock; see memlock_limited
     memlock_limited: bool | None = None  # False: any amount
     batch_system: str | None = None  # within a job of which this runs: "Slurm"
+    bf16: bool | None = None  # whether the processor has arithmetic for it
     mpi_slots: int | None = None  # ranks that mpirun starts without --oversubscribe
     is_root: bool | None = None
     taken_ports: frozenset[int] | None = None  # of those that a server would listen on

@@ -53,7 +53,8 @@ class CpuRuntime(RecipeSection):
         description="Memory of the KV cache; by default what the limits need.",
     )
     precision: Literal["f32", "bf16"] = Field(
-        default="f32", description="Of activations and sums; weights stay as calibrated."
+        default="f32",
+        description="Of activations, sums and KV cache; weights stay as calibrated. bf16 needs AVX512_BF16 or AMX.",
     )
     speculation: Literal["engine", "bls"] = Field(
         default="engine",

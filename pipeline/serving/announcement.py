@@ -93,7 +93,8 @@ class Announcement:
             other = RunningServer.read(self._folder, self.name)
             by = "" if other is None else f" by process {other.pid} at {other.grpc_url}"
             self._folder = None  # it is the other's
-            raise UserError(f"{self.name} is served already{by}; stop that first")
+            second = "or name another --store for a second one"
+            raise UserError(f"{self.name} is served already{by}; stop that first, {second}")
 
     def set_state(self, component: str, state: State, reason: str = "", **changes: Any) -> None:
         """Say what can be expected of a component.

@@ -80,7 +80,8 @@ def start_detached(
         record = RunningServer.find(running, name, states=SUPERVISED)
         if record is not None:
             raise UserError(
-                f"{name} is served already by process {record.pid} at {record.grpc_url}; stop that first"
+                f"{name} is served already by process {record.pid} at {record.grpc_url}; "
+                "stop that first, or name another --store for a second one"
             )
     try:
         log = log_folder(logs, names[0]) / "serve.log"

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.onnx_export import write_onnx
+from pipeline.cache.semantic.onnx_session import load_graph
 
 pytest.importorskip("onnx")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "my", "parcel", "?"]
@@ -78,3 +79,10 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
     with pytest.raises(ValueError, match="model_type = roberta, not bert"):
         write_onnx(tmp_path, tmp_path / "model.onnx")
+
+
+def test_products_of_8_bit_numbers_are_exact_on_every_processor(checkpoint: Path) -> None:
+    """ONNX Runtime knows the setting; what it changes shows on processors without VNNI only."""
+    options = load_graph(checkpoint / "model.onnx", threads=1).get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    assert options.intra_op_num_threads == 1

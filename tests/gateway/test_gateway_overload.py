@@ -194,6 +194,16 @@ def test_headers_are_limited(refusing: Running, headers: bytes) -> None:
     assert "128 headers and 65536 bytes" in error["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/healthz"])
+@pytest.mark.parametrize("second", ["evil.example", "localhost"])
+def test_a_second_host_is_refused(refusing: Running, path: str, second: str) -> None:
+    """Of two, whoever stands before the gateway may have judged the other one."""
+    client = connect(refusing)
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nhost: {second}\r\n\r\n".encode())
+    status, error = told(client)
+    assert (status, error["message"]) == (400, "The header host stands twice")
+
+
 def test_headers_and_bodies_that_do_not_come_are_given_up(start: Start) -> None:
     running = start(limits=ConnectionLimits(header_s=0.5, body_s=1.0))
     headers = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -163,3 +163,18 @@ def test_a_kernel_that_says_nothing_leaves_the_kind_open(tmp_path: Path) -> None
 )
 def test_jobs_of_batch_systems(environment: dict[str, str], name: str | None) -> None:
     assert batch_system(environment) == name
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", True),
+        ("flags\t\t: fpu avx2 amx_bf16\nbugs\t\t:\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", False),
+        ("Features\t: fp asimd bf16\n", None),
+    ],
+)
+def test_whether_the_processor_has_bf16(cpuinfo: str, has: bool | None, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(cpuinfo)
+    assert read_processors(root=tmp_path).bf16 is has

@@ -71,6 +71,26 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     list(stop_deployments({name: one for name, one in records.items() if one.alive}, 30, print))
 
 
+def test_two_of_one_package_on_one_machine(cpu_package: Path, shell: Shell, tmp_path: Path) -> None:
+    """In a store of its own, the second needs nothing of the first, and leaves with it alone."""
+    words = ("--package", str(cpu_package), "--no-gateway")
+    shell.serve(*words)
+    refused = shell.serve(*words, code=2)
+    assert "stop that first, or name another --store for a second one" in refused.stderr
+    other = ("--store", str(tmp_path / "other"))
+    try:
+        shell.serve(*words, *other)
+        first = shell.ps()["support"]
+        (second,) = json.loads(shell.run("ps", "--json", *other).stdout)
+        assert first["state"] == second["state"] == "ready"
+        assert not {first["grpc_url"], first["metrics_url"]} & {second["grpc_url"], second["metrics_url"]}
+        for place in ((), other):
+            assert shell.run("stream", "support", "Hi", "--max-tokens", "4", *place).stdout.strip()
+    finally:
+        shell.run("stop", "support", *other)
+    assert shell.ps()["support"]["state"] == "ready"
+
+
 def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) -> None:
     moved = tmp_path / "package"
     moved.symlink_to(cpu_package)

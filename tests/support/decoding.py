@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 
 from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
+from pipeline.runtimes.cpu.engine.processor import integer_options
 
 
 def prompt(length: int, vocab: int = 512, seed: int = 0) -> list[int]:
@@ -25,7 +26,8 @@ class Stateful:
         with signal_stack_kept():
             core = ov.Core()
             model = core.read_model(folder / "openvino_model.xml")
-            self.compiled = core.compile_model(model, "CPU", {**options, "INFERENCE_NUM_THREADS": 2})
+            options |= {"INFERENCE_NUM_THREADS": 2, **integer_options(model)}
+            self.compiled = core.compile_model(model, "CPU", options)
         self._request = self.compiled.create_infer_request()
 
     def logits(self, tokens: Sequence[int], past: int = 0) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.cache.semantic.decision import Decision, Verifier
+from pipeline.cache.semantic.onnx_session import load_graph
 from pipeline.reading import read_json, read_tokenizer
 
 # The first one that is there.
@@ -91,12 +92,8 @@ class _Loaded(NamedTuple):
 
 
 def _load(folder: Path, graph: Path, threads: int) -> _Loaded:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
     try:
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session = load_graph(graph, threads)
     except Exception as error:
         # The library raises bare Exceptions.
         if not type(error).__module__.startswith("onnxruntime"):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cache.backend import Vector
+from pipeline.cache.semantic.onnx_session import load_graph
 from pipeline.reading import read_tokenizer
 
 OUTPUT = "last_hidden_state"  # of a graph: [batch, tokens, dimensions]
@@ -41,14 +42,10 @@ class Embedder:
         Raises:
             FileNotFoundError: the folder holds no graph or no tokenizer.
         """
-        import onnxruntime
-
         graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
         if graph is None or not (folder / "tokenizer.json").is_file():
             raise FileNotFoundError(f"{folder}: needs tokenizer.json and one of {', '.join(GRAPHS)}")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        self._session: Any = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._session = load_graph(graph, threads)
         self._inputs = {node.name for node in self._session.get_inputs()}
         outputs = {node.name for node in self._session.get_outputs()}
         # None: the only one there is.

@@ -17,7 +17,7 @@ from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds
 from pipeline.store import human_bytes
 
 TENSOR, KIND, HOST_CACHE = "runtime.tensor_parallel", "runtime.kind", "kv_cache.host_memory_gib"
-FORMAT = "quantization.format"
+FORMAT, PRECISION = "quantization.format", "runtime.precision"
 PORTS = (8001, 8002)  # Triton's own, without HTTP, which few recipes open
 _MIB, _GIB = 2**20, 2**30
 
@@ -64,6 +64,11 @@ def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]
             "are free; the rest lies in host memory, which is slow",
         )
         yield Objection((FORMAT,), text, elsewhere, "warning")
+
+
+def _bf16(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
+    if needs.bf16 and here.bf16 is False:
+        yield Objection((PRECISION,), "this processor has no bf16 arithmetic", f"--set {PRECISION}=f32")
 
 
 def _disk(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
@@ -150,6 +155,7 @@ def _root(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 CHECKS: Mapping[str, MachineCheck] = {
     "host.memory": _memory,
     "host.calibration": _calibration,
+    "host.bf16": _bf16,
     "host.disk": _disk,
     "host.temporary": _temporary,
     "host.shm": _shared_memory,

@@ -22,7 +22,7 @@ from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, RecipeModel, make_context
 from pipeline.plan.preflight.finding import Objection
-from pipeline.recipe import Recipe
+from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.recipe.validators import RecipeValues
 
 Where = Literal["anywhere", "local", "docker"]
@@ -69,6 +69,7 @@ class MachineNeeds:
         0  # of the largest model that is calibrated; 0: none is, or nothing is known of it
     )
     host_cache_bytes: int = 0  # of the host, for the KV cache
+    bf16: bool = False  # arithmetic of the processor
 
 
 MachineCheck = Callable[[MachineNeeds, MachineFacts], Iterator[Objection]]
@@ -77,6 +78,7 @@ MachineCheck = Callable[[MachineNeeds, MachineFacts], Iterator[Objection]]
 def needs_of(context: Context) -> MachineNeeds:
     """Work out what a recipe requires of the machine that builds and serves it."""
     values, rank = RecipeValues(context.recipe.model_dump(mode="json")), largest_rank_bytes(context)
+    runtime = context.recipe.runtime
     return MachineNeeds(
         name=context.recipe.name,
         kind=context.kind,
@@ -89,6 +91,7 @@ def needs_of(context: Context) -> MachineNeeds:
         build_memory_bytes=build_memory_bytes(context),
         calibrated_weights=calibrated_weights(context),
         host_cache_bytes=int(context.recipe.kv_cache.host_memory_gib * _GIB),
+        bf16=isinstance(runtime, CpuRuntime) and runtime.precision == "bf16",
     )
 
 
@@ -111,6 +114,7 @@ def needs_to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bo
         build_memory_bytes=needs.build_memory_bytes if compiles else 0,
         calibrated_weights=needs.calibrated_weights if calibrates else 0,
         host_cache_bytes=0,
+        bf16=False,
     )
 
 

@@ -35,6 +35,7 @@ FITTING = MachineFacts(
     software=SoftwareFacts("1.2.1", "10.14.1.48", "26.07"),
 )
 H200_TP4 = ("runtime.gpu=h100-sxm-80g", f"{TP}=4")
+BF16 = ("runtime.precision=bf16",)
 HOST_CACHE = ("kv_cache.host_memory_gib=100",)
 
 
@@ -89,6 +90,10 @@ CASES = [
     case("host.calibration", None, FP8, (), gpus=(), memory_available_bytes=30 * GIB),
     case("host.calibration", "error", FP8, (), gpus=(), memory_available_bytes=29 * GIB),
     case("host.calibration", None, "mixtral-8x7b", (), gpus=(), memory_available_bytes=GIB),  # as it is
+    case("host.bf16", None, TINY, BF16, bf16=True),
+    case("host.bf16", None, TINY, BF16),  # nothing is known of it
+    case("host.bf16", None, TINY, (), bf16=False),
+    case("host.bf16", "error", TINY, BF16, bf16=False),
     case("port.chip", None),
     case("port.chip", "warning", gpus=gpus(name="NVIDIA H200", memory_mib=143771, free_mib=143000)),
     case("host.programs", None, software=installed("/opt/tritonserver/bin/tritonserver", "mpirun")),

@@ -26,6 +26,7 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from .processor import check_precision, integer_options
 from .settings import EngineSettings
 
 MODEL_FILE, FACTS_FILE = "openvino_model.xml", "engine.json"
@@ -50,15 +51,17 @@ class TokenSlice(NamedTuple):
 
 class PagedModel:
     def __init__(self, folder: Path, settings: EngineSettings) -> None:
+        """Raises UnfitProcessor if this machine has no arithmetic of the precision that is asked for."""
         facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
         self.max_positions: int = facts["max_position_embeddings"]
         self.vocab_size: int = facts["vocab_size"]
         with signal_stack_kept():
+            check_precision(settings.precision)
             core = ov.Core()
             model = core.read_model(folder / MODEL_FILE)
             paged_attention_transformation(model)
             _gather_rows(model)
-            compiled = core.compile_model(model, "CPU", _properties(settings))
+            compiled = core.compile_model(model, "CPU", {**_properties(settings), **integer_options(model)})
         self._caches = {
             port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
             for port in compiled.inputs
