@@ -55,6 +55,7 @@ _OPTIONS = (
     ),
     click.option(
         "--max-waiting",
+        type=click.IntRange(min=0),
         default=256,
         show_default=True,
         help="Requests that may wait for a model; more are answered by 429.",
