@@ -79,7 +79,9 @@ def main(guarded: Guarded, command: list[str]) -> int:
             command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_prepare, umask=_UMASK
         )
     except OSError as error:
-        print(f"{command[0]} cannot be run: {error.strerror}", flush=True)
+        # What cannot be written is no reason to fail otherwise.
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), f"{command[0]} cannot be run: {error.strerror}\n".encode())
         remove_traces(guarded)
         return _CANNOT_BE_RUN
     try:

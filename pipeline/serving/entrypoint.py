@@ -36,6 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.dropping_output import drop_unwritable_output
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.printable import printable_bytes
 from pipeline.private_files import owner_only
@@ -108,6 +109,7 @@ def main(arguments: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     if arguments:
         os.execvp(arguments[0], arguments)
+    drop_unwritable_output()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

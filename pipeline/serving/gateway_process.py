@@ -19,10 +19,9 @@ from threading import Event
 from types import MappingProxyType
 
 from pipeline.errors import ServerError
-from pipeline.private_files import make_private
 from pipeline.process_state import ProcessPulse, exit_reason
 from pipeline.serving import triton_log
-from pipeline.serving.log_files import LogLimit, rotate
+from pipeline.serving.log_files import LogLimit, open_log, rotate
 from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.server import StartCancelled
 
@@ -81,8 +80,7 @@ class GatewayProcess:
             ServerError: It ended, or does not answer in time.
         """
         rotate(self.log_file)
-        make_private(self.log_file, own=True)
-        with self.log_file.open("ab") as output:
+        with open_log(self.log_file) as output:
             self._process = subprocess.Popen(
                 self.launch.command,
                 stdin=subprocess.DEVNULL,

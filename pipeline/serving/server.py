@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -32,11 +31,11 @@ from typing import Self
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.machine.processes import listening
-from pipeline.private_files import make_private
 from pipeline.serving import triton_log
 from pipeline.serving.launch import Launch, Launcher, Start, drain_s
 from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.log_files import open_log
 from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
 from pipeline.serving.probe import ProbeGeneration, generate, is_ready
 from pipeline.triton.deployment import REPOSITORY, Deployment
@@ -314,12 +313,8 @@ class TritonServer(ServerAddresses):
         # HTTP does not listen on a socket that is there already.
         (self._folder / "http").unlink(missing_ok=True)
         launch.prepare()
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        make_private(self.log_file, own=self._own_log)
         below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._guarded))]
-        # For appending: it may be emptied while it is written, see `log_files.LogLimit`.
-        begun = os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC)
-        with os.fdopen(begun, "ab") as output:
+        with open_log(self.log_file, own=self._own_log, anew=True) as output:
             self._guard = subprocess.Popen(
                 [*below, *launch.command],
                 stdin=subprocess.PIPE,
