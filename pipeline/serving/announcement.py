@@ -107,7 +107,8 @@ class Announcement:
         with self._guard:
             self._states[component] = (state, reason)
             combined, why = self._combined()
-            self.update(state=combined, reason=why, **changes)
+            components = {name: one for name, (one, _) in self._states.items()}
+            self.update(state=combined, reason=why, components=components, **changes)
 
     def count_restart(self, component: str) -> None:
         """Count that a component is started again."""

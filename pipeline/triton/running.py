@@ -28,9 +28,10 @@ from pipeline.reading import UnreadableFile, read_json
 # ready        a real inference went through every model, and the gateway answers
 # unready      Triton may answer, but something is wrong (`reason`); it is being watched
 # restarting   Triton is down, and is being started again
+# failing      Triton is down, and failed too often: it is tried again from time to time
 # draining     told to stop; requests under way are completed
 # failed       the supervisor gave up and has ended
-State = Literal["starting", "ready", "unready", "restarting", "draining", "failed"]
+State = Literal["starting", "ready", "unready", "restarting", "failing", "draining", "failed"]
 ANSWERING: frozenset[State] = frozenset({"ready", "unready", "draining"})  # Triton can be asked
 SUPERVISED: frozenset[State] = frozenset(get_args(State)) - {"failed"}
 
@@ -67,7 +68,8 @@ class RunningServer:
         started: When the supervisor began: ISO 8601, UTC.
         state: What can be expected of it now.
         reason: Why the state is not `ready`; empty where it is.
-        restarts: Component ("triton", "gateway") -> how often it was started again.
+        components: Component ("triton", "gateway") -> its state.
+        restarts: Component -> how often it was started again.
         gateway_url: Where the gateway listens, as http://host:port; empty without one.
         log: What Triton prints.
         gateway_log: What the gateway prints; None without one.
@@ -90,6 +92,7 @@ class RunningServer:
     # Records of older versions were written when the server was ready, and have none of these.
     state: State = "ready"
     reason: str = ""
+    components: Mapping[str, State] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
     gateway_url: str = ""
     log: Path | None = None
