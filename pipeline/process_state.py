@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROC = Path("/proc")
+# Environment variable of all processes that a supervisor has started, whoever their parent is now; see `own_mark`.
+SUPERVISOR = "PIPELINE_SUPERVISOR"
 # Fields of /proc/PID/stat behind the name; see proc(5).
 _STATE, _UTIME, _STIME, _CUTIME, _CSTIME, _STARTTIME = 0, 11, 12, 13, 14, 19
 
@@ -75,6 +77,13 @@ class ProcessStat:
     def stopped(self) -> bool:
         """Whether a signal (SIGSTOP) or a debugger holds it up."""
         return self.state in "Tt"
+
+
+def own_mark() -> str:
+    """Return what tells this process from all others of this start of the machine, for `SUPERVISOR`."""
+    stat = ProcessStat.of(os.getpid())
+    assert stat is not None, "this process runs"
+    return f"{os.getpid()}-{stat.start}"
 
 
 def exit_reason(code: int) -> str:

@@ -7,6 +7,7 @@ gateway is started again.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -19,7 +20,7 @@ from threading import Event
 from types import MappingProxyType
 
 from pipeline.errors import ServerError
-from pipeline.process_state import ProcessPulse, exit_reason
+from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, open_log, rotate
 from pipeline.serving.monitor import HealthIssue
@@ -86,6 +87,7 @@ class GatewayProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, SUPERVISOR: own_mark()},
                 pass_fds=[one.fileno() for one in self.launch.sockets],
                 start_new_session=True,
                 umask=0o077,

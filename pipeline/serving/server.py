@@ -31,6 +31,7 @@ from typing import Self
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.machine.processes import listening
+from pipeline.process_state import SUPERVISOR, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.launch import Launch, Launcher, Start, drain_s
 from pipeline.serving.launch_embedded import EmbeddedLauncher
@@ -320,7 +321,7 @@ class TritonServer(ServerAddresses):
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=launch.environment | {process_guard.MARK: start.shared_memory_prefix},
+                env=launch.environment | self._marks,
                 start_new_session=True,
                 umask=0o077,
             )
@@ -343,7 +344,13 @@ class TritonServer(ServerAddresses):
         """
         if self._published is None or self._guarded is None:
             return True
-        return self._published.serve({process_guard.MARK: self._guarded.mark}, self.log_file)
+        return self._published.serve(self._marks, self.log_file)
+
+    @property
+    def _marks(self) -> dict[str, str]:
+        """Variables by which all processes of this start are known."""
+        assert self._guarded is not None, "_launch made it"
+        return {process_guard.MARK: self._guarded.mark, SUPERVISOR: own_mark()}
 
     def _wait_until_ready(self, deadline: float) -> int | None:
         """None when it is ready; the exit code when it ended instead."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
 from pipeline.errors import ServerError
+from pipeline.process_state import own_mark
 from pipeline.reading import UnreadableFile, read_json
 
 # starting     not ready yet since the supervisor began
@@ -81,6 +82,7 @@ class RunningServer:
         boot_id: Which start of the machine `uptime_s` counts from.
         uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
         grpc_socket: gRPC target of Triton for processes of the same user, unix:PATH; empty where it has none.
+        mark: Value of `process_state.SUPERVISOR` in the environment of all processes that the supervisor starts.
     """
 
     pid: int
@@ -104,6 +106,7 @@ class RunningServer:
     boot_id: str = ""
     uptime_s: float = 0.0
     grpc_socket: str = ""
+    mark: str = ""
 
     @classmethod
     def of(cls, server: Addresses, package: Path, **more: Any) -> Self:
@@ -118,6 +121,7 @@ class RunningServer:
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
             boot_id=_boot_id(),
             uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
+            mark=own_mark(),
             **more,
         )
 

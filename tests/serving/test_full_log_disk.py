@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,11 +21,13 @@ import pytest
 
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.machine import process_guard
+from pipeline.serving.control import ask
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
 from pipeline.serving.log_files import open_log, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.probe import is_ready
 from pipeline.serving.server import TritonServer
+from pipeline.triton.running import RunningServer
 from tests.support.waiting import wait_for
 
 WAIT_S = 120.0
@@ -47,23 +50,31 @@ server.serve_forever()
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of its own, without room for a byte or a file."""
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a small disk of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=64k,nr_inodes=16", "none", str(folder)]
+    options = ["-t", "tmpfs", "-o", "size=256k,nr_inodes=32", "none", str(folder)]
     mounted = subprocess.run(["mount", *options], capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip("nothing can be mounted here")
     try:
-        for number in range(32):
-            try:
-                (folder / f"fill{number}").write_bytes(b"." * 65536)
-            except OSError:
-                continue
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Leave no room for a byte or a file."""
+    for number in range(64):
+        with contextlib.suppress(OSError):
+            (folder / f"fill{number}").write_bytes(b"." * 65536)
+
+
+@pytest.fixture
+def full_disk(disk: Path) -> Path:
+    fill(disk)
+    return disk
 
 
 def post(url: str, body: dict[str, Any]) -> tuple[int, bytes]:
@@ -181,3 +192,88 @@ def test_a_log_is_written_again_as_soon_as_there_is_room(full_disk: Path) -> Non
     assert log.read_bytes() == b"kept"
     rotate(log)
     assert (full_disk / "logs" / "triton.log.1").read_bytes() == b"kept"
+
+
+class Served:
+    """`pipeline serve` as a process, whose output nobody can write, and whose logs lie on a small disk."""
+
+    def __init__(self, package: Path, store: Path, *words: str) -> None:
+        self.running = store / "running"
+        command = [
+            *(sys.executable, "-m", "pipeline.cli.main", "serve", "--package", str(package)),
+            *("--store", str(store), "--port", "0", *words),
+        ]
+        with FULL.open("wb") as full:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=full, stderr=full)
+        wait_for(lambda: self.process.poll() is not None or self.state == "ready", "readiness", WAIT_S)
+        assert self.process.poll() is None
+
+    @property
+    def record(self) -> RunningServer | None:
+        return RunningServer.read(self.running, "support")
+
+    @property
+    def state(self) -> str:
+        return "" if self.record is None else self.record.state
+
+    def pids(self, component: str) -> list[int]:
+        assert self.record is not None
+        assert self.record.control is not None
+        status = ask(self.record.control, "status", timeout_s=WAIT_S)
+        pids: list[int] = status["deployments"]["support"]["pids"][component]
+        return pids
+
+    def chat(self) -> int:
+        assert self.record is not None
+        return post(f"{self.record.gateway_url}/v1/chat/completions", chat("Hello"))[0]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(WAIT_S)
+
+
+@pytest.mark.servers
+def test_a_gateway_that_is_killed_while_the_disk_of_its_logs_is_full_is_there_again(
+    package: Path, disk: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "logs").symlink_to(disk)
+    served = Served(package, store)
+    try:
+        assert served.chat() == 200
+        fill(disk)
+        (gateway,), triton = served.pids("gateway"), served.pids("triton")
+        os.kill(gateway, signal.SIGKILL)
+        wait_for(lambda: served.pids("gateway") not in ([], [gateway]), "another gateway", WAIT_S)
+        wait_for(lambda: served.state == "ready", "readiness", WAIT_S)
+        assert served.chat() == 200
+        assert served.pids("triton") == triton
+        assert served.record is not None
+        assert served.record.restarts == {"gateway": 1}
+    finally:
+        served.stop()
+    assert served.process.returncode == 0
+    assert served.record is None
+
+
+@pytest.mark.servers
+def test_a_gateway_that_fails_too_often_leaves_triton_and_the_record_and_comes_back(
+    package: Path, tmp_path: Path
+) -> None:
+    served = Served(package, tmp_path / "store", "--max-restarts", "0")
+    try:
+        (gateway,), triton = served.pids("gateway"), served.pids("triton")
+        os.kill(gateway, signal.SIGKILL)
+        wait_for(lambda: served.state == "unready", "notice", WAIT_S)
+        record = served.record
+        assert record is not None
+        assert record.components == {"triton": "ready", "gateway": "failing"}
+        assert record.reason.startswith("the gateway was killed by SIGKILL; it failed 1 times within 300 s")
+        assert served.pids("triton") == triton
+        assert is_ready(record.target, timeout_s=WAIT_S)
+        wait_for(lambda: served.state == "ready", "readiness", WAIT_S)
+        assert served.chat() == 200
+        assert served.pids("triton") == triton
+    finally:
+        served.stop()
