@@ -211,7 +211,8 @@ def _detach(
     from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
     names = [chosen.deployment.name for chosen, _ in packages]
-    words = given_words(context, without={"detach", "no_wait", "build"})
+    # It writes to its log, where reasons are wanted also by those who print nothing.
+    words = given_words(context, without={"detach", "no_wait", "build", "quiet"})
     command = (
         *(sys.executable, "-m", "pipeline.cli.main", "serve"),
         *context.params["recipes"],

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
 from pipeline.machine.process_guard import marked
 from pipeline.process_state import SUPERVISOR
-from pipeline.serving import status
+from pipeline.serving import detach, status
 from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
@@ -131,13 +132,33 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     )
 
 
-def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell) -> None:
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell, quiet: tuple[str, ...]) -> None:
     """Its exit code is that of the process that failed."""
     taken = "--grpc-port=7001", "--metrics-port=7001"
-    done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, code=2)
+    done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, *quiet, code=2)
     assert "must be different ports" in done.stderr
     assert "it ended with exit code 2 before it was ready" in done.stderr
+    assert "must be different ports" in (shell.store / "logs" / "support" / "serve.log").read_text()
     assert shell.ps() == {}
+
+
+def test_a_quiet_start_keeps_reasons_in_the_log(
+    cpu_package: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why something was started again is said there, too, so the supervisor itself is not quiet."""
+    commands: list[Sequence[str]] = []
+
+    def start(command: Sequence[str], *_: Any) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(pid=1)
+
+    monkeypatch.setattr(detach, "start_detached", start)
+    shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--max-restarts", "7")
+    (command,) = commands
+    assert command[-1] == "--detached"
+    assert "--max-restarts" in command
+    assert not {"-q", "--quiet"} & set(command)
 
 
 @pytest.fixture
