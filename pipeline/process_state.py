@@ -80,10 +80,11 @@ class ProcessStat:
 
 
 def own_mark() -> str:
-    """Return what tells this process from all others of this start of the machine, for `SUPERVISOR`."""
+    """Return what tells this process from all others of this machine, for `SUPERVISOR`."""
     stat = ProcessStat.of(os.getpid())
     assert stat is not None, "this process runs"
-    return f"{os.getpid()}-{stat.start}"
+    boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{os.getpid()}-{stat.start}-{boot}"
 
 
 def exit_reason(code: int) -> str:

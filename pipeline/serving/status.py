@@ -181,6 +181,7 @@ def _ended_status(name: str, record: RunningServer, deployment: Deployment | Non
             reason += (
                 f"; of its processes {', '.join(map(str, remaining))} still run, which `pipeline stop` ends"
             )
+        reason += f"; before that, {record.reason}" if record.reason else ""
         reason += f"; a unit of `pipeline deploy {name} --target systemd` would start it again"
     pids, pages = {"remaining": remaining} if remaining else {}, DeploymentPages(None, None)
     nothing = LiveFigures.read(name, pages)
