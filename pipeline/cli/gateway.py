@@ -133,11 +133,14 @@ def command(
     Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
     the same model take turns.
     """
+    from pipeline.dropping_output import drop_unwritable_output
     from pipeline.machine.processes import die_with_parent
     from pipeline.store import Store
 
     if parent is not None and not die_with_parent(parent):
         return
+    if not dry_run:
+        drop_unwritable_output()
     if not recipes and package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
     artifacts = Store.at(store)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def command(store: Path | None, as_json: bool) -> None:
     """List the deployments that `pipeline serve` runs on this machine: state, requests, KV cache, ports.
 
-    What is gone without having stopped is shown once. What gave up stays, with the reason, until it is served again or
-    `pipeline stop` removes it.
+    A deployment whose supervisor was killed is `lost`, and shown once, or for as long as processes of it run. What gave
+    up stays, with the reason, until it is served again or `pipeline stop` removes it.
 
     \b
     pipeline ps
@@ -43,7 +43,7 @@ def command(store: Path | None, as_json: bool) -> None:
             if one.reason:
                 print_cut(f"{one.name}: {one.reason}")
     for one in found:
-        if one.state == "gone":
+        if one.state == "lost" and not one.pids:
             forget(shelf.running, one)
 
 

@@ -76,6 +76,7 @@ def command(
     pipeline serve --package ./package --port 8000 --grpc-port 9001 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
+    from pipeline.dropping_output import drop_unwritable_output
     from pipeline.serving.ports import Ports
     from pipeline.serving.serve import serve
     from pipeline.store import Store
@@ -90,6 +91,8 @@ def command(
         raise click.UsageError("--json goes with --dry-run")
     if no_wait and not detach:
         raise click.UsageError("--no-wait goes with --detach")
+    if not (dry_run or detach):
+        drop_unwritable_output()
     report = reporter(silent=as_json)
     shelf = Store.at(store)
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
@@ -208,7 +211,8 @@ def _detach(
     from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
     names = [chosen.deployment.name for chosen, _ in packages]
-    words = given_words(context, without={"detach", "no_wait", "build"})
+    # It writes to its log, where reasons are wanted also by those who print nothing.
+    words = given_words(context, without={"detach", "no_wait", "build", "quiet"})
     command = (
         *(sys.executable, "-m", "pipeline.cli.main", "serve"),
         *context.params["recipes"],

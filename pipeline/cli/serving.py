@@ -94,7 +94,8 @@ _SUPERVISION = (
         type=click.IntRange(min=0),
         default=5,
         show_default=True,
-        help="Restarts of what died or hung within the window; the failure after them ends the command.",
+        help="Restarts of what died or hung within the window; after them it is tried again about once a minute, "
+        "and all else goes on.",
     ),
     click.option(
         "--restart-window-s",

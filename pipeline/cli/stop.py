@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -32,13 +33,14 @@ def command(
 ) -> None:
     """Stop the deployments NAMEs, gateway first, when the requests under way are completed.
 
-    What one `pipeline serve` started together ends together. Exit code 1 if something had to be killed.
+    What one `pipeline serve` started together ends together. It returns when all processes of it have ended, also those
+    that a supervisor left which was killed. Exit code 1 if something had to be killed, or cannot be.
 
     \b
     pipeline stop tiny-cpu
     pipeline stop --all --timeout-s 10
     """
-    from pipeline.serving.status import forget, list_deployments, stop_deployments
+    from pipeline.serving.status import end_remaining, forget, list_deployments, stop_deployments
     from pipeline.store import Store
 
     if bool(names) == everything:
@@ -57,16 +59,23 @@ def command(
         if not as_json:
             how = "" if one.how == "drained" else f", killed after {timeout_s:g} s"
             click.echo(f"stopped {', '.join(one.names)} (process {one.pid}{how})")
-    for status in chosen.values():
+    remaining = {name: one.remaining for one in ended for name in one.names}
+    for name, status in chosen.items():
         if not status.alive:
-            forget(shelf.running, status)
+            remaining[name] = end_remaining(status.record, note)
+            if not remaining[name]:
+                forget(shelf.running, status)
             if not as_json:
-                click.echo(printable(f"{status.name} was {status.state}: {status.reason}"))
+                click.echo(printable(f"{name} was {status.state}: {status.reason}"))
     if as_json:
-        print_json([{"names": list(one.names), "pid": one.pid, "how": one.how} for one in ended])
+        print_json([{**asdict(one), "names": list(one.names)} for one in ended])
     for one in ended:
         for name in one.names:
-            if one.how == "killed":
+            if one.how == "killed" and not one.remaining:
                 forget(shelf.running, found[name], wait_s=_KILLED_S)
-    if any(one.how == "killed" for one in ended):
+    for name, left in remaining.items():
+        if left:
+            numbers = ", ".join(map(str, left))
+            click.echo(f"{name}: processes that do not end, even when they are killed: {numbers}", err=True)
+    if any(remaining.values()) or any(one.how == "killed" for one in ended):
         raise click.exceptions.Exit(1)

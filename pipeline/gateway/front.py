@@ -16,6 +16,7 @@ from contextlib import suppress
 from socket import socket
 from typing import Any
 
+from pipeline.dropping_output import drop_unwritable_output
 from pipeline.gateway.grpc_relay import GrpcRelay
 from pipeline.printable import PrintableFormatter
 
@@ -53,6 +54,7 @@ async def _serve_http(settings: dict[str, Any]) -> None:
 
 def main(text: str) -> int:
     """Serve until the process is ended."""
+    drop_unwritable_output()
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])

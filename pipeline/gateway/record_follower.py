@@ -23,7 +23,11 @@ _log = logging.getLogger("pipeline.gateway")
 _POLL_S = 0.2
 _REREAD_S = 5.0
 # State of a record in which its Triton cannot be asked -> what requests that wait too long are told.
-_NOT_YET = {"starting": "its server is being started", "restarting": "its server is being started again"}
+_NOT_YET = {
+    "starting": "its server is being started",
+    "restarting": "its server is being started again",
+    "failing": "its server failed too often, and is tried again from time to time",
+}
 # An answer may be stored in the cache after the request that it was generated for has ended.
 _CLOSE_AFTER_S = 1.0
 

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.dropping_output import drop_unwritable_output
 from pipeline.gateway.json_schema import schema_faults
 from pipeline.gateway.tools.prompt import load_chat_template
 from pipeline.models.chat_template import ChatTemplate, TemplateError
@@ -87,6 +88,7 @@ def main(folder: Path, cpu_s: float, memory_mib: int, *, tool_section: bool) -> 
         memory_mib: memory that it may take besides what is shared.
         tool_section: see `load_chat_template`.
     """
+    drop_unwritable_output()
     # The gateway ends this process, by closing the socket, when it has answered everything.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)

@@ -79,7 +79,9 @@ def main(guarded: Guarded, command: list[str]) -> int:
             command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_prepare, umask=_UMASK
         )
     except OSError as error:
-        print(f"{command[0]} cannot be run: {error.strerror}", flush=True)
+        # What cannot be written is no reason to fail otherwise.
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), f"{command[0]} cannot be run: {error.strerror}\n".encode())
         remove_traces(guarded)
         return _CANNOT_BE_RUN
     try:
@@ -114,19 +116,19 @@ def remove_traces(guarded: Guarded) -> None:
         region.unlink(missing_ok=True)
 
 
-def kill_marked(mark: str) -> None:
+def kill_marked(mark: str, variable: str = MARK) -> None:
     """Kill all processes with the mark but this one, and those that they start meanwhile."""
     deadline = time.monotonic() + _KILLING_DEADLINE_S
-    while (found := marked(mark)) and time.monotonic() < deadline:
+    while (found := marked(mark, variable)) and time.monotonic() < deadline:
         for number in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(_POLL_S / 4)
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark: str, variable: str = MARK) -> list[int]:
     """Processes with the mark in their environment, but this one; not those that only wait to be reaped."""
-    entry = f"{MARK}={mark}".encode()
+    entry = f"{variable}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

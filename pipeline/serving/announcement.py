@@ -108,7 +108,8 @@ class Announcement:
         with self._guard:
             self._states[component] = (state, reason)
             combined, why = self._combined()
-            self.update(state=combined, reason=why, **changes)
+            components = {name: one for name, (one, _) in self._states.items()}
+            self.update(state=combined, reason=why, components=components, **changes)
 
     def count_restart(self, component: str) -> None:
         """Count that a component is started again."""
@@ -163,13 +164,20 @@ class Announcement:
             if failure:
                 self.update(state="failed", reason=failure, control=None)
             elif self._folder is not None:
-                self._record.remove(self._folder, self.name)
+                with contextlib.suppress(OSError):
+                    self._remove(self._folder)
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
             self._folder = self._ready_file = None
+
+    def _remove(self, folder: Path) -> None:
+        published = RunningServer.read(folder, self.name) if self._stale else self._record
+        # One that could not be brought up to date is this supervisor's all the same, which holds the lock.
+        if published is not None:
+            published.remove(folder, self.name)
 
     def _publish(self) -> None:
         """Write the record. A disk that is full ends no deployment: it is tried again with each `confirm`."""

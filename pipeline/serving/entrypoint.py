@@ -3,10 +3,11 @@
     python -m pipeline.serving.entrypoint              serve $PIPELINE_PACKAGE (/deployment)
     python -m pipeline.serving.entrypoint COMMAND…     run something else instead, as NVIDIA's images do
 
-A server that dies or hangs is started again, as `pipeline serve` does it. It ends with 2 when the machine does not fit
-the package or the package is damaged (its files are hashed while the server loads them, and it is not ready before that
-has ended), with 1 when the server does not start or failed too often, and with 0 when it was told to stop. Settings are
-environment variables, because a container's are:
+A server that dies or hangs is started again, as `pipeline serve` does it. One that fails too often ends the container,
+in which nothing else runs that this could harm: whoever runs the container starts it again, on another machine if that
+helps. It ends with 2 when the machine does not fit the package or the package is damaged (its files are hashed while
+the server loads them, and it is not ready before that has ended), with 1 when the server does not start or failed too
+often, and with 0 when it was told to stop. Settings are environment variables, because a container's are:
 
     PIPELINE_PACKAGE             folder with deployment.json; /deployment
     PIPELINE_ADDRESS             where to listen; 0.0.0.0
@@ -36,6 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.dropping_output import drop_unwritable_output
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.printable import printable_bytes
 from pipeline.private_files import owner_only
@@ -95,7 +97,9 @@ class EntrypointSettings:
             health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 1),
             hang_timeout_s=number("PIPELINE_HANG_TIMEOUT_S", 0) or None,
             restart=RestartPolicy(
-                int(number("PIPELINE_MAX_RESTARTS", 5)), number("PIPELINE_RESTART_WINDOW_S", 300)
+                int(number("PIPELINE_MAX_RESTARTS", 5)),
+                number("PIPELINE_RESTART_WINDOW_S", 300),
+                gives_up=True,
             ),
             ready_file=Path(environment.get(FILE_VARIABLE) or DEFAULT_FILE),
         )
@@ -108,6 +112,7 @@ def main(arguments: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     if arguments:
         os.execvp(arguments[0], arguments)
+    drop_unwritable_output()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

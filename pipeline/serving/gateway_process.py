@@ -7,6 +7,7 @@ gateway is started again.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -19,10 +20,9 @@ from threading import Event
 from types import MappingProxyType
 
 from pipeline.errors import ServerError
-from pipeline.private_files import make_private
-from pipeline.process_state import ProcessPulse, exit_reason
+from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
-from pipeline.serving.log_files import LogLimit, rotate
+from pipeline.serving.log_files import LogLimit, open_log, rotate
 from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.server import StartCancelled
 
@@ -81,13 +81,13 @@ class GatewayProcess:
             ServerError: It ended, or does not answer in time.
         """
         rotate(self.log_file)
-        make_private(self.log_file, own=True)
-        with self.log_file.open("ab") as output:
+        with open_log(self.log_file) as output:
             self._process = subprocess.Popen(
                 self.launch.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, SUPERVISOR: own_mark()},
                 pass_fds=[one.fileno() for one in self.launch.sockets],
                 start_new_session=True,
                 umask=0o077,

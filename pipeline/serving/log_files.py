@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -18,6 +19,7 @@ from typing import BinaryIO
 
 from pipeline.private_files import make_private
 
+_log = logging.getLogger(__name__)
 KEPT = 5
 _FOLLOW_S = 0.2
 _MODE = 0o700
@@ -34,11 +36,33 @@ def log_folder(logs: Path, name: str) -> Path:
 def rotate(file: Path) -> None:
     """Make way for a new log: `triton.log` becomes `triton.log.1`, and so on; the oldest goes.
 
-    What is no regular file, such as a pipe or a terminal, stays.
+    What is no regular file, such as a pipe or a terminal, stays, and so does what cannot be moved.
     """
-    if file.is_file() and file.stat().st_size:
-        _make_way(file)
-        file.replace(_older(file, 1))
+    with contextlib.suppress(OSError):
+        if file.is_file() and file.stat().st_size:
+            _make_way(file)
+            file.replace(_older(file, 1))
+
+
+def open_log(file: Path, *, own: bool = True, anew: bool = False) -> BinaryIO:
+    """Open the log of a process that is to be started, for appending: it may be emptied while it is written.
+
+    Where the file cannot be opened, because the disk is full or its folder is gone, the process writes to /dev/null,
+    rather than not be started.
+
+    Args:
+        file: The log.
+        own: See `private_files.make_private`.
+        anew: Whether to empty it first.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(file, own=own)
+        how = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
+        return os.fdopen(os.open(file, how), "ab")
+    except OSError as error:
+        _log.warning("%s cannot be written (%s): what goes there is lost", file, error.strerror)
+        return open(os.devnull, "ab")
 
 
 class LogLimit:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import ServerError
-from pipeline.process_state import ProcessStat
+from pipeline.process_state import HELD_UP_S, STOPPED_S, ProcessStat
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.probe import HealthProbe
 from pipeline.triton.deployment import DRAFT_MODEL, Deployment
@@ -45,11 +45,9 @@ _STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")  # of the ensemble
 
 _FIRST_POLL_S = 0.01
 _PAGE_TIMEOUT_S = 0.5
-_HELD_UP_S = 2.0
 _PAGE_INTERVAL_S = 0.3
 _LATE_S = 0.5  # a probe that takes longer is looked into
 _FAILURES = 3  # probes that fail one after the other: one may be a mishap
-_STOPPED_S = 1.0  # debuggers and profilers stop a process for a moment
 _COMPUTING_SHARE = 0.1  # of a core: an idle server uses less
 _COMPUTING_S = 60.0  # a step of an engine that computes here may take so long
 _STUB = "triton_python_b"  # the process of a Python model, as far as /proc has its name
@@ -151,7 +149,7 @@ class ProgressJudge:
             used_s = 0.0 if self._cpu_s is None else cpu_s - self._cpu_s
             computes, self._cpu_s = used_s > _COMPUTING_SHARE * (now - self._seen), cpu_s
         # When this process was held up itself, what it saw before says nothing.
-        held_up, self._seen = now - self._seen > _HELD_UP_S, now
+        held_up, self._seen = now - self._seen > HELD_UP_S, now
         if moved or held_up or self._still_since is None:
             self._still_since = now
         if moved or held_up or computes or self._idle_since is None:
@@ -197,7 +195,7 @@ class ProcessWatch:
                 continue
             if not stat.stopped:
                 self._stopped_since.pop(pid, None)
-            elif now - self._stopped_since.setdefault(pid, now) >= _STOPPED_S:
+            elif now - self._stopped_since.setdefault(pid, now) >= STOPPED_S:
                 return HealthIssue("fault", f"process {pid} ({known.name}) is stopped")
         if self._stopped_since:
             return HealthIssue("doubt", f"process {min(self._stopped_since)} is stopped")

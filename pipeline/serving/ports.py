@@ -27,6 +27,7 @@ from pathlib import Path
 from pipeline.contracts.launching import listening
 from pipeline.errors import ServerError, UserError
 from pipeline.extras import install_line
+from pipeline.serving.log_files import open_log
 
 LOOPBACK = "127.0.0.1"
 ANYWHERE = "0.0.0.0"
@@ -308,7 +309,7 @@ class PublishedPorts:
             return False
         self._began = time.monotonic()
         settings = {name: bound.fileno() for name, bound in self._sockets.items()} | self._settings
-        with log_file.open("ab") as output:
+        with open_log(log_file, own=False) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.gateway.front", json.dumps(settings)],
                 stdin=subprocess.DEVNULL,

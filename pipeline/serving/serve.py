@@ -78,7 +78,7 @@ def serve(
         InvalidInput: The machine does not fit; all reasons at once.
         UserError: The package cannot be served this way, or a server for this recipe runs already.
         DamagedArtifact: Files of the package are not those that were built.
-        ServerError: Something did not start, or failed too often (`GaveUp`).
+        ServerError: Something did not start, or failed too often where the policy gives up (`GaveUp`).
     """
     first = packages[0][1]
     tritons = [_make_triton(package, options, progress) for package, options in packages]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -32,11 +31,12 @@ from typing import Self
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.machine.processes import listening
-from pipeline.private_files import make_private
+from pipeline.process_state import SUPERVISOR, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.launch import Launch, Launcher, Start, drain_s
 from pipeline.serving.launch_embedded import EmbeddedLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.log_files import open_log
 from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
 from pipeline.serving.probe import ProbeGeneration, generate, is_ready
 from pipeline.triton.deployment import REPOSITORY, Deployment
@@ -314,18 +314,14 @@ class TritonServer(ServerAddresses):
         # HTTP does not listen on a socket that is there already.
         (self._folder / "http").unlink(missing_ok=True)
         launch.prepare()
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        make_private(self.log_file, own=self._own_log)
         below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._guarded))]
-        # For appending: it may be emptied while it is written, see `log_files.LogLimit`.
-        begun = os.open(self.log_file, os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC)
-        with os.fdopen(begun, "ab") as output:
+        with open_log(self.log_file, own=self._own_log, anew=True) as output:
             self._guard = subprocess.Popen(
                 [*below, *launch.command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=launch.environment | {process_guard.MARK: start.shared_memory_prefix},
+                env=launch.environment | self._marks,
                 start_new_session=True,
                 umask=0o077,
             )
@@ -348,7 +344,13 @@ class TritonServer(ServerAddresses):
         """
         if self._published is None or self._guarded is None:
             return True
-        return self._published.serve({process_guard.MARK: self._guarded.mark}, self.log_file)
+        return self._published.serve(self._marks, self.log_file)
+
+    @property
+    def _marks(self) -> dict[str, str]:
+        """Variables by which all processes of this start are known."""
+        assert self._guarded is not None, "_launch made it"
+        return {process_guard.MARK: self._guarded.mark, SUPERVISOR: own_mark()}
 
     def _wait_until_ready(self, deadline: float) -> int | None:
         """None when it is ready; the exit code when it ended instead."""

@@ -8,6 +8,7 @@ and its pages of metrics. None is waited for longer than a second or two, and al
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import PipelineError, ServerError, StoreError
+from pipeline.machine.process_guard import kill_marked, marked
+from pipeline.process_state import SUPERVISOR
 from pipeline.serving.control import Say, ask
 from pipeline.serving.live import DeploymentPages, LiveFigures, memory_bytes
 from pipeline.store import lock
@@ -31,6 +34,8 @@ _ANSWER_S = 2.0
 _POLL_S = 0.1
 # A supervisor that is told to stop by SIGTERM, or killed, is gone so soon after.
 _KILLED_S = 10.0
+# What a supervisor that was killed leaves ends by itself within so long: the guard ends Triton.
+_LEFT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,10 @@ class DeploymentStatus:
     Attributes:
         name: Of the recipe.
         record: What its supervisor says.
-        state: That of the record; "gone" where the supervisor is, without having said so.
+        state: That of the record; "lost" where the supervisor has ended without having said so.
         reason: Why the state is not "ready".
-        pids: Component -> its processes; empty where the supervisor does not answer.
+        pids: Component -> its processes; empty where the supervisor does not answer. Of one that has ended, what it
+            left is "remaining".
         deployment: What is served; None where its package cannot be read.
         figures: Of the pages of metrics.
         uptime_s: Since the supervisor began; None where it is gone.
@@ -52,7 +58,7 @@ class DeploymentStatus:
 
     name: str
     record: RunningServer
-    state: State | Literal["gone"]
+    state: State | Literal["lost"]
     reason: str
     pids: Mapping[str, Sequence[int]]
     deployment: Deployment | None
@@ -145,11 +151,7 @@ def _look(name: str, record: RunningServer, earlier: DeploymentPages | None) -> 
     except PipelineError:
         deployment = None
     if not record.alive:
-        gone: State | Literal["gone"] = "failed" if record.state == "failed" else "gone"
-        reason = record.reason or f"process {record.pid} has ended without saying why"
-        pages = DeploymentPages(None, None)
-        nothing = LiveFigures.read(name, pages)
-        return DeploymentStatus(name, record, gone, reason, {}, deployment, nothing, None, None, pages)
+        return _ended_status(name, record, deployment)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(_supervisor_says, name, record)
         pages = DeploymentPages.fetch(record.metrics_url, record.gateway_url or None, _ANSWER_S)
@@ -169,6 +171,23 @@ def _look(name: str, record: RunningServer, earlier: DeploymentPages | None) -> 
     )
 
 
+def _ended_status(name: str, record: RunningServer, deployment: Deployment | None) -> DeploymentStatus:
+    """Describe a deployment whose supervisor has ended."""
+    state: State | Literal["lost"] = "failed"
+    reason, remaining = record.reason, remaining_processes(record)
+    if record.state != "failed":
+        state, reason = "lost", f"process {record.pid} has ended without saying why"
+        if remaining:
+            reason += (
+                f"; of its processes {', '.join(map(str, remaining))} still run, which `pipeline stop` ends"
+            )
+        reason += f"; before that, {record.reason}" if record.reason else ""
+        reason += f"; a unit of `pipeline deploy {name} --target systemd` would start it again"
+    pids, pages = {"remaining": remaining} if remaining else {}, DeploymentPages(None, None)
+    nothing = LiveFigures.read(name, pages)
+    return DeploymentStatus(name, record, state, reason, pids, deployment, nothing, None, None, pages)
+
+
 def _supervisor_says(name: str, record: RunningServer) -> tuple[Mapping[str, Sequence[int]], str]:
     """The processes of each component, and why nothing is known of them."""
     if record.control is None:
@@ -179,6 +198,32 @@ def _supervisor_says(name: str, record: RunningServer) -> tuple[Mapping[str, Seq
         # It may have ended since its record was read.
         return {}, str(error) if record.alive else ""
     return said["deployments"].get(name, {}).get("pids", {}), ""
+
+
+def remaining_processes(record: RunningServer) -> tuple[int, ...]:
+    """Return the processes that a supervisor has started and that run; none for a record of an older version."""
+    return tuple(sorted(marked(record.mark, SUPERVISOR))) if record.mark else ()
+
+
+def end_remaining(record: RunningServer, say: Say) -> tuple[int, ...]:
+    """End what a supervisor that has ended left: wait until the guard has ended Triton, then kill what is late.
+
+    Returns:
+        Processes that run all the same.
+    """
+    remaining, deadline = remaining_processes(record), time.monotonic() + _LEFT_S
+    if remaining:
+        say(f"waiting for the end of the processes {', '.join(map(str, remaining))}")
+    for pid in remaining:
+        # One that is stopped would not end.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGCONT)
+    while remaining and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        remaining = remaining_processes(record)
+    if remaining:
+        kill_marked(record.mark, SUPERVISOR)
+    return remaining_processes(record)
 
 
 def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> None:
@@ -215,11 +260,13 @@ class StoppedDeployment:
         names: The deployments that it served.
         pid: Its process.
         how: "drained" when what was under way was completed, "killed" when it was not done in time.
+        remaining: Processes of it that do not end, even when they are killed.
     """
 
     names: tuple[str, ...]
     pid: int
     how: Literal["drained", "killed"]
+    remaining: tuple[int, ...] = ()
 
 
 def stop_deployments(
@@ -233,10 +280,10 @@ def stop_deployments(
         say: Gets each line of progress.
 
     Yields:
-        What became of each supervisor, as soon as it has ended.
+        What became of each supervisor, as soon as it has ended, and all that it had started.
 
     Raises:
-        ServerError: A supervisor cannot be stopped, such as that of another user.
+        ServerError: A supervisor belongs to another user.
     """
     supervisors = {record.pid: record for record in records.values()}
     for pid, record in supervisors.items():
@@ -245,13 +292,11 @@ def stop_deployments(
             _signal(record, signal.SIGTERM)
         else:
             threading.Thread(target=_ask_to_stop, args=(record, say), name="stop", daemon=True).start()
-        if _ended(record, timeout_s):
-            yield StoppedDeployment(names, pid, "drained")
-            continue
-        _signal(record, signal.SIGKILL)
-        if not _ended(record, _KILLED_S):
-            raise ServerError(f"{', '.join(names)}: process {pid} does not end, even when it is killed")
-        yield StoppedDeployment(names, pid, "killed")
+        how: Literal["drained", "killed"] = "drained" if _ended(record, timeout_s) else "killed"
+        if how == "killed":
+            _signal(record, signal.SIGKILL)
+        late = () if _ended(record, _KILLED_S) else (pid,)
+        yield StoppedDeployment(names, pid, how, (*late, *end_remaining(record, say)))
 
 
 def _ask_to_stop(record: RunningServer, say: Say) -> None:

@@ -1,8 +1,9 @@
 """Keeps deployments running: one Triton a recipe, and one gateway in front of all, each started, watched, restarted.
 
 Each component has a `Keeper`, a thread that starts it, watches it several times a second, and ends and starts it again
-when it is ill, after growing pauses (`restart.RestartPolicy`). When one cannot be kept up, everything ends, and `run`
-raises `GaveUp`. A component that was never ready is not tried again: its first failure is final.
+when it is ill, after growing pauses (`restart.RestartPolicy`). One that fails too often is said to be failing, and is
+tried again after long pauses, while the others go on; where the policy says so, everything ends instead, and `run`
+raises `GaveUp`. A component that was never ready is not tried again: its first failure ends everything.
 
 What others see of it is the `Announcement` of each deployment. What they may ask of it goes by `control.ControlServer`:
 
@@ -37,7 +38,7 @@ _WORDS = {"triton": "Triton", "gateway": "the gateway"}
 
 
 class GaveUp(ServerError):
-    """A component failed too often."""
+    """A component failed too often, and the policy says that this is the end."""
 
 
 class Component(Protocol):
@@ -101,6 +102,8 @@ class Keeper(threading.Thread):
         self._next: tuple[Component, Callable[[], None]] | None = None
         self._guard = threading.Lock()
         self._taken = threading.Event()
+        # How often it was tried since it counts as failing.
+        self._tries = 0
         self.failure: Exception | None = None
 
     def stop(self) -> None:
@@ -146,18 +149,19 @@ class Keeper(threading.Thread):
                     else:
                         self.component.start(self._interrupt)
                         self._say_ready(again=bool(failures))
+                    self._tries = 0
                     fault = self._watch()
                 except StartCancelled:
                     continue
-                except (ServerError, OSError) as error:
+                except Exception as error:
                     # Of the machine, too: a full disk or a lack of processes may pass.
                     if not self.ready.is_set():
                         raise
-                    fault = str(error)
+                    fault = str(error) or type(error).__name__
                 if fault is None:
                     continue
-                failures.append(time.monotonic())
-                self._restart_or_give_up(failures, fault)
+                failures = [*failures, time.monotonic()][-self._policy.max_restarts - 1 :]
+                self._prepare_restart(failures, fault)
             at_once = False
         finally:
             for one in self._announcements:
@@ -203,18 +207,30 @@ class Keeper(threading.Thread):
                     one.confirm()
         return None
 
-    def _restart_or_give_up(self, failures: Sequence[float], fault: str) -> None:
-        kind, policy = self.component.kind, self._policy
-        pause_s = policy.pause_before_restart(failures, failures[-1])
+    def _prepare_restart(self, failures: Sequence[float], fault: str) -> None:
+        """End it, and wait before it is started again."""
+        kind, policy, now = self.component.kind, self._policy, failures[-1]
+        failing = self._tries > 0 or policy.too_often(failures, now)
+        pause_s = (
+            policy.pause_while_failing(self._tries) if failing else policy.pause_before_restart(failures, now)
+        )
+        often = f"failed {policy.max_restarts + 1} times within {policy.window_s:g} s"
+        reason = fault.partition("\n")[0]
+        if failing:
+            reason += (
+                f"; it {often}, and is tried again after pauses of up to {policy.max_failing_pause_s:g} s"
+            )
         for one in self._announcements:
-            one.set_state(kind, "restarting", fault.partition("\n")[0])
+            one.set_state(kind, "failing" if failing else "restarting", reason)
         self._progress.say(fault)
         self.component.stop(at_once=True)
-        if pause_s is None:
-            raise GaveUp(
-                f"gave up on {_WORDS[kind]}: it failed {policy.max_restarts + 1} times within {policy.window_s:g} s; "
-                f"the last time: {fault}"
+        if failing and policy.gives_up:
+            raise GaveUp(f"gave up on {_WORDS[kind]}: it {often}; the last time: {fault}")
+        if failing and not self._tries:
+            self._progress.say(
+                f"{_WORDS[kind]} {often}: it is tried again from time to time, and all else goes on"
             )
+        self._tries += failing
         self._progress.say(f"starting {_WORDS[kind]} again" + (f" in {pause_s:g} s" if pause_s else ""))
         for one in self._announcements:
             one.count_restart(kind)
@@ -259,7 +275,7 @@ class Supervisor:
         return (*(() if self._gateway is None else (self._gateway,)), *self.tritons.values())
 
     def run(self, on_ready: Callable[[], None], control: ControlServer | None = None) -> None:
-        """Run until it is told to stop, or something cannot be kept up; then end everything.
+        """Run until it is told to stop, or something did not start; then end everything.
 
         Args:
             on_ready: Called when everything is ready for the first time.

@@ -22,15 +22,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
 from pipeline.errors import ServerError
+from pipeline.process_state import own_mark
 from pipeline.reading import UnreadableFile, read_json
 
 # starting     not ready yet since the supervisor began
 # ready        a real inference went through every model, and the gateway answers
 # unready      Triton may answer, but something is wrong (`reason`); it is being watched
 # restarting   Triton is down, and is being started again
+# failing      Triton is down, and failed too often: it is tried again from time to time
 # draining     told to stop; requests under way are completed
 # failed       the supervisor gave up and has ended
-State = Literal["starting", "ready", "unready", "restarting", "draining", "failed"]
+State = Literal["starting", "ready", "unready", "restarting", "failing", "draining", "failed"]
 ANSWERING: frozenset[State] = frozenset({"ready", "unready", "draining"})  # Triton can be asked
 SUPERVISED: frozenset[State] = frozenset(get_args(State)) - {"failed"}
 
@@ -67,7 +69,8 @@ class RunningServer:
         started: When the supervisor began: ISO 8601, UTC.
         state: What can be expected of it now.
         reason: Why the state is not `ready`; empty where it is.
-        restarts: Component ("triton", "gateway") -> how often it was started again.
+        components: Component ("triton", "gateway") -> its state.
+        restarts: Component -> how often it was started again.
         gateway_url: Where the gateway listens, as http://host:port; empty without one.
         log: What Triton prints.
         gateway_log: What the gateway prints; None without one.
@@ -79,6 +82,7 @@ class RunningServer:
         boot_id: Which start of the machine `uptime_s` counts from.
         uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
         grpc_socket: gRPC target of Triton for processes of the same user, unix:PATH; empty where it has none.
+        mark: Value of `process_state.SUPERVISOR` in the environment of all processes that the supervisor starts.
     """
 
     pid: int
@@ -90,6 +94,7 @@ class RunningServer:
     # Records of older versions were written when the server was ready, and have none of these.
     state: State = "ready"
     reason: str = ""
+    components: Mapping[str, State] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
     gateway_url: str = ""
     log: Path | None = None
@@ -101,6 +106,7 @@ class RunningServer:
     boot_id: str = ""
     uptime_s: float = 0.0
     grpc_socket: str = ""
+    mark: str = ""
 
     @classmethod
     def of(cls, server: Addresses, package: Path, **more: Any) -> Self:
@@ -115,6 +121,7 @@ class RunningServer:
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
             boot_id=_boot_id(),
             uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
+            mark=own_mark(),
             **more,
         )
 

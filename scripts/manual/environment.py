@@ -34,6 +34,7 @@ MEANING = {
     "`/etc/pipeline/ssh`.",
     "PIPELINE_TRITON_GRPC": "Set by us for Triton's models: the gRPC address of the very server that runs them.",
     "PIPELINE_TRITON_START": "Set by us on the processes of a server, so that a stop finds them all.",
+    "PIPELINE_SUPERVISOR": "Set by us on all processes of a deployment, so that a stop finds them all.",
 }
 OTHERS = {
     "HF_TOKEN": "Token for gated and private repositories of the Hugging Face Hub.",

@@ -76,7 +76,7 @@ def test_without_a_terminal_it_is_one_table(store: Path) -> None:
     assert rows["with-gateway"][1] == "ready"
     assert {"7/-/-", "75%", "1,234"} <= set(rows["with-gateway"])
     assert rows["alone"][1] == "restarting"
-    assert rows["dead"][1] == "gone"
+    assert rows["dead"][1] == "lost"
     assert "alone: Triton has died" in done.stdout
 
 

@@ -17,7 +17,7 @@ from pipeline.client.testing import Received, Reply
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
-from pipeline.triton.running import RunningServer
+from pipeline.triton.running import RunningServer, State
 from tests.gateway.conftest import Start, Upstream
 from tests.support import waiting
 
@@ -133,10 +133,13 @@ def test_all_choices_of_a_request_come_from_one_package(exchange: Exchange) -> N
     assert several.result(120) == "old old old"
 
 
-def test_while_triton_is_started_again_requests_wait(exchange: Exchange) -> None:
-    exchange.switch(state="restarting")
+@pytest.mark.parametrize(
+    ("state", "told"), [("restarting", "started again"), ("failing", "failed too often")]
+)
+def test_while_triton_is_started_again_requests_wait(exchange: Exchange, state: State, told: str) -> None:
+    exchange.switch(state=state)
     queue = exchange.running.gateway.models["tiny"].queue
-    wait_for(lambda: "started again" in exchange.ready()["faults"].get("tiny", ""), "the gateway knows it")
+    wait_for(lambda: told in exchange.ready()["faults"].get("tiny", ""), "the gateway knows it")
     assert queue.paused
     asked = exchange.begin()
     assert queue.waiting == 1

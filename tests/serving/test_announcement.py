@@ -63,6 +63,22 @@ def test_a_folder_that_cannot_be_written_for_a_while_ends_nothing(tmp_path: Path
     assert RunningServer.read(folder, "tiny") is None
 
 
+def test_a_record_that_could_not_be_brought_up_to_date_is_taken_away_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "running"
+    announcement = announced(folder)
+    announcement.claim(Silent())
+    away = folder.rename(tmp_path / "away")
+    folder.write_text("no folder")
+    announcement.set_state("triton", "ready")
+    folder.unlink()
+    away.rename(folder)
+    before = RunningServer.read(folder, "tiny")
+    assert before is not None
+    assert before != announcement.record
+    announcement.withdraw()
+    assert RunningServer.read(folder, "tiny") is None
+
+
 def test_a_recipe_is_claimed_by_one_supervisor(tmp_path: Path) -> None:
     first, second = announced(tmp_path), announced(tmp_path)
     first.claim(Silent())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +21,14 @@ from click.testing import CliRunner
 
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
-from pipeline.serving import status
+from pipeline.machine.process_guard import marked
+from pipeline.process_state import SUPERVISOR
+from pipeline.serving import detach, status
 from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
+from tests.support.waiting import wait_for
 
 DEADLINE_S = 240
 
@@ -147,13 +152,33 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     )
 
 
-def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell) -> None:
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell, quiet: tuple[str, ...]) -> None:
     """Its exit code is that of the process that failed."""
     taken = "--grpc-port=7001", "--metrics-port=7001"
-    done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, code=2)
+    done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, *quiet, code=2)
     assert "must be different ports" in done.stderr
     assert "it ended with exit code 2 before it was ready" in done.stderr
+    assert "must be different ports" in (shell.store / "logs" / "support" / "serve.log").read_text()
     assert shell.ps() == {}
+
+
+def test_a_quiet_start_keeps_reasons_in_the_log(
+    cpu_package: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why something was started again is said there, too, so the supervisor itself is not quiet."""
+    commands: list[Sequence[str]] = []
+
+    def start(command: Sequence[str], *_: Any) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(pid=1)
+
+    monkeypatch.setattr(detach, "start_detached", start)
+    shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--max-restarts", "7")
+    (command,) = commands
+    assert command[-1] == "--detached"
+    assert "--max-restarts" in command
+    assert not {"-q", "--quiet"} & set(command)
 
 
 @pytest.fixture
@@ -168,7 +193,8 @@ def record_of(process: subprocess.Popen[bytes], package: Path, **more: Any) -> R
     address = "http://127.0.0.1:1/metrics"
     made = RunningServer.of(_Nowhere(), package, state="ready", **more)
     assert address == made.metrics_url
-    return RunningServer(**{**{name: getattr(made, name) for name in made.__slots__}, "pid": process.pid})
+    own = {"pid": process.pid, "mark": f"{process.pid}-0"}
+    return RunningServer(**{**{name: getattr(made, name) for name in made.__slots__}, **own})
 
 
 class _Nowhere:
@@ -185,8 +211,8 @@ def test_what_was_killed_is_shown_once(
     other.kill()
     other.wait()
     gone = shell.ps()["support"]
-    assert (gone["state"], gone["uptime_s"]) == ("gone", None)
-    assert f"process {other.pid} has ended without saying why" in gone["reason"]
+    assert (gone["state"], gone["uptime_s"], gone["pids"]) == ("lost", None, {})
+    assert f"process {other.pid} has ended without saying why; a unit of `pipeline deploy" in gone["reason"]
     assert shell.ps() == {}
     # One that gave up stays until it is stopped.
     record_of(other, cpu_package).write(running, "support")
@@ -229,6 +255,96 @@ def test_what_does_not_stop_is_killed(cpu_package: Path, shell: Shell) -> None:
         assert f"stopped one, two (process {deaf.pid}, killed after 0.5 s)" in done.stdout
         waiter.join(DEADLINE_S)
         assert deaf.returncode == -signal.SIGKILL
+    assert shell.ps() == {}
+
+
+@pytest.fixture
+def left(other: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that `other` has started, and that is stopped."""
+    environment = {**os.environ, SUPERVISOR: f"{other.pid}-0"}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        # Only now has it the environment of its own.
+        wait_for(lambda: process.pid in marked(f"{other.pid}-0", SUPERVISOR), "its start", DEADLINE_S)
+        process.send_signal(signal.SIGSTOP)
+        # Whoever it is killed by, it is reaped.
+        threading.Thread(target=process.wait).start()
+        yield process
+        process.kill()
+
+
+def test_what_a_killed_supervisor_left_is_listed_and_ended(
+    other: subprocess.Popen[bytes],
+    left: subprocess.Popen[bytes],
+    cpu_package: Path,
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "_LEFT_S", 0.2)
+    record_of(other, cpu_package).write(shell.store / "running", "support")
+    other.kill()
+    other.wait()
+    for _ in range(2):
+        lost = shell.ps()["support"]
+        assert (lost["state"], lost["pids"]) == ("lost", {"remaining": [left.pid]})
+        assert f"of its processes {left.pid} still run, which `pipeline stop` ends" in lost["reason"]
+        assert "a unit of `pipeline deploy support --target systemd` would start it again" in lost["reason"]
+    assert "support was lost: process" in shell.run("stop", "support").stdout
+    assert left.wait(DEADLINE_S) == -signal.SIGKILL
+    assert shell.ps() == {}
+
+
+def test_what_cannot_be_ended_is_named(
+    other: subprocess.Popen[bytes],
+    left: subprocess.Popen[bytes],
+    cpu_package: Path,
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process may wait for a disk or a device, where no signal reaches it."""
+    monkeypatch.setattr(status, "_LEFT_S", 0.2)
+    monkeypatch.setattr(status, "kill_marked", lambda *_: None)
+    record_of(other, cpu_package).write(shell.store / "running", "support")
+    reaping = threading.Thread(target=other.wait)
+    reaping.start()
+    told = shell.run("stop", "support", code=1).stderr
+    assert f"support: processes that do not end, even when they are killed: {left.pid}" in told
+    reaping.join(DEADLINE_S)
+    # It can be stopped again.
+    assert shell.ps()["support"]["pids"] == {"remaining": [left.pid]}
+    shell.run("stop", "support", code=1)
+    assert shell.ps()["support"]["state"] == "lost"
+    left.kill()
+    wait_for(lambda: not marked(f"{other.pid}-0", SUPERVISOR), "its end", DEADLINE_S)
+    shell.run("stop", "support")
+    assert shell.ps() == {}
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_stop_returns_when_guard_triton_gateway_and_workers_have_ended(
+    cpu_package: Path, shell: Shell, number: signal.Signals
+) -> None:
+    """Of a supervisor that is stopped or was killed, with a guard that is stopped, too."""
+    moved = shell.store.parent / "package"
+    moved.symlink_to(cpu_package)
+    shell.serve("--package", str(moved), "--port", "0", "--workers", "2")
+    found = shell.ps()["support"]
+    everything = marked(found["mark"], SUPERVISOR)
+    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in everything}
+    (guard,) = (pid for pid, line in names.items() if b"process_guard" in line)
+    parts = (
+        b"tritonserver",
+        b"python_backend_stub",
+        b"gateway.front",
+        b" gateway ",
+        b"--worker",
+        b"text_server",
+    )
+    assert all(any(part in line for line in names.values()) for part in parts), names
+    os.kill(guard, signal.SIGSTOP)
+    os.kill(found["pid"], number)
+    shell.run("stop", "support", "--timeout-s", "1", code=1 if number == signal.SIGSTOP else 0)
+    assert marked(found["mark"], SUPERVISOR) == []
     assert shell.ps() == {}
 
 

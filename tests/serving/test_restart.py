@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +13,7 @@ policies = st.builds(
     window_s=st.floats(1, 1e4),
     pause_s=st.floats(0.01, 10),
     max_pause_s=st.floats(0.01, 100),
+    max_failing_pause_s=st.floats(0.01, 1000),
 )
 # Seconds between one failure and the next.
 gaps = st.lists(st.floats(0, 1e3), min_size=1, max_size=300)
@@ -25,13 +24,13 @@ def times(between: list[float]) -> list[float]:
 
 
 @given(policies, gaps)
-def test_it_is_given_up_exactly_after_so_many_failures_in_the_window(
+def test_it_fails_too_often_exactly_after_so_many_failures_in_the_window(
     policy: RestartPolicy, between: list[float]
 ) -> None:
     failures = times(between)
     now = failures[-1]
     recent = [failure for failure in failures if now - failure < policy.window_s]
-    assert (policy.pause_before_restart(failures, now) is None) == (len(recent) > policy.max_restarts)
+    assert policy.too_often(failures, now) == (len(recent) > policy.max_restarts)
 
 
 @given(policies, gaps)
@@ -40,11 +39,17 @@ def test_pauses_grow_up_to_the_longest_and_the_first_restart_is_made_at_once(
 ) -> None:
     now = 0.0
     pauses = [policy.pause_before_restart([0.0] * count, now) for count in range(1, len(between) + 1)]
-    given = [pause for pause in pauses if pause is not None]
-    assert given == sorted(given)
-    assert all(pause <= policy.max_pause_s for pause in given)
-    assert given[:1] in ([], [0.0])
-    assert all(later is None for earlier, later in pairwise(pauses) if earlier is None)
+    assert pauses == sorted(pauses)
+    assert all(pause <= policy.max_pause_s for pause in pauses)
+    assert pauses[0] == 0
+
+
+@given(policies)
+def test_pauses_while_failing_grow_up_to_the_longest_and_it_is_tried_for_ever(policy: RestartPolicy) -> None:
+    pauses = [policy.pause_while_failing(tries) for tries in range(2000)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == min(policy.max_pause_s, policy.max_failing_pause_s)
+    assert pauses[-1] == policy.max_failing_pause_s
 
 
 @given(policies, gaps, gaps)
@@ -53,3 +58,4 @@ def test_old_failures_change_nothing(policy: RestartPolicy, old: list[float], be
     everything = [*times(old), *recent]
     now = recent[-1]
     assert policy.pause_before_restart(everything, now) == policy.pause_before_restart(recent, now)
+    assert policy.too_often(everything, now) == policy.too_often(recent, now)

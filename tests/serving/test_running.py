@@ -40,6 +40,7 @@ def test_written_read_removed(tmp_path: Path) -> None:
         "started": record.started,
         "state": "ready",
         "reason": "",
+        "components": {},
         "restarts": {},
         "gateway_url": "",
         "log": None,
@@ -50,6 +51,7 @@ def test_written_read_removed(tmp_path: Path) -> None:
         "settings": None,
         "boot_id": record.boot_id,
         "uptime_s": record.uptime_s,
+        "mark": record.mark,
     }
     record.remove(folder, "tiny")
     record.remove(folder, "tiny")
@@ -62,6 +64,7 @@ def test_all_fields_come_back(tmp_path: Path) -> None:
         tmp_path,
         state="restarting",
         reason="process 7 is gone",
+        components={"triton": "restarting", "gateway": "ready"},
         restarts={"triton": 2},
         log=tmp_path / "triton.log",
         control=tmp_path / "tiny.sock",
@@ -81,7 +84,9 @@ def test_a_record_of_an_older_version_is_that_of_a_ready_server(tmp_path: Path) 
         for key in ("pid", "grpc_url", "http_url", "metrics_url", "deployment", "started")
     }
     (tmp_path / "tiny.json").write_text(json.dumps({**older, "of_a_newer_version": 1}))
-    assert RunningServer.find(tmp_path, "tiny") == replace(record, boot_id="", uptime_s=0.0, grpc_socket="")
+    assert RunningServer.find(tmp_path, "tiny") == replace(
+        record, boot_id="", uptime_s=0.0, grpc_socket="", mark=""
+    )
 
 
 def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:

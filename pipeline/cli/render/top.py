@@ -14,7 +14,7 @@ from pipeline.printable import printable
 from pipeline.serving.status import DeploymentStatus
 from pipeline.store import human_bytes
 
-_COLORS = {"ready": "green", "failed": "red", "unready": "red", "gone": "red"}
+_COLORS = {"ready": "green", "failed": "red", "unready": "red", "failing": "red", "lost": "red"}
 _LEFT = ("deployment", "state")
 _COLUMNS = (
     *_LEFT, "up", "run/wait/stall", "tok/s", "TTFT p50/p95", "ITL p50/p95", "KV", "hits", "requests", "restarts",

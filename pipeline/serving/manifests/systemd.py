@@ -97,7 +97,7 @@ def systemd_unit(deployment: Deployment, package: Path, options: ServeOptions, m
         f"Description=pipeline: {name} behind NVIDIA Triton",
         "Wants=network-online.target",
         f"After={after}",
-        "# What dies is started again inside; a service that gives up five times in an hour stays down.",
+        "# What dies is started again inside; a service that ends five times in an hour stays down.",
         "StartLimitIntervalSec=1h",
         "StartLimitBurst=5",
         "",
