@@ -106,6 +106,17 @@ def test_a_copy_of_a_pair_shows_nothing_new(encoder: Path, tmp_path: Path) -> No
     assert json.loads(result.stdout)["chosen"]["false_hits"]["of"] == 1
 
 
+def test_what_a_cache_does_not_share_is_not_served_here_either(encoder: Path, tmp_path: Path) -> None:
+    unshared = [
+        {"a": text, "b": text.upper(), "same": 1}
+        for text in ("translate: my parcel", "где моя посылка", "is the shop 👍", "is my\nparcel open")
+    ]
+    file = write(tmp_path / "pairs.jsonl", same(40) + unshared + traps(400))
+    found = json.loads(tune(encoder, file, "--json").stdout)
+    assert found["chosen"]["recall"]["count"] == 40
+    assert found["chosen"]["recall"]["of"] == 44
+
+
 def test_a_wider_budget_takes_fewer_traps(encoder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "pairs.jsonl", same(10) + traps(40))
     assert tune(encoder, file).exit_code == 1
