@@ -33,10 +33,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.decision import Verifier, default_verifier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.guards import GUARDS, findings
+from pipeline.cache.semantic.shareable import is_shareable
 from pipeline.cache.tuning.measuring import CountedShare
 from pipeline.cache.tuning.pairs import Pair, read_pairs
 from pipeline.recipe.response_cache import SemanticSettings
@@ -100,7 +101,7 @@ def main() -> None:
 
 
 def _judged(pair: Pair, embedder: Embedder) -> JudgedPair:
-    one, other = embedder(pair.a), embedder(pair.b)
+    one, other = _vector(pair.a, embedder), _vector(pair.b, embedder)
     if one is None or other is None:
         return JudgedPair(pair, NEVER, NEVER)
     cosine = float(one @ other)
@@ -166,40 +167,39 @@ def read_intents(file: Path) -> list[tuple[str, str]]:
 def replay(
     questions: Sequence[tuple[str, str]], out_of_scope: Sequence[str], embedder: Embedder, verifier: Verifier
 ) -> None:
-    """Store one half and ask the other, twice: with what depends on who asks shared, and as a recipe has it."""
+    """Store one half and ask the other."""
     shuffled = [questions[at] for at in np.random.default_rng(0).permutation(len(questions))]
     kept, asked = shuffled[::2], shuffled[1::2]
     intents = len({intent for _, intent in questions})
     print(f"{intents} intents: {len(kept):,} questions stored, {len(asked):,} asked")
-    for what, unshared in (
-        ("with share_dynamic", lambda _: False),
-        ("as a recipe has it", Lifetime().is_dynamic),
-    ):
-        stored = [(text, intent) for text, intent in kept if not unshared(text)]
-        vectors = np.stack([embedder(text) for text, _ in stored])
-        found: list[
-            tuple[float, bool, bool | None]
-        ] = []  # the highest cosine, whether its intent, what is served
-        for text, intent in asked:
-            if unshared(text):
-                continue
-            near, at = _served(text, [one for one, _ in stored], vectors, embedder, verifier)
-            found.append(
-                (near[0], stored[near[1]][1] == intent, None if at is None else stored[at][1] == intent)
-            )
-        served = [right for _, _, right in found if right is not None]
-        nearest = [right for _, right, _ in sorted(found, reverse=True)[: len(served)]]
-        print(f" {what}: {len(found):,} of the questions asked are looked up by meaning")
-        _print("served", [right is not None for _, _, right in found], len(asked))
-        _print("with another intent's answer", [not right for right in served], len(asked))
-        _print("by the cosine, as many served", [not right for right in nearest], len(asked))
-        if out_of_scope:
-            lost = [
-                not unshared(text)
-                and _served(text, [one for one, _ in stored], vectors, embedder, verifier)[1] is not None
-                for text in out_of_scope
-            ]
-            _print("out of scope, served", lost)
+    stored = [(text, intent) for text, intent in kept if _vector(text, embedder) is not None]
+    texts = [text for text, _ in stored]
+    vectors = np.stack([embedder(text) for text in texts])
+    # The highest cosine, whether its question has the same intent, and the same of what is served.
+    found: list[tuple[float, bool, bool | None]] = []
+    for text, intent in asked:
+        if _vector(text, embedder) is None:
+            continue
+        near, at = _served(text, texts, vectors, embedder, verifier)
+        found.append((near[0], stored[near[1]][1] == intent, None if at is None else stored[at][1] == intent))
+    served = [right for _, _, right in found if right is not None]
+    nearest = [right for _, right, _ in sorted(found, reverse=True)[: len(served)]]
+    print(f" {len(found):,} of the questions asked are looked up by meaning")
+    _print("served", [right is not None for _, _, right in found], len(asked))
+    _print("with another intent's answer", [not right for right in served], len(asked))
+    _print("by the cosine, as many served", [not right for right in nearest], len(asked))
+    if out_of_scope:
+        lost = [
+            _vector(text, embedder) is not None
+            and _served(text, texts, vectors, embedder, verifier)[1] is not None
+            for text in out_of_scope
+        ]
+        _print("out of scope, served", lost)
+
+
+def _vector(text: str, embedder: Embedder) -> Vector | None:
+    """The embedding, as a recipe's defaults have it: None for what is not shared by meaning."""
+    return embedder(text) if is_shareable(text, SemanticSettings().languages) else None
 
 
 def _served(

@@ -58,7 +58,7 @@ class RequestOptions(Sampling, total=False):
     variables: Mapping[str, Any]
     # False: neither looked up nor stored.
     cache: bool
-    # How long the answer may be served again; by default what the cache's `lifetime` says of the question.
+    # How long the answer may be served again; by default the cache's `ttl_s`.
     ttl_s: float | None
     # Requests with the same one go to the same server; see `AsyncClient.stream`.
     affinity: str | None

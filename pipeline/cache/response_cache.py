@@ -21,7 +21,6 @@ from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.hot_tier import HotTier
 from pipeline.cache.key import Question
-from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.near_hits import NearHitLog
 from pipeline.client import Cached, FinishReason
 
@@ -89,7 +88,8 @@ class ResponseCache:
     """
 
     backend: Backend
-    lifetime: Lifetime = field(default_factory=Lifetime)
+    # How long an answer may be served, from when it was given.
+    ttl_s: float = 86_400.0
     # Store sampled answers too, of which each request would draw another.
     keep_sampled: bool = False
     # How slowly clients replay an answer: 0 is at once, 1 as it once came.
@@ -167,7 +167,7 @@ class ResponseCache:
             finish_reason: why it ended.
             input_tokens: of the prompt, if the server said.
             output_tokens: of the answer, if the server said.
-            ttl_s: how long it may be served; by default what `lifetime` says of its question.
+            ttl_s: how long it may be served; by default as long as any.
 
         Returns:
             Whether it was stored.
@@ -269,7 +269,7 @@ class ResponseCache:
             pieces,
             finish_reason=finish_reason,
             created=now,
-            expires=now + (self.lifetime.of(question.turn) if ttl_s is None else ttl_s),
+            expires=now + (self.ttl_s if ttl_s is None else ttl_s),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
         )
@@ -300,9 +300,6 @@ class ResponseCache:
         near = next((candidate for candidate in candidates if self._serves(question, candidate)), None)
         entry = None if near is None else self.backend.get(near.key, now)
         if near is None or entry is None:
-            return None
-        # The question that is asked may call for a fresher answer than the one that was stored with it.
-        if entry.created + self.lifetime.of(question.turn) <= now:
             return None
         self._note(question, near, now)
         if self.shadow:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 from pipeline.cache.backend import Backend, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import Codec, KeySource, load_codec
-from pipeline.cache.lifetime import DYNAMIC_WHEN, Lifetime
+from pipeline.cache.key import tenant_id
 from pipeline.cache.near_hits import NEAR_HITS, NearHitLog, near_hits_place
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
 from pipeline.cache.response_cache import ResponseCache, Semantic
-from pipeline.cache.semantic.layer import SemanticLayer, never
+from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.extras import install_line
 
 if TYPE_CHECKING:  # who has settings has imported it
@@ -89,7 +89,7 @@ def open_cache(
         raise CacheSetupError("\n".join(errors))
     return ResponseCache(
         backend,
-        lifetime=_lifetime(settings),
+        ttl_s=settings.ttl_s,
         keep_sampled=settings.cache_sampled,
         pace=settings.replay_pace,
         semantic=semantic,
@@ -188,8 +188,15 @@ def _semantic(
     embedder = Embedder(encoder.folder, name=encoder.name)
     if verifier is None:
         verifier = _verifier(semantic, embedder, cross_encoder)
-    unshared = never if semantic.share_dynamic else _lifetime(settings).is_dynamic
-    return SemanticLayer(backend, embedder, verifier, semantic.min_similarity, semantic.min_score, unshared)
+    return SemanticLayer(
+        backend,
+        embedder,
+        verifier,
+        semantic.min_similarity,
+        semantic.min_score,
+        languages=semantic.languages,
+        tenants=None if semantic.tenants is None else frozenset(map(tenant_id, semantic.tenants)),
+    )
 
 
 def _verifier(semantic: SemanticSettings, embedder: Embedder, cross_encoder: Path | None) -> Verifier:
@@ -211,11 +218,6 @@ def _local(source: HubSource | LocalSource, what: str) -> Path:
     if not isinstance(source, LocalSource):
         raise ValueError(f"{source} is not a local folder: give the {what} that was made of it")
     return source.path
-
-
-def _lifetime(settings: CacheSettings) -> Lifetime:
-    when = settings.dynamic.when
-    return Lifetime(settings.ttl_s, settings.dynamic.ttl_s, DYNAMIC_WHEN if when is None else when)
 
 
 def _part(make: Callable[[], _Part], what: str, errors: list[str]) -> _Part | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.cache.backend import Backend
     from pipeline.cache.near_hits import NearHit, NearHitLog
 
+# Why a near hit is shown.
+Sample = Literal["random", "most similar"]
 _KEYS = {"w": "wrong", "r": "right", "s": "skip", "q": "quit"}
 
 
@@ -53,7 +57,9 @@ def review(
     """Show which questions were answered with whose answers, and mark those that were wrong.
 
     Each near hit is shown with the question that was asked on the left, the one whose answer it got on the right, and
-    the answer below; the least similar ones come first. Answer with w (wrong), r (right), s (skip) or q (quit). The
+    the answer below. Half of them are drawn at random from all, which tells how many are wrong; the others are the most
+    similar ones, among which are the mistakes that no threshold prevents. They come in turns, and each says which it
+    is, also in the pairs. Answer with w (wrong), r (right), s (skip) or q (quit). The
     answer of a wrong one is removed, the gateway counts it as false_hit_reported, and what you marked becomes a
     labelled pair. With --json the near hits are listed, and --wrong and --right mark them by their ids:
 
@@ -63,7 +69,8 @@ def review(
         pipeline cache review tiny-cpu --wrong 3f9a0c --right 77b1
     """
     with target.opened() as backend, target.near_hits() as log:
-        found = sorted(log.hits(time.time()), key=lambda hit: hit.similarity)
+        found = list(log.hits(time.time()))
+        shown = _sampled(found, limit)
         reviewer = _Reviewer(backend, log, pairs)
         if wrong or right:
             _refuse_unknown(found, wrong, right)
@@ -71,10 +78,10 @@ def review(
                 for hit in _chosen(found, ids):
                     reviewer.mark(hit, wrong=is_wrong)
         elif as_json:
-            print_json([_row(hit, backend) for hit in found[:limit]])
+            print_json([_row(hit, sample, backend) for hit, sample in shown])
             return
         else:
-            _ask(reviewer, found[:limit], backend)
+            _ask(reviewer, shown, backend)
     if as_json:
         print_json(reviewer.counts())
     else:
@@ -88,9 +95,10 @@ class _Reviewer:
         self._backend, self._log, self._pairs = backend, log, pairs
         self._wrong = self._right = self._removed = 0
 
-    def mark(self, hit: NearHit, *, wrong: bool) -> None:
+    def mark(self, hit: NearHit, sample: Sample | None = None, *, wrong: bool) -> None:
         """Write the pair first: it is what cannot be made again."""
-        self._write({"a": hit.question.turn, "b": hit.kept, "same": int(not wrong), "category": "review"})
+        category = f"review, {sample}" if sample else "review"
+        self._write({"a": hit.question.turn, "b": hit.kept, "same": int(not wrong), "category": category})
         # What was only found did no harm: the answer is right for the question that it was given to.
         if wrong and not hit.shadow:
             self._removed += self._backend.remove([hit.key])
@@ -124,12 +132,25 @@ class _Reviewer:
             raise UserError(f"--pairs {self._pairs}: cannot be written: {error.strerror}") from error
 
 
-def _ask(reviewer: _Reviewer, found: Sequence[NearHit], backend: Backend) -> None:
+def _sampled(found: Sequence[NearHit], limit: int) -> list[tuple[NearHit, Sample]]:
+    """A random sample of all near hits, in turns with the most similar of the others."""
+    drawn = random.sample(found, min(len(found), limit) // 2)
+    taken = {hit.question.key for hit in drawn}
+    others = sorted(
+        (hit for hit in found if hit.question.key not in taken), key=lambda hit: hit.similarity, reverse=True
+    )
+    similar: list[tuple[NearHit, Sample]] = [(hit, "most similar") for hit in others[: limit - len(drawn)]]
+    sample: list[tuple[NearHit, Sample]] = [(hit, "random") for hit in drawn]
+    return [each for each in chain.from_iterable(zip_longest(similar, sample)) if each is not None]
+
+
+def _ask(reviewer: _Reviewer, shown: Sequence[tuple[NearHit, Sample]], backend: Backend) -> None:
     from pipeline.cli.render.near_hits import side_by_side
 
-    for number, hit in enumerate(found, 1):
+    for number, (hit, sample) in enumerate(shown, 1):
         entry = backend.get(hit.key, time.time())
-        click.echo(printable(side_by_side(hit, None if entry is None else entry.text, number, len(found))))
+        head = f"{number} of {len(shown)}, {sample}"
+        click.echo(printable(side_by_side(hit, None if entry is None else entry.text, head)))
         key = click.prompt(
             ", ".join(f"{key} {word}" for key, word in _KEYS.items()),
             type=click.Choice(list(_KEYS)),
@@ -139,7 +160,7 @@ def _ask(reviewer: _Reviewer, found: Sequence[NearHit], backend: Backend) -> Non
         if key == "q":
             return
         if key != "s":
-            reviewer.mark(hit, wrong=key == "w")
+            reviewer.mark(hit, sample, wrong=key == "w")
 
 
 def _chosen(found: Iterable[NearHit], ids: Sequence[str]) -> list[NearHit]:
@@ -163,13 +184,14 @@ def _is(hit: NearHit, id: str) -> bool:
     return bool(id) and hit.question.key.hex().startswith(id.lower())
 
 
-def _row(hit: NearHit, backend: Backend) -> dict[str, object]:
+def _row(hit: NearHit, sample: Sample, backend: Backend) -> dict[str, object]:
     entry = backend.get(hit.key, time.time())
     return {
         "id": hit.question.key.hex(),
         "asked": hit.question.turn,
         "stored": hit.kept,
         "similarity": hit.similarity,
+        "sample": sample,
         "answer": None if entry is None else entry.text,
         "key": hit.key.hex(),
         "served": utc_time(hit.served),

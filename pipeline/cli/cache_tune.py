@@ -18,7 +18,6 @@ from pipeline.extras import missing
 if TYPE_CHECKING:
     from pipeline.cache.backend import Vector
     from pipeline.cache.semantic.decision import Verifier
-    from pipeline.cache.semantic.embedder import Embedder
     from pipeline.cache.tuning.measuring import Embed, Setting
     from pipeline.cache.tuning.pairs import LoggedQuestion
     from pipeline.progress import Progress
@@ -95,8 +94,9 @@ def tune(
     """Choose the dials of semantic lookup: score, floor, guards and verifier.
 
     --pairs holds a JSON object a line, {"a": "…", "b": "…", "same": 1, "category": "…"}, where same is 0 if the answer
-    to one does not serve the other; `pipeline cache review` writes such lines. One half of the pairs chooses, and the
-    other shows what share of wrong hits is kept; where they are too few to show the budget, it says how many are
+    to one does not serve the other; `pipeline cache review` writes such lines. It tries the recipe's setting, the
+    default one and the best of one half of the pairs, and prints the lines for a recipe of the one that serves most
+    within the budget, as an exact bound shows. Where the pairs are too few to show the budget, it says how many are
     needed, promises nothing, and the exit code is 1. --log holds questions, a line each, or what `pipeline cache
     export` writes: it tells how many are near each other, and --output takes those pairs for a person to label.
 
@@ -121,10 +121,15 @@ def tune(
     if pairs is not None:
         labelled = _read(pairs, read_pairs)
         subject = _subject(recipe, embedder, verifier, overrides, store, report)
-        with _told(subject.embedder, report, 2 * len(labelled)) as told:
+        with _told(subject.embed, report, 2 * len(labelled)) as told:
             measured = measure(labelled, told, subject.scorers, findings, tuple(GUARDS))
         choice = choose(
-            measured, subject.setting, budget=budget, confidence=confidence, all_dials=not keep_guards
+            measured,
+            subject.setting,
+            default=subject.default,
+            budget=budget,
+            confidence=confidence,
+            all_dials=not keep_guards,
         )
         click.echo(choice_json(measured, choice) if as_json else choice_page(measured, choice))
         context.exit(0 if choice.meets_budget else 1)
@@ -138,12 +143,15 @@ def tune(
 class _Subject:
     """What is tuned."""
 
-    embedder: Embedder
+    # None for what is not shared by meaning, too.
+    embed: Embed
     # As the recipe has it.
     verifier: Verifier
     # Without guards, by name: what `measure` takes.
     scorers: Mapping[str, Verifier]
     setting: Setting
+    # Of a recipe that says nothing of them.
+    default: Setting
 
 
 def _subject(
@@ -158,8 +166,10 @@ def _subject(
     from pipeline.cache.semantic.decision import default_verifier
     from pipeline.cache.semantic.embedder import Embedder
     from pipeline.cache.semantic.guards import GUARDS
+    from pipeline.cache.semantic.shareable import is_shareable
     from pipeline.cache.tuning.measuring import Setting
     from pipeline.cli.render.cache_tune import BUILT_IN
+    from pipeline.recipe.response_cache import SemanticSettings
 
     settings, encoder, cross_encoder = _parts(recipe, overrides, store, report)
     folder = verifier or cross_encoder
@@ -183,7 +193,16 @@ def _subject(
     except ImportError as error:
         raise missing("embedding", error, "cache") from error
     score = judged.default_min_score if settings.min_score is None else settings.min_score
-    return _Subject(made, judged, scorers, Setting(name, settings.min_similarity, score, guards))
+    default = Setting(
+        BUILT_IN, SemanticSettings().min_similarity, scorers[BUILT_IN].default_min_score, tuple(GUARDS)
+    )
+    return _Subject(
+        embed=lambda text: made(text) if is_shareable(text, settings.languages) else None,
+        verifier=judged,
+        scorers=scorers,
+        setting=Setting(name, settings.min_similarity, score, guards),
+        default=default,
+    )
 
 
 def _parts(
@@ -216,7 +235,7 @@ def _survey(
     from pipeline.cache.tuning.repeats import find_repeats
     from pipeline.cli.render.repeats import repeats_json, repeats_page
 
-    with _told(subject.embedder, report, len(set(log))) as embed:
+    with _told(subject.embed, report, len(set(log))) as embed:
         found = find_repeats(log, embed, subject.verifier, subject.setting.min_score)
     click.echo(repeats_json(found) if as_json else repeats_page(found))
     if output is not None:
@@ -230,15 +249,15 @@ def _survey(
 
 
 @contextmanager
-def _told(embedder: Embed, report: Progress, total: int) -> Iterator[Embed]:
+def _told(embed: Embed, report: Progress, total: int) -> Iterator[Embed]:
     """The embedder, telling how far it is."""
     with report.task("questions", total, "questions") as task:
 
-        def embed(text: str) -> Vector | None:
+        def embed_next(text: str) -> Vector | None:
             task.advance()
-            return embedder(text)
+            return embed(text)
 
-        yield embed
+        yield embed_next
 
 
 def _read(file: TextIO, read: Callable[[Iterable[str]], list[Row]]) -> list[Row]:

@@ -311,7 +311,7 @@ def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
     Raises:
         ApiError: 400, if it does.
     """
-    if ttl_s is None or cache is None or ttl_s <= cache.lifetime.static_s:
+    if ttl_s is None or cache is None or ttl_s <= cache.ttl_s:
         return
-    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.lifetime.static_s:g} s"
+    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.ttl_s:g} s"
     raise ApiError(400, text, param="ttl_s")

@@ -25,6 +25,11 @@ _TYPES = {  # pydantic's error type -> what the value must be
     "finite_number": "a finite number", "bool_type": "true or false", "string_type": "text",
     "tuple_type": "a list", "model_type": "a section of keys", "model_attributes_type": "a section of keys",
 }  # fmt: skip
+# Keys that recipes once had: what to do instead.
+_REMOVED = {
+    "cache.dynamic": "remove it: every answer lives for cache.ttl_s, and a request may ask for less by its own ttl_s",
+    "cache.semantic.share_dynamic": "remove it; cache.semantic.tenants names those whose near questions share answers",
+}
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 UNION = ("union_tag_not_found", "union_tag_invalid")
 
@@ -134,6 +139,8 @@ def explain(error: ErrorDetails, path: KeyPath, text: str | None, data: Mapping[
         return context["problem"], context["fix"]
     if kind == "missing":
         return "is missing", _example(info)
+    if kind == "extra_forbidden" and dotted(path) in _REMOVED:
+        return "is no key any more", _REMOVED[dotted(path)]
     if kind == "extra_forbidden":
         return "is not a key", _allowed(path, data)
     if kind in UNION:

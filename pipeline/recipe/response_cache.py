@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipeline.recipe.sections import RecipeSection, refusal, require_tag
 from pipeline.recipe.source import HubSource, Revision, Source
@@ -63,20 +63,21 @@ def _region(text: str) -> str:
 
 Region = Annotated[str, AfterValidator(_region), Field(json_schema_extra={"pattern": "^[A-Z]{2}$"})]
 # See pipeline.cache.semantic.guards.
-GuardName = Literal["numbers", "names", "negation", "grammar", "order"]
+GuardName = Literal["numbers", "names", "negation", "accents"]
+# See pipeline.cache.semantic.shareable.
+Language = Literal["en", "de", "fr", "es", "any"]
 
 
-class DynamicSettings(RecipeSection):
-    """Questions whose answers depend on when they are asked, or on who asks, and how long those may be served."""
+def _kept_guard(name: object) -> object:
+    if name in ("grammar", "order"):
+        raise refusal("is no guard any more", "remove it, and raise min_score if too much is served")
+    return name
 
-    ttl_s: int = Field(default=600, ge=1, le=86_400, description="Age at which such an answer is dropped.")
-    when: tuple[Pattern, ...] | None = Field(
-        default=None,
-        description="Regular expressions, any of which marks the last user turn as such (in any case of letters). "
-        "By default words of time, weather, prices, timetables, offices, and what is the asker's own; [] for none.",
-        examples=[[r"\b(today|now|latest)\b", r"\bprice of\b"]],
-        strict=False,
-    )
+
+def _not_empty(languages: tuple[str, ...]) -> tuple[str, ...]:
+    if not languages:
+        raise refusal("is empty", "name at least one, or leave the key out")
+    return languages
 
 
 class SemanticSettings(RecipeSection):
@@ -94,18 +95,27 @@ class SemanticSettings(RecipeSection):
         "`pipeline cache tune` chooses it by labelled pairs.",
         examples=[0.95],
     )
-    guards: tuple[GuardName, ...] | None = Field(
+    guards: tuple[Annotated[GuardName, BeforeValidator(_kept_guard)], ...] | None = Field(
         default=None,
-        description="What forbids a hit whatever the score: other numbers and codes, other names, negation, other "
-        "function words or another order of the same content words. All without it, none with []. "
+        description="What forbids a hit whatever the score: other numbers and codes, other names, negation, and words "
+        "that differ by accents, which the encoder does not see. All without it, none with []. "
         "`pipeline cache tune` tells which may be left out.",
-        examples=[["numbers", "names", "order"]],
+        examples=[["numbers", "names", "accents"]],
         strict=False,
     )
-    share_dynamic: bool = Field(
-        default=False,
-        description="Whether near questions share answers that depend on when they are asked, or on who asks "
-        "(`cache.dynamic.when`). Without it, such an answer serves only the very same question, for `dynamic.ttl_s`.",
+    languages: Annotated[tuple[Language, ...], AfterValidator(_not_empty)] = Field(
+        default=("en", "de", "fr", "es"),
+        description="Questions with letters of other languages are answered by the exact cache alone. The four are "
+        "those in which all-MiniLM-L6-v2 was measured; `any` is for another encoder that you have measured.",
+        examples=[["en"], ["any"]],
+        strict=False,
+    )
+    tenants: tuple[str, ...] | None = Field(
+        default=None,
+        description="Tenants whose near questions share answers, each among its own; by default all. Leave out those "
+        "whose answers depend on more than the request.",
+        examples=[["help-desk", "faq"]],
+        strict=False,
     )
     embedder: Source = Field(
         default=HubSource("sentence-transformers/all-MiniLM-L6-v2"),
@@ -126,9 +136,9 @@ class SemanticSettings(RecipeSection):
         default=None, description="Branch, tag or commit on the Hub; without it, the default branch."
     )
     mode: Literal["serve", "shadow"] = Field(
-        default="serve",
-        description="With shadow, near hits are counted (`shadow_semantic`) and kept for review; the model answers: "
-        "what would be served can be judged before it is.",
+        default="shadow",
+        description="With shadow, near hits are counted (`shadow_semantic`) and kept for review; the model answers. "
+        "`pipeline cache tune` says by labelled pairs whether they may be served.",
     )
     review: bool = Field(
         default=True,
@@ -221,10 +231,7 @@ class CacheSettings(RecipeSection):
         default=86_400,
         ge=1,
         le=31_536_000,
-        description="Age at which an answer is dropped, however often it was served.",
-    )
-    dynamic: DynamicSettings = Field(
-        default_factory=DynamicSettings, description="Questions whose answers change sooner."
+        description="Age at which an answer is dropped, however often it was served. A request may ask for less.",
     )
     max_entries: int = Field(default=100_000, ge=1, le=100_000_000, description="Answers that are kept.")
     max_mib: int = Field(default=1024, ge=1, le=1_048_576, description="Size of all answers together.")

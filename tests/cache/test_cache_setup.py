@@ -11,7 +11,6 @@ import pytest
 from pipeline.cache.encryption import KEY, AesGcmCodec, KeySource
 from pipeline.cache.entry import StoredChunk
 from pipeline.cache.key import Origin, Question, make_question
-from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.setup import CacheSetupError, SentenceEncoder, make_redaction, open_cache
@@ -73,52 +72,16 @@ def test_an_encoder_that_was_never_made(tmp_path: Path) -> None:
         open_cache(CacheSettings(semantic={}), tmp_path / "cache.db")
 
 
-@pytest.mark.parametrize("wrong", [{"static_s": 0.0}, {"dynamic_s": -1.0}, {"dynamic_when": ["("]}])
-def test_lifetimes_that_are_none(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"not above 0|not a regular expression"):
-        Lifetime(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("turn", "dynamic"),
-    [
-        ("What is the capital of France?", False),
-        ("How do I reset my password?", False),
-        ("Is the shop open today?", True),
-        ("What's the weather like?", True),
-        ("Where is my order?", True),
-        ("Is flight LH 400 delayed?", True),
-        ("Explain the news cycle of 1920", True),  # in doubt, sooner
-        ("What does 'knowledge' mean?", False),
-        ("bitcoin price", True),
-        ("my balance", True),
-        ("When does the next train to Basel leave?", True),
-        ("Who is the president of France?", True),
-        ("Who is the current CEO of the company?", True),
-        ("How much do I owe?", True),
-        ("Has my refund been paid?", True),
-        ("Wie ist das Wetter heute?", True),
-        ("How do I track my order?", False),
-        ("What is the next step after boiling rice?", False),
-        ("Who was Napoleon?", False),
-        ("What is a good price-earnings ratio?", True),  # in doubt, sooner
-    ],
-)
-def test_which_questions_are_dynamic(turn: str, dynamic: bool) -> None:
-    assert Lifetime().of(turn) == (600 if dynamic else 86_400)
-
-
 def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     given = recipe(
-        "cache.ttl_s=50", "cache.dynamic={ttl_s: 5, when: [price]}", "cache.max_entries=7", "cache.max_mib=3",
+        "cache.ttl_s=50", "cache.max_entries=7", "cache.max_mib=3",
         "cache.cache_sampled=true", "cache.replay_pace=0.5",
         "cache.redaction={kinds: [card, phone], phone_regions: [GB],"
         " patterns: [{name: customer, pattern: 'C-\\d{8}'}]}",
     )  # fmt: skip
     cache = open_response_cache(given, Store(tmp_path))
     assert cache is not None
-    assert [cache.lifetime.of(turn) for turn in ("the PRICE", "today")] == [5, 50]
-    assert (cache.keep_sampled, cache.pace) == (True, 0.5)
+    assert (cache.ttl_s, cache.keep_sampled, cache.pace) == (50, True, 0.5)
     for number in range(9):
         keep(cache, str(number), "x")
     assert cache.backend.usage().entries <= 7
@@ -129,6 +92,27 @@ def test_the_settings_of_a_recipe(tmp_path: Path) -> None:
     assert redaction.objection("", "020 7946 0958") == "phone"
     assert redaction.objection("", "(555) 010-9999") is None
     assert open_response_cache(recipe("cache.enabled=false"), Store(tmp_path)) is None
+
+
+def test_keys_and_guards_that_are_gone_say_what_is_there_instead() -> None:
+    semantic = "{guards: [numbers, grammar, order], share_dynamic: true, languages: []}"
+    with pytest.raises(UserError) as caught:
+        recipe("cache.dynamic.ttl_s=60", f"cache.semantic={semantic}")
+    told = str(caught.value)
+    for part in (
+        "cache.dynamic: is no key any more (remove it: every answer lives for cache.ttl_s",
+        "cache.semantic.share_dynamic = true: is no key any more (remove it; cache.semantic.tenants names",
+        "cache.semantic.guards[1] = grammar: is no guard any more (remove it, and raise min_score",
+        "cache.semantic.guards[2] = order: is no guard any more",
+        "cache.semantic.languages: is empty (name at least one",
+    ):
+        assert part in told
+
+
+def test_by_default_near_questions_are_measured_and_not_served() -> None:
+    semantic = recipe("cache.semantic={}").cache.semantic
+    assert semantic is not None
+    assert semantic.mode == "shadow"
 
 
 def test_encryption_by_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +147,7 @@ def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     checkpoint = write_encoder(tmp_path / "my-encoder")
     store = Store(tmp_path / "store")
     semantic = f"min_similarity: 0.999, embedder: 'local:{checkpoint}'"
-    given = recipe(f"cache.semantic={{{semantic}, share_dynamic: true}}")
+    given = recipe(f"cache.semantic={{{semantic}, mode: serve}}")
     found = obtain_encoder(given, store)
     assert found.name == "my-encoder"
     assert obtain_encoder(given, store).folder == found.folder
@@ -177,10 +161,12 @@ def test_an_encoder_is_made_once_from_its_checkpoint(tmp_path: Path) -> None:
     assert (hit.cached.kind, hit.entry.text) == ("semantic", "there")
     assert cache.lookup(question("is the shop open ?")) is None
     cache.close()
-    unshared = recipe(f"cache.semantic={{{semantic}}}")
-    cache = open_cache(unshared.cache, tmp_path / "cache.db", encoder=found, verifier=Anything())
-    assert cache.lookup(question("Where is my PARCEL?")) is None
-    cache.close()
+    for unserved in (semantic, f"{semantic}, mode: serve, tenants: [faq]"):
+        given = recipe(f"cache.semantic={{{unserved}}}")
+        cache = open_cache(given.cache, tmp_path / "cache.db", encoder=found, verifier=Anything())
+        assert cache.lookup(question("Where is my PARCEL?")) is None
+        assert cache.counters["shadow_semantic"] == ("tenants" not in unserved)
+        cache.close()
     prepared = recipe(f"cache.semantic={{embedder: 'local:{found.folder}'}}")
     assert obtain_encoder(prepared, store).folder == found.folder
 

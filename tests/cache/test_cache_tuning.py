@@ -160,7 +160,7 @@ def test_pairs_that_hang_together_are_one_group_in_any_order(
 
 def test_the_lowest_score_that_keeps_the_budget() -> None:
     measured = made([(0.55 + i / 200, False) for i in range(80)], [(0.6, False)] * 20 + [(0.5, False)] * 480)
-    choice = choose(measured, START, budget=0.01, all_dials=False)
+    choice = choose(measured, START, default=START, budget=0.01, all_dials=False)
     assert (choice.meets_budget, choice.halved) == (True, False)
     assert choice.setting.min_score == 0.61
     assert choice.outcome.false == CountedShare(0, 500)
@@ -168,7 +168,7 @@ def test_the_lowest_score_that_keeps_the_budget() -> None:
 
 
 def test_too_few_traps_promise_nothing() -> None:
-    choice = choose(made([(0.9, False)] * 10, [(0.6, False)] * 10), START, budget=0.01)
+    choice = choose(made([(0.9, False)] * 10, [(0.6, False)] * 10), START, default=START, budget=0.01)
     assert choice.outcome.false.count == 0
     assert (choice.meets_budget, choice.basis, choice.traps_needed) == (False, "rate", 299)
     assert choice.can_show == pytest.approx(1 - 0.05 ** (1 / 10))
@@ -176,42 +176,68 @@ def test_too_few_traps_promise_nothing() -> None:
 
 def test_a_cache_that_serves_nothing_is_no_proof() -> None:
     """Every true pair scores below every trap."""
-    choice = choose(made([(0.4, False)] * 50, [(0.8, False)] * 1000), START, budget=0.01)
+    choice = choose(made([(0.4, False)] * 50, [(0.8, False)] * 1000), START, default=START, budget=0.01)
     assert not choice.meets_budget
 
 
 def test_where_too_few_traps_show_nothing_the_observed_rate_decides() -> None:
     """1 of 100 is at the budget, though not shown to be; 2 of 100 are beyond it."""
     measured = made([(0.55, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
-    choice = choose(measured, START, budget=0.01)
+    choice = choose(measured, START, default=START, budget=0.01)
     assert (choice.basis, choice.setting.min_score) == ("rate", 0.999)
     near = made([(0.85, False)] * 10, [(0.9, False), (0.7, False)] + [(0.5, False)] * 98)
-    choice = choose(near, START, budget=0.01)
+    choice = choose(near, START, default=START, budget=0.01)
     assert (choice.basis, choice.setting.min_score) == ("rate", 0.85)
     assert choice.outcome.false == CountedShare(1, 100)
 
 
 def test_what_is_beyond_the_budget_is_served_least() -> None:
-    choice = choose(made([(0.9, False)] * 10, [(0.9995, False)] * 5 + [(0.8, False)] * 5), START, budget=0.01)
+    choice = choose(
+        made([(0.9, False)] * 10, [(0.9995, False)] * 5 + [(0.8, False)] * 5),
+        START,
+        default=START,
+        budget=0.01,
+    )
     assert (choice.meets_budget, choice.basis) == (False, "fewest")
     assert choice.outcome.false.count == 5
 
 
 def test_a_guard_that_only_costs_is_left_out_and_one_that_stops_traps_is_not() -> None:
     costs = made([(0.9, at % 2 == 0) for at in range(200)], [(0.1, True)] * 1000)
-    choice = choose(costs, START, budget=0.01)
+    choice = choose(costs, START, default=START, budget=0.01)
     assert (choice.halved, choice.setting.guards) == (True, ("names",))
     assert choice.outcome.recall == CountedShare(200, 200)
-    assert choose(costs, START, budget=0.01, all_dials=False).setting.guards == START.guards
+    assert choose(costs, START, default=START, budget=0.01, all_dials=False).setting.guards == START.guards
     saves = made([(0.9, at % 2 == 0) for at in range(200)], [(0.95, True)] * 1000)
-    assert choose(saves, START, budget=0.01).setting.guards == START.guards
+    assert choose(saves, START, default=START, budget=0.01).setting.guards == START.guards
+
+
+def test_what_was_fixed_beforehand_is_taken_where_it_serves_more_than_what_a_half_chose() -> None:
+    """One half of so few traps shows little; all of them show that the default keeps the budget."""
+    rng = np.random.default_rng(3)
+    same = [(score, False) for score in rng.beta(8, 2, 400).tolist()]
+    traps = [(score, False) for score in rng.beta(4, 6, 900).tolist()]
+    measured = made(same, traps)
+    default = replace(START, min_score=0.85)
+    choice = choose(measured, START, default=default, budget=0.01)
+    assert (choice.candidates, choice.meets_budget, choice.halved) == (2, True, False)
+    # Both candidates share the error of 5 %.
+    assert choice.bound == choice.outcome.false.bound(0.975) <= 0.01
+    assert choice.default == measured.outcome(default)
+    assert choice.outcome.recall.count >= choice.default.recall.count
+    # The recipe's own dials are a third candidate, and the worst.
+    strict = replace(START, min_similarity=0.95)
+    other = choose(measured, strict, default=default, budget=0.01)
+    assert (other.candidates, other.setting.min_similarity) == (3, default.min_similarity)
+    alone = choose(measured, strict, default=default, budget=0.01, all_dials=False)
+    assert (alone.candidates, alone.outcome.recall.count) == (1, 0)
 
 
 def test_the_better_verifier_is_taken() -> None:
     """To the built-in one, traps and true pairs are alike."""
     same, traps = [(0.7, False)] * 200, [(0.7, False)] * 1000
     measured = made(same, traps, cross_encoder=[0.9] * 200 + [0.2] * 1000)
-    choice = choose(measured, START, budget=0.01)
+    choice = choose(measured, START, default=START, budget=0.01)
     assert (choice.setting.verifier, choice.meets_budget) == ("cross-encoder", True)
     assert choice.outcome.recall == CountedShare(200, 200)
 
@@ -219,7 +245,7 @@ def test_the_better_verifier_is_taken() -> None:
 def test_a_floor_helps_where_far_pairs_score_high() -> None:
     measured = made([(0.8, False)] * 200, [(0.85, False)] * 1000)
     far = replace(measured, cosines=np.array([0.9] * 200 + [0.5] * 1000))
-    choice = choose(far, START, budget=0.01)
+    choice = choose(far, START, default=START, budget=0.01)
     assert choice.meets_budget
     assert choice.setting.min_similarity > 0.5
     assert choice.outcome.recall == CountedShare(200, 200)
@@ -232,7 +258,7 @@ def test_what_is_shown_holds_for_pairs_that_were_not_seen(seed: int) -> None:
     for _ in range(40):
         same = [(score, False) for score in rng.beta(6, 2, 150).tolist()]
         traps = [(score, bool(rng.random() < 0.3)) for score in rng.beta(4, 4, 400).tolist()]
-        choice = choose(made(same, traps), START, budget=budget)
+        choice = choose(made(same, traps), START, default=START, budget=budget)
         if choice.meets_budget:
             tuned += 1
             fresh, forbidden = rng.beta(4, 4, 20_000), rng.random(20_000) < 0.3
@@ -303,7 +329,7 @@ def drawn(seed: int, count: int = 200) -> Measured:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("left_out", [(), ("names", "order")])
+@pytest.mark.parametrize("left_out", [(), ("names", "accents")])
 def test_without_a_guard_just_what_it_alone_held_is_served(seed: int, left_out: tuple[str, ...]) -> None:
     measured = drawn(seed)
     guards = tuple(name for name in GUARDS if name not in left_out)

@@ -12,8 +12,7 @@ import pytest
 from pipeline.cache.backend import BackendDown, Vector
 from pipeline.cache.client import CachingClient
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.key import Origin, Question, make_question
-from pipeline.cache.lifetime import Lifetime
+from pipeline.cache.key import Origin, Question, make_question, tenant_id
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import Hit, ResponseCache
@@ -107,7 +106,6 @@ def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
         ("verifier", "prepare", {"embedding": 6}),
         ("verifier", "decide", {"comparison": 3}),
         ("redactor", "objection", {"store": 4}),
-        ("lifetime", "of", {"store": 4}),
     ],
 )
 def test_whatever_fails_in_it_is_a_miss_that_is_told_once(
@@ -208,18 +206,13 @@ def test_what_may_not_be_kept_is_not(backend: SqliteBackend, turn: str, answer: 
 
 
 def test_an_age_is_absolute(backend: SqliteBackend, clock: Clock) -> None:
-    cache = ResponseCache(backend, lifetime=Lifetime(static_s=100, dynamic_s=10), clock=clock)
-    static, dynamic = asked("What is a parcel?"), asked("Where is it now?")
-    for question in (static, dynamic):
-        keep(cache, question, "a")
+    cache = ResponseCache(backend, ttl_s=100, clock=clock)
+    keep(cache, asked(), "a")
     for _ in range(3):  # being served does not make it younger
-        clock.now += 3
-        assert cache.lookup(dynamic) is not None
+        clock.now += 33
+        assert cache.lookup(asked()) is not None
     clock.now += 2
-    assert cache.lookup(dynamic) is None
-    assert cache.lookup(static) is not None
-    clock.now += 90
-    assert cache.lookup(static) is None
+    assert cache.lookup(asked()) is None
 
 
 def test_a_request_may_say_how_long(backend: SqliteBackend, clock: Clock) -> None:
@@ -238,7 +231,7 @@ def test_a_request_may_say_how_long(backend: SqliteBackend, clock: Clock) -> Non
 def semantic(backend: SqliteBackend, clock: Clock, digest: bytes = b"one") -> ResponseCache:
     return ResponseCache(
         backend,
-        lifetime=Lifetime(static_s=100, dynamic_s=10, dynamic_when=["today"]),
+        ttl_s=100,
         semantic=SemanticLayer(backend, Letters(digest), Fine(), 0.7),
         clock=clock,
     )
@@ -256,30 +249,35 @@ def test_what_means_the_same(backend: SqliteBackend, clock: Clock) -> None:
     assert cache.lookup(asked("where is my parcel " * 4)) is None  # longer than the embedder reads
 
 
-def test_what_is_asked_of_today_is_not_answered_by_yesterday(backend: SqliteBackend, clock: Clock) -> None:
-    cache = semantic(backend, clock)
-    keep(cache, asked("is it open"), "yes")
-    assert cache.lookup(asked("is it open today")) is not None
-    clock.now += 20
-    assert cache.lookup(asked("is it open today")) is None
-    assert cache.lookup(asked("open it is")) is not None
-
-
-def test_what_is_the_askers_own_or_changes_is_answered_to_nobody_else(
+def test_a_question_that_is_not_shared_is_neither_looked_up_nor_stored_by_meaning(
     backend: SqliteBackend, clock: Clock
 ) -> None:
-    layer = SemanticLayer(backend, Letters(b"one"), Fine(), 0.7, unshared=Lifetime().is_dynamic)
-    cache = ResponseCache(backend, semantic=layer, clock=clock)
-    for turn, again in (("what is my balance", "What is my balance?"), ("bitcoin price", "price bitcoin")):
-        assert keep(cache, asked(turn), "of now")
-        assert text_of(cache.lookup(asked(turn))) == "of now"
+    cache = semantic(backend, clock)
+    for turn, again in (
+        ("где моя посылка", "Где моя посылка?"),
+        ("translate: my parcel", "Translate: my parcel"),
+        ("parcel where\nis it", "Parcel where\nis it"),
+    ):
+        assert keep(cache, asked(turn), "there")
+        assert text_of(cache.lookup(asked(turn))) == "there"
         assert cache.lookup(asked(again)) is None
-        clock.now += 600
-        assert cache.lookup(asked(turn)) is None
     assert backend.usage().with_vectors == 0
-    keep(cache, asked("what is a balance"), "a sum")
-    assert text_of(cache.lookup(asked("What is a balance?"))) == "a sum"
-    assert cache.lookup(asked("what is my balance")) is None
+    keep(cache, asked("is it translate my parcel"), "yes")
+    assert cache.lookup(asked("Translate: my parcel is it")) is None
+
+
+def test_only_declared_tenants_share_near_questions(backend: SqliteBackend, clock: Clock) -> None:
+    layer = SemanticLayer(backend, Letters(b"one"), Fine(), 0.7, tenants=frozenset({tenant_id("faq")}))
+    cache = ResponseCache(backend, semantic=layer, clock=clock)
+    for tenant, shared in (("faq", True), ("bank", False)):
+        kept, again = (
+            make_question(Origin("package", tenant=tenant), text, GREEDY)
+            for text in ("what is my balance", "What is my balance?")
+        )
+        assert keep(cache, kept, tenant)
+        assert text_of(cache.lookup(kept)) == tenant
+        assert text_of(cache.lookup(again)) == (tenant if shared else None)
+    assert backend.usage().with_vectors == 1
 
 
 def test_the_verifier_decides(backend: SqliteBackend, clock: Clock) -> None:

@@ -44,6 +44,15 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def _nearest_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hits of `file` are shown in their order."""
+    monkeypatch.setattr(
+        "random.sample",
+        lambda found, count: sorted(found, key=lambda hit: hit.similarity, reverse=True)[:count],
+    )
+
+
 def run(file: Path, *arguments: str, input: str | None = None) -> Result:
     verb, *rest = arguments
     return CliRunner().invoke(command, [verb, str(file), *rest], input=input)
@@ -60,13 +69,40 @@ def kept(file: Path) -> list[str]:
     return [row["question"] for row in json.loads(run(file, "show", "--json").stdout)]
 
 
-def test_the_least_similar_are_listed_first(file: Path) -> None:
+def test_each_is_listed_with_its_answer(file: Path) -> None:
     rows = listed(file)
-    assert [(row["asked"], row["stored"], row["similarity"]) for row in rows] == list(HITS)
-    assert rows[0]["answer"] == "To be told of: How do I turn it on?"
+    assert {(row["asked"], row["stored"], row["similarity"]) for row in rows} == set(HITS)
+    assert all(row["answer"] == f"To be told of: {row['stored']}" for row in rows)
+    assert [row["sample"] for row in rows] == ["most similar", "random"]
     assert len(kept(file)) == 2, "near hits are no answers"
 
 
+def test_a_random_sample_of_all_comes_in_turns_with_the_most_similar(tmp_path: Path) -> None:
+    now = time.time()
+    SqliteBackend(tmp_path / "cache.db").close()
+    log = NearHitLog(SqliteBackend(tmp_path / "cache.near-hits.db", NEAR_HITS))
+    for number in range(60):
+        kept = make_question(Origin("d"), f"kept {number}", {"temperature": 0})
+        near = make_question(Origin("d"), f"asked {number}", {"temperature": 0})
+        log.note(near, Candidate(kept.key, f"kept {number}", 0.9 + number / 1000), now, failed)
+    log.close()
+    drawn = set()
+    for _ in range(20):
+        rows = json.loads(run(tmp_path / "cache.db", "review", "--json", "--limit", "9").stdout)
+        assert [row["sample"] for row in rows] == [*["most similar", "random"] * 4, "most similar"]
+        sample = {row["asked"] for row in rows if row["sample"] == "random"}
+        similar = [row["asked"] for row in rows if row["sample"] == "most similar"]
+        others = [text for number in range(59, -1, -1) if (text := f"asked {number}") not in sample]
+        assert similar == others[:5]
+        assert len(sample) == 4
+        drawn |= sample
+    # That 80 draws out of 60 stay within the nearest half has a chance of 1 in 2 to the 80th.
+    assert any(int(text.split()[1]) < 30 for text in drawn)
+    page = run(tmp_path / "cache.db", "review", input="q\n").output
+    assert "1 of 50, most similar, similarity 0.96" in page
+
+
+@pytest.mark.usefixtures("_nearest_drawn")
 def test_a_person_judges_them_one_by_one(file: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     result = run(file, "review", "--pairs", str(pairs), input="x\nw\nr\n")
@@ -76,8 +112,8 @@ def test_a_person_judges_them_one_by_one(file: Path, tmp_path: Path) -> None:
     assert "2 near hits, 1 marked as wrong and 1 as right; 1 answers removed" in result.output
     with pairs.open(encoding="utf-8") as lines:
         assert read_pairs(lines) == [
-            Pair("How do I turn it off?", "How do I turn it on?", False, "review"),
-            Pair("Where's my parcel?", "Where is my parcel?", True, "review"),
+            Pair("How do I turn it off?", "How do I turn it on?", False, "review, most similar"),
+            Pair("Where's my parcel?", "Where is my parcel?", True, "review, random"),
         ]
     assert stat.S_IMODE(pairs.stat().st_mode) == 0o600
     assert kept(file) == ["Where is my parcel?"]
@@ -94,6 +130,7 @@ def test_who_stops_has_marked_what_they_marked(file: Path, tmp_path: Path) -> No
     assert len(listed(file)) == 2
 
 
+@pytest.mark.usefixtures("_nearest_drawn")
 def test_marks_without_a_terminal(file: Path, tmp_path: Path) -> None:
     ids = [str(row["id"]) for row in listed(file)]
     pairs = str(tmp_path / "pairs.jsonl")
@@ -113,6 +150,7 @@ def test_every_id_that_is_wrong_is_named_and_nothing_is_marked(file: Path, tmp_p
     assert len(listed(file)) == 2
 
 
+@pytest.mark.usefixtures("_nearest_drawn")
 def test_an_answer_that_has_gone_meanwhile(file: Path, tmp_path: Path) -> None:
     run(file, "purge", "--key", str(listed(file)[0]["key"]), "--yes")
     assert listed(file)[0]["answer"] is None

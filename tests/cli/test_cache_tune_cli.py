@@ -70,13 +70,20 @@ def test_enough_traps_show_that_the_budget_is_met(encoder: Path, tmp_path: Path)
     assert "Only the score was chosen, and all pairs show it: 0 of 400 traps" in page
 
 
-def test_more_traps_let_one_half_choose_and_the_other_show(encoder: Path, tmp_path: Path) -> None:
-    result = tune(encoder, write(tmp_path / "pairs.jsonl", same(40) + traps(700)), "--json")
+def test_with_more_traps_what_one_half_chooses_is_tried_beside_the_default(
+    encoder: Path, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "pairs.jsonl", same(40) + traps(900))
+    result = tune(encoder, file, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["held_out"] is not None
-    assert 299 <= found["held_out"]["false_hits"]["of"] < 400
-    assert found["shown"]["bound"] <= 0.01
+    assert (found["candidates"], found["held_out"]) == (2, None)
+    assert found["shown"]["bound"] == pytest.approx(1 - 0.025 ** (1 / 900), abs=1e-5)
+    assert found["default"]["recall"]["count"] == 40
+    assert found["default"]["min_score"] == 1
+    page = tune(encoder, file).output
+    assert "By default, at a score of 1 and a cosine of 0.8, 100.0% of the true pairs are served" in page
+    assert "It serves most of 2 settings whose bounds hold together." in page
 
 
 def test_few_traps_show_nothing_and_no_line_for_a_recipe_is_printed(encoder: Path, tmp_path: Path) -> None:
@@ -97,6 +104,17 @@ def test_a_copy_of_a_pair_shows_nothing_new(encoder: Path, tmp_path: Path) -> No
     result = tune(encoder, write(tmp_path / "pairs.jsonl", same(5) + traps(1) * 400 + turned * 400), "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["chosen"]["false_hits"]["of"] == 1
+
+
+def test_what_a_cache_does_not_share_is_not_served_here_either(encoder: Path, tmp_path: Path) -> None:
+    unshared = [
+        {"a": text, "b": text.upper(), "same": 1}
+        for text in ("translate: my parcel", "где моя посылка", "is the shop 👍", "is my\nparcel open")
+    ]
+    file = write(tmp_path / "pairs.jsonl", same(40) + unshared + traps(400))
+    found = json.loads(tune(encoder, file, "--json").stdout)
+    assert found["chosen"]["recall"]["count"] == 40
+    assert found["chosen"]["recall"]["of"] == 44
 
 
 def test_a_wider_budget_takes_fewer_traps(encoder: Path, tmp_path: Path) -> None:
@@ -127,18 +145,22 @@ def test_the_lines_of_the_recipe_are_ones_that_a_recipe_takes(encoder: Path, tmp
         "tiny-cpu", ["cache.enabled=true", f"cache.semantic={json.dumps(section['semantic'])}"]
     )
     assert recipe.cache.semantic is not None
+    assert recipe.cache.semantic.mode == section["semantic"]["mode"] == "serve"
     assert recipe.cache.semantic.min_similarity == section["semantic"]["min_similarity"]
     assert recipe.cache.semantic.min_score == section["semantic"]["min_score"]
 
 
-def test_a_cross_encoder_is_tried_beside_the_built_in_regression(encoder: Path, tmp_path: Path) -> None:
+def test_a_cross_encoder_is_tried_beside_the_built_in_verifier(encoder: Path, tmp_path: Path) -> None:
     from pipeline.cache.semantic.onnx_export import write_onnx
 
     judge = write_cross_encoder(tmp_path / "judge")
     write_onnx(judge, judge / "model.onnx")
-    file = write(tmp_path / "pairs.jsonl", same(40) + traps(700))
+    alike = [
+        {"a": f"Where is my parcel {n}?", "b": f"Where is the parcel {n}?", "same": 0} for n in range(900)
+    ]
+    file = write(tmp_path / "pairs.jsonl", same(40) + alike)
     found = json.loads(tune(encoder, file, "--verifier", str(judge), "--json").stdout)
-    # Random weights know nothing: the same words are the same to the regression only.
+    # Random weights know nothing: the same words are the same to the built-in verifier only.
     assert (found["chosen"]["verifier"], found["meets_budget"]) == ("built-in", True)
     assert "verifier: null" in tune(encoder, file, "--verifier", str(judge)).output
     kept = json.loads(tune(encoder, file, "--verifier", str(judge), "--keep-guards", "--json").stdout)

@@ -45,7 +45,6 @@ def ask(running: Running, question: str, *, stream: bool = False) -> str:
         ("embedder", "__call__", "failed_embedding"),
         ("verifier", "decide", "failed_comparison"),
         ("redactor", "objection", "failed_store"),
-        ("lifetime", "of", "failed_store"),
     ],
 )
 def test_requests_are_answered_whatever_part_of_the_cache_raises(

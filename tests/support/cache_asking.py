@@ -10,7 +10,6 @@ import numpy as np
 from pipeline.cache.backend import Backend, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, make_question
-from pipeline.cache.lifetime import Lifetime
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.decision import Decision
@@ -76,12 +75,9 @@ def broken(backend: Backend, part: str, method: str) -> ResponseCache:
     """A cache with embeddings, one part of which raises; a second goes by whenever it asks for the time."""
     parts: dict[str, Any] = {
         "backend": backend, "embedder": Letters(b"one"), "verifier": Fine(), "redactor": Redaction(),
-        "lifetime": Lifetime(),
     }  # fmt: skip
     parts[part] = Broken(parts[part], method)
     layer = SemanticLayer(parts["backend"], parts["embedder"], parts["verifier"], 0.7)
-    cache = ResponseCache(
-        parts["backend"], lifetime=parts["lifetime"], semantic=layer, redactor=parts["redactor"]
-    )
+    cache = ResponseCache(parts["backend"], semantic=layer, redactor=parts["redactor"])
     cache.clock = itertools.count(1_000_000.0).__next__
     return cache

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import ascii_lowercase, digits
 
 import numpy as np
 
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "my", "parcel", "the", "open", "shop", "?")
+# All other words are pieced together of letters and digits.
+_PIECES = (*ascii_lowercase, *digits)
+WORDS = (
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "my", "parcel", "the", "open", "shop", "not", "?",
+    *_PIECES, *(f"##{piece}" for piece in _PIECES),
+)  # fmt: skip
 _CONFIG = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu", "position_embedding_type": "absolute",
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-    "layer_norm_eps": 1e-12, "vocab_size": len(WORDS), "max_position_embeddings": 64,
+    "layer_norm_eps": 1e-12, "vocab_size": len(WORDS), "max_position_embeddings": 128,
 }  # fmt: skip
 
 
@@ -36,7 +42,7 @@ def _weights() -> dict[str, np.ndarray]:
     shapes = {
         "embeddings.word_embeddings.weight": (len(WORDS), size),
         "embeddings.token_type_embeddings.weight": (2, size),
-        "embeddings.position_embeddings.weight": (64, size),
+        "embeddings.position_embeddings.weight": (128, size),
     }
     layer = "encoder.layer.0"
     linear = {f"{layer}.attention.self.{part}": (size, size) for part in ("query", "key", "value")}

@@ -1,12 +1,14 @@
 """Sentence embeddings by ONNX Runtime: all-MiniLM-L6-v2, or another BERT encoder of sentence-transformers.
 
-A folder holds tokenizer.json and one graph: model.onnx, or model_int8.onnx where that agrees. Long text is never
-silently cut: what is longer than the model was trained on has no embedding here.
+A folder holds tokenizer.json and one graph: model.onnx, or model_int8.onnx where that agrees. A text that the model
+does not see whole has no embedding here: one that is longer than it was trained on, and one with characters that its
+tokenizer drops, or replaces by its token for unknown words. Such texts look alike to it, as 👍👍👍 and 😡😡😡 do.
 """
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -52,13 +54,14 @@ class Embedder:
         self._outputs = [OUTPUT] if OUTPUT in outputs else None
         # Without the file's own limit, which would cut at 128, silently.
         self._tokenizer: Any = read_tokenizer(folder / "tokenizer.json")
+        self._unknown_id = _unknown_id(self._tokenizer)
         self.max_tokens = _max_tokens(folder)
         self.identity = f"{name or folder.name}/{graph.name}"
         self.digest = _digest(graph, folder / "tokenizer.json")
         self._cached = lru_cache(_KEPT)(self._embed)
 
     def __call__(self, text: str) -> Vector | None:
-        """Embed a text: float32 [dimensions] of length 1; None if it is too long for the model."""
+        """Embed a text: float32 [dimensions] of length 1; None if the model does not see all of it."""
         return self._cached(text)
 
     def tokens(self, text: str) -> int:
@@ -71,7 +74,7 @@ class Embedder:
 
     def _embed(self, text: str) -> Vector | None:
         encoding = self._encode(text)
-        if len(encoding) > self.max_tokens:
+        if len(encoding) > self.max_tokens or self._unknown_id in encoding.ids or self._drops_from(text):
             return None
         row = np.array([encoding.ids], np.int64)
         given = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
@@ -81,6 +84,22 @@ class Embedder:
         mean = states.mean(axis=0)
         vector: Vector = (mean / np.linalg.norm(mean)).astype(np.float32)
         return vector
+
+    def _drops_from(self, text: str) -> bool:
+        """Whether the normalizer leaves nothing of a character. Accents that it takes off letters are no such case."""
+        normalizer = self._tokenizer.normalizer
+        if normalizer is None:
+            return False
+        odd = {one for one in unicodedata.normalize("NFC", text) if not (one.isspace() or "!" <= one <= "~")}
+        return any(not normalizer.normalize_str(one).strip() for one in odd)
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The token for what a tokenizer does not know; None if it has none, because it knows every byte."""
+    model = json.loads(tokenizer.to_str())["model"]
+    token = model.get("unk_token")
+    found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)
+    return found
 
 
 def _digest(*files: Path) -> bytes:

@@ -6,15 +6,14 @@ that is left to the score. Each has a name, which a recipe may leave out of `cac
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
+from unicodedata import combining, normalize
 
-from pipeline.cache.semantic.words import FUNCTION_WORDS, JOINING, Number, QuestionWords, read
+from pipeline.cache.semantic.words import Number, QuestionWords, read
 
 Guard = Callable[[QuestionWords, QuestionWords], str | None]
-_EXCHANGED_WORDS = 3  # of a part that has another's place, at most
 
 
 def findings(question: str, candidate: str) -> Mapping[str, str]:
@@ -40,49 +39,33 @@ def names(one: QuestionWords, other: QuestionWords) -> str | None:
 
 def negation(one: QuestionWords, other: QuestionWords) -> str | None:
     """Of much the same words, one is denied."""
-    here, there = set(one.content), set(other.content)
-    much = len(here & there) >= len(here ^ there)
+    much = len(one.content & other.content) >= len(one.content ^ other.content)
     return "negation" if much and one.negations % 2 != other.negations % 2 else None
 
 
-def grammar(one: QuestionWords, other: QuestionWords) -> str | None:
-    """The same content words, but before and after, and and or, is and was, his and her, why and when."""
-    if set(one.content) != set(other.content):
-        return None
-    if ("gender" in one.grammar) != ("gender" in other.grammar):
-        # "his family" beside "Anna's family"
-        return "grammar: who is meant"
-    for kind in sorted(one.grammar.keys() & other.grammar.keys()):
-        if one.grammar[kind].isdisjoint(other.grammar[kind]):
-            return _both(one.grammar[kind], other.grammar[kind], "grammar")
-    return None
-
-
-def order(one: QuestionWords, other: QuestionWords) -> str | None:
-    """The same content words, of which two have changed places: who does what to whom, from where to where."""
-    if sorted(one.content) != sorted(other.content):
-        return None
-    if one.passive != other.passive:
-        # "Did Anna call Tom", "was Anna called by Tom"
-        return "order: the passive voice" if one.content == other.content else None
-    if (told := _roles(one) ^ _roles(other)) and (one.content != other.content or ("not", "to") in told):
-        return f"order: {_listed(map(' '.join, told))}"
-    shared = Counter(one.sequence) & Counter(other.sequence)
-    found = _exchanged(_only(one.sequence, shared), _only(other.sequence, shared))
-    return f"order: {_listed(found)}" if found else None
+def accents(one: QuestionWords, other: QuestionWords) -> str | None:
+    """A word has other accents in the one than in the other: "schon", "schön"."""
+    here, there = _by_bare_form(one), _by_bare_form(other)
+    differing = [bare for bare in here.keys() & there.keys() if here[bare] != there[bare]]
+    return _both(
+        (word for bare in differing for word in here[bare]),
+        (word for bare in differing for word in there[bare]),
+        "accents",
+    )
 
 
 GUARDS: Mapping[str, Guard] = MappingProxyType(
-    {"numbers": numbers, "names": names, "negation": negation, "grammar": grammar, "order": order}
+    {"numbers": numbers, "names": names, "negation": negation, "accents": accents}
 )
 
 
-def _roles(one: QuestionWords) -> set[tuple[str, ...]]:
-    """Who owns, what is denied, and whether it is asked who does it: "what causes it", not "what does it cause"."""
-    found: set[tuple[str, ...]] = {(word,) for word in one.words if word.endswith("'s")}
-    found |= {("not", "to")} & {*pairwise(one.words)}
-    asks = one.words[:1] in (("what",), ("who",)) and not FUNCTION_WORDS.issuperset(one.words[1:2])
-    return found | ({one.words[:2]} if asks else set())
+def _by_bare_form(question: QuestionWords) -> dict[str, set[str]]:
+    """Its words by what an encoder that drops accents sees of them."""
+    found: dict[str, set[str]] = {}
+    for word in map(partial(normalize, "NFC"), question.words):
+        bare = "".join(letter for letter in normalize("NFD", word) if not combining(letter))
+        found.setdefault(bare, set()).add(word)
+    return found
 
 
 def _unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Number], list[Number]]:
@@ -96,33 +79,6 @@ def _unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Nu
                 there.remove(beside)
                 break
     return here, there
-
-
-def _only(words: Sequence[str], shared: Counter[str]) -> list[str]:
-    """Those that both have, as often as both have them; of more, the last ones: "how to turn A to B"."""
-    left = Counter(shared)
-    found = []
-    for word in reversed(words):
-        if left[word]:
-            left[word] -= 1
-            found.append(word)
-    return found[::-1]
-
-
-def _exchanged(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
-    """Two parts of the same words that have changed places around something, such as "from A to B", "from B to A"."""
-    if one == other:
-        return None
-    apart = [at for at, (here, there) in enumerate(zip(one, other, strict=True)) if here != there]
-    here, there = one[apart[0] : apart[-1] + 1], other[apart[0] : apart[-1] + 1]
-    size = len(here)
-    for left in range(1, min(size, 1 + _EXCHANGED_WORDS)):
-        for right in range(1, min(size - left, 1 + _EXCHANGED_WORDS)):
-            between = here[left : size - right]
-            parts_fit = here[:left] == there[size - left :] and here[size - right :] == there[:right]
-            if parts_fit and between == there[right : size - left] and not JOINING.issuperset(between):
-                return " ".join(here[:left]), " ".join(here[size - right :])
-    return None
 
 
 def _both(here: Iterable[object], there: Iterable[object], guard: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -11,13 +11,12 @@ import numpy as np
 
 from pipeline.cache.backend import Backend, Candidate, Vector
 from pipeline.cache.key import Question
+from pipeline.cache.semantic.shareable import LETTERS, is_shareable
 
 if TYPE_CHECKING:  # who has a verifier has imported it
     from pipeline.cache.semantic.decision import Decision, Verifier
 
 _CANDIDATES = 4  # that are looked at; the nearest one that passes is taken
-# Of a question that is compared: 256 tokens seldom have as many, and to read more takes long.
-_MAX_CHARS = 8192
 
 
 class TextEmbedder(Protocol):
@@ -26,11 +25,6 @@ class TextEmbedder(Protocol):
     digest: bytes  # of the model: two models never have the same
 
     def __call__(self, text: str, /) -> Vector | None: ...
-
-
-def never(_: str) -> bool:
-    """Whatever is asked: False."""
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,8 @@ class SemanticLayer:
         verifier: judges what is near.
         min_similarity: cosine that every hit needs.
         min_score: score that a hit needs; None: what the verifier needs by default.
-        unshared: whether the answer to a question is nobody else's, because it depends on when or by whom it is asked.
+        languages: see `is_shareable`.
+        tenants: ids of those whose questions are shared among themselves; None: all.
     """
 
     backend: Backend
@@ -55,11 +50,13 @@ class SemanticLayer:
     verifier: Verifier
     min_similarity: float
     min_score: float | None = None
-    unshared: Callable[[str], bool] = never
+    languages: Sequence[str] = tuple(LETTERS)
+    tenants: frozenset[bytes] | None = None
 
     def embed(self, question: Question) -> Vector | None:
-        """See `Semantic.embed`; None also for a question whose answer is not shared."""
-        if not question.comparable or len(question.turn) > _MAX_CHARS or self.unshared(question.turn):
+        """See `Semantic.embed`; None also for a question that is not shared."""
+        declared = self.tenants is None or question.tenant in self.tenants
+        if not (question.comparable and declared and is_shareable(question.turn, self.languages)):
             return None
         vector = self.embedder(question.turn)
         if vector is None:

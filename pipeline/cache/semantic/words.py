@@ -1,8 +1,7 @@
 """What a question says, taken apart for comparison: words, numbers with units and dates, codes, names.
 
-The only words that are listed (data/words.yaml) are function words, numerals, units, months and days of the week.
-Whether a question is English is told by its function words; its grammar is read in English, and a little of it in
-German, French and Spanish; names in every language that keeps capitals for them; the rest in any.
+The only words that are listed (data/words.yaml) are English function words, numerals, units, months and days of the
+week, and words that deny in English, German, French and Spanish. The rest is read in any language.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ _WRITTEN_OUT = tuple(
         (r"\b(what|where|who|how|when|why|that|there)'?s\b", r"\1 is"),
         (r"\b(it|he|she|let)'s\b", r"\1 is"),
         (r"\b(?:(i)'m|(\w+)'(?:re|ve|ll|d))\b", r"\1\2"),
-        (r"\buse to be\b", "used to be"),
         (r"\b([a-z])\.([a-z])\.(?:([a-z])\.)?", r"\1\2\3 "),
     )
 )
@@ -48,20 +46,7 @@ _DATA: Mapping[str, Any] = yaml.load(
     (files(__package__) / "data" / "words.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader
 )
 FUNCTION_WORDS = frozenset(_DATA["function_words"])
-JOINING = frozenset(_DATA["joining"])
-_ENGLISH, _GERMAN, _OTHER = (frozenset(_DATA[name]) for name in ("english", "german", "other"))
-_NEGATIONS, _UNORDERED, _HELPING = (frozenset(_DATA[name]) for name in ("negations", "unordered", "helping"))
-# Word: what it is about, and what is meant.
-_GRAMMAR, _GRAMMAR_ABROAD = (
-    {
-        word: (about, meant)
-        for about, meanings in _DATA[name].items()
-        for meant, words in meanings.items()
-        for word in words
-    }
-    for name in ("grammar", "grammar_abroad")
-)
-_FUNCTION_WORDS_ABROAD = _GERMAN | _OTHER | _GRAMMAR_ABROAD.keys()
+_NEGATIONS, _HELPING = frozenset(_DATA["negations"]), frozenset(_DATA["helping"])
 _SMALL = {word: value for value, word in enumerate(_DATA["numerals"])}
 _SMALL |= {word: 10 * tens for tens, word in enumerate(_DATA["tens"], 2)}
 _ORDINALS = {word: value for value, word in enumerate(_DATA["ordinals"], 1)}
@@ -107,17 +92,13 @@ class Token(NamedTuple):
 class QuestionWords:
     """A question. Compared by identity: a text is read once."""
 
-    english: bool
     words: tuple[str, ...]  # in lower case, in their order
-    sequence: tuple[str, ...]  # stems and numbers in their order, without articles, "do" and "be"
-    content: tuple[str, ...]  # stems of what is no function word and no number, in their order
+    content: frozenset[str]  # stems of what is no function word and no number
     said: frozenset[str]  # every word in lower case, and its stem
     numbers: tuple[Number, ...]
     codes: frozenset[str]  # identifiers, versions, addresses, options
-    names: frozenset[str]  # in lower case: what is capitalised within a sentence, but for German
+    names: frozenset[str]  # in lower case: what is capitalised within a sentence, as German nouns are, too
     negations: int
-    grammar: Mapping[str, frozenset[str]]  # what its function words are about: what they say of it
-    passive: bool  # "is X liked by Y"
 
 
 @lru_cache(_KEPT)
@@ -128,11 +109,8 @@ def read(text: str) -> QuestionWords:
         flat = pattern.sub(full, flat)
     tokens = list(_tokens(flat))
     lower = [token.lower for token in tokens]
-    foreign = sum(word in _GERMAN or word in _OTHER for word in lower)
-    english = 0 < sum(word in _ENGLISH for word in lower) >= foreign
     numbers: list[Number] = []
-    sequence: list[str] = []
-    content: list[str] = []
+    content: set[str] = set()
     codes: set[str] = set()
     at = 0
     while at < len(tokens):
@@ -141,28 +119,21 @@ def read(text: str) -> QuestionWords:
         if counted is not None:
             number, taken = counted
             numbers.append(number)
-            sequence.append(str(number))
             at += taken
             continue
         if _CODE.fullmatch(tokens[at].raw):
             codes.add(word)
-        if not english or word not in _UNORDERED:
-            sequence.append(stem(word))
-        if word not in (FUNCTION_WORDS if english else _FUNCTION_WORDS_ABROAD):
-            content.append(stem(word))
+        if word not in FUNCTION_WORDS:
+            content.add(stem(word))
         at += 1
     return QuestionWords(
-        english=english,
         words=tuple(lower),
-        sequence=tuple(sequence),
-        content=tuple(content),
+        content=frozenset(content),
         said=frozenset(lower) | frozenset(map(stem, lower)),
         numbers=tuple(numbers),
         codes=frozenset(codes),
-        names=_names(tokens) if english or _GERMAN.isdisjoint(lower) else frozenset(),
+        names=_names(tokens),
         negations=_negations(lower),
-        grammar=_grammar(lower, _GRAMMAR if english else _GRAMMAR_ABROAD),
-        passive=english and _is_passive(lower),
     )
 
 
@@ -291,27 +262,3 @@ def _negations(words: Sequence[str]) -> int:
     count = sum(word in _NEGATIONS for word in words)
     asks = len(words) > 1 and words[0] in _HELPING and words[1] == "not"
     return count - asks - sum(pair == ("or", "not") for pair in pairwise(words))
-
-
-def _grammar(words: Sequence[str], known: Mapping[str, tuple[str, str]]) -> Mapping[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
-    for kind, value in (known[word] for word in words if word in known):
-        found.setdefault(kind, set()).add(value)
-    if "gender" in found:
-        # Who comes first: "would he call her", "would she call him".
-        found["gender"] = {
-            " ".join(known[word][1] for word in words if known.get(word, ("",))[0] == "gender")
-        }
-    # "is becoming" and "used to be" are no "is".
-    if "becoming" in words or ("used", "to") in pairwise(words):
-        found["tense"] = {"becoming" if "becoming" in words else "past"}
-    return {kind: frozenset(values) for kind, values in found.items()}
-
-
-def _is_passive(words: Sequence[str]) -> bool:
-    by = next((at for at, word in enumerate(words) if word == "by" and at > 1), None)
-    return (
-        by is not None
-        and words[by - 1] not in FUNCTION_WORDS
-        and any(word in ("is", "are", "was", "were", "be", "been", "being") for word in words[: by - 1])
-    )

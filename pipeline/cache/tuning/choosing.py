@@ -1,15 +1,18 @@
 """Choosing the setting that serves most within a budget of wrong hits, and promising no more than the pairs can show.
 
-Of many settings that are tried on the same pairs, the best looks better than it is. So one half of the pairs chooses
-verifier, guards and floor, and the other half alone says how far the score may be lowered: from the strictest threshold
-down, as long as the exact bound on the share of traps served is within the budget. Thresholds that are tested in a
-fixed order, up to the first that fails, need no correction for their number (learn then test: A. Angelopoulos and
-others, arXiv:2110.01052), so what is shown holds with the confidence that is stated, for pairs like these. With too few
-pairs for two halves, only the score is chosen, by all of them. With too few for that, nothing is promised.
+Candidates are what the recipe has, what it would have by default, and for each verifier the setting that does best on
+one half of the pairs. How far the score of a candidate may be lowered is tested from the strictest threshold down, as
+long as the exact bound on the share of traps served is within the budget: thresholds that are tested in a fixed order,
+up to the first that fails, need no correction for their number (learn then test: A. Angelopoulos and others,
+arXiv:2110.01052). Candidates that were fixed beforehand are tested by all pairs, and those that one half chose by the
+other half: of many settings that are tried on the same pairs, the best looks better than it is. Of several candidates
+each is tested with its part of the error that the confidence allows (Bonferroni), so that any of them may be taken.
+With too few pairs for two halves, nothing but the score is chosen. With too few for that, nothing is promised.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -40,9 +43,11 @@ class TunedSetting:
         budget: share of the traps that may be served.
         confidence: of what is shown.
         outcome: on all pairs.
-        shown: on the pairs that show it: the other half, or all of them where only the score was chosen.
+        default: what the default setting does with all pairs.
+        shown: on the pairs that show it: all of them, or the other half where one half chose the setting.
+        bound: share of the traps that `shown` shows not to be exceeded, with the confidence.
         basis: what is within the budget: the bound that is shown ("interval"), the observed rate only, or nothing.
-        halved: whether one half chose and the other shows.
+        candidates: how many were tested, between which the error that the confidence allows is divided.
         can_show: the smallest budget that these pairs could show with some pair served; None if none.
         traps_needed: traps, none of them served, that would show the budget.
     """
@@ -50,9 +55,11 @@ class TunedSetting:
     budget: float
     confidence: float
     outcome: PairOutcome
+    default: PairOutcome
     shown: PairOutcome
+    bound: float
     basis: Basis
-    halved: bool
+    candidates: int
     can_show: float | None
     traps_needed: int
 
@@ -66,52 +73,92 @@ class TunedSetting:
         """Whether the pairs show that the budget is kept."""
         return self.basis == "interval"
 
+    @property
+    def halved(self) -> bool:
+        """Whether one half of the pairs chose the setting, and the other half shows what it keeps."""
+        return self.shown.false.of < self.outcome.false.of
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Dials without a score, and the pairs that may show how low it can be."""
+
+    setting: Setting
+    rows: Rows
+
 
 def choose(
-    measured: Measured, start: Setting, *, budget: float, confidence: float = 0.95, all_dials: bool = True
+    measured: Measured,
+    start: Setting,
+    *,
+    default: Setting,
+    budget: float,
+    confidence: float = 0.95,
+    all_dials: bool = True,
 ) -> TunedSetting:
     """Choose the setting of most recall of which the pairs show that it keeps the budget.
 
-    If no threshold shows that, the observed rate decides; if that is beyond the budget too, the fewest wrong hits do.
+    If no threshold of any candidate shows that, the observed rate decides; if that is beyond the budget too, the fewest
+    wrong hits do.
 
     Args:
         measured: the labelled pairs.
         start: the dials as the recipe has them.
+        default: the dials as a recipe has them that says nothing of them.
         budget: share of the traps that may be served.
         confidence: of what is shown.
         all_dials: verifier, guards and floor may be changed, too, where there are enough pairs for two halves.
     """
-    needed = pairs_needed(budget, confidence)
-    everything = np.ones(len(measured.pairs), np.bool_)
-    showing = _half(measured)
-    halved = all_dials and int((showing & ~measured.same).sum()) >= needed
-    chosen = _best(measured, start, ~showing, budget) if halved else start
-    rows = showing if halved else everything
-    shown, can_show = _lowest_shown(measured, chosen, rows, budget, confidence)
-    if shown is not None:
+    candidates = _candidates(measured, start, default, budget, confidence) if all_dials else []
+    candidates = candidates or [_Candidate(start, _every(measured))]
+    sure = 1 - (1 - confidence) / len(candidates)
+    tested = [_lowest_shown(measured, candidate, budget, sure) for candidate in candidates]
+    shown = [outcomes for outcomes, _ in tested if outcomes is not None]
+    if shown:
         basis: Basis = "interval"
-        setting = shown.setting
+        # Of those that serve the same, the one that was fixed beforehand.
+        on_all, on_rows = max(shown, key=lambda outcomes: outcomes[0].recall.count)
     else:
-        setting, basis = _by_rate(measured, chosen, budget)
+        on_all, basis = _by_rate(measured, [candidate.setting for candidate in candidates], budget)
+        on_rows = on_all
     return TunedSetting(
         budget=budget,
         confidence=confidence,
-        outcome=measured.outcome(setting),
-        shown=measured.outcome(setting, rows),
+        outcome=on_all,
+        default=measured.outcome(default),
+        shown=on_rows,
+        bound=on_rows.false.bound(sure),
         basis=basis,
-        halved=halved,
-        can_show=can_show,
-        traps_needed=needed,
+        candidates=len(candidates),
+        can_show=min((least for _, least in tested if least is not None), default=None),
+        traps_needed=pairs_needed(budget, sure),
     )
 
 
+def _candidates(
+    measured: Measured, start: Setting, default: Setting, budget: float, confidence: float
+) -> list[_Candidate]:
+    """Those that were fixed beforehand, and the best of each verifier where a half is large enough to show it."""
+    # Settings that differ in nothing but the score are one candidate.
+    fixed = {replace(setting, min_score=0.0): setting for setting in (start, default)}
+    candidates = [_Candidate(setting, _every(measured)) for setting in fixed.values()]
+    showing = _half(measured)
+    sure = 1 - (1 - confidence) / (len(candidates) + len(measured.scores))
+    if int((showing & ~measured.same).sum()) >= pairs_needed(budget, sure):
+        candidates += [
+            _Candidate(_best(measured, replace(start, verifier=verifier), ~showing, budget), showing)
+            for verifier in measured.scores
+        ]
+    return candidates
+
+
 def _lowest_shown(
-    measured: Measured, chosen: Setting, rows: Rows, budget: float, confidence: float
-) -> tuple[PairOutcome | None, float | None]:
-    """The outcome at the lowest threshold that is shown to keep the budget, and the smallest budget that could be."""
+    measured: Measured, candidate: _Candidate, budget: float, confidence: float
+) -> tuple[tuple[PairOutcome, PairOutcome] | None, float | None]:
+    """What the lowest threshold that keeps the budget does with all pairs and with those that show it; `can_show`."""
     best, can_show = None, None
     for score in reversed(SCORES):
-        outcome = measured.outcome(replace(chosen, min_score=score), rows)
+        outcome = measured.outcome(replace(candidate.setting, min_score=score), candidate.rows)
         if not outcome.recall.count:
             continue
         bound = outcome.false.bound(confidence)
@@ -119,12 +166,14 @@ def _lowest_shown(
         if bound > budget:
             break
         best = outcome
-    return best, can_show
+    return None if best is None else (measured.outcome(best.setting), best), can_show
 
 
-def _by_rate(measured: Measured, chosen: Setting, budget: float) -> tuple[Setting, Basis]:
+def _by_rate(measured: Measured, settings: Sequence[Setting], budget: float) -> tuple[PairOutcome, Basis]:
     """Of thresholds that serve the same, the highest."""
-    outcomes = [measured.outcome(replace(chosen, min_score=score)) for score in SCORES]
+    outcomes = [
+        measured.outcome(replace(setting, min_score=score)) for setting in settings for score in SCORES
+    ]
     within = [outcome for outcome in outcomes if outcome.false.value <= budget]
     basis: Basis = "rate" if within else "fewest"
     fewest = min(outcome.false.count for outcome in outcomes)
@@ -132,32 +181,28 @@ def _by_rate(measured: Measured, chosen: Setting, budget: float) -> tuple[Settin
         within or [outcome for outcome in outcomes if outcome.false.count == fewest],
         key=lambda outcome: (outcome.recall.count, outcome.setting.min_score),
     )
-    return best.setting, basis
+    return best, basis
 
 
 def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Setting:
-    """The setting that serves most of some pairs within the budget, by the rate that is observed there."""
-    tried = []
-    for verifier in measured.scores:
-        best = _best_levels(measured, replace(start, verifier=verifier), rows, budget)
-        while True:
-            fewer = [
-                _best_levels(
-                    measured,
-                    replace(best[2], guards=tuple(one for one in best[2].guards if one != name)),
-                    rows,
-                    budget,
-                )
-                for name in best[2].guards
-                if _known(measured, rows, name)
-            ]
-            # A guard goes only where more is served and no more of it wrongly.
-            better = [found for found in fewer if found[0] > best[0] and found[1] <= best[1]]
-            if not better:
-                break
-            best = max(better, key=lambda found: found[0])
-        tried.append(best)
-    return max(tried, key=lambda found: found[0])[2]
+    """The setting of a verifier that serves most of some pairs within the budget, by the rate observed there."""
+    best = _best_levels(measured, start, rows, budget)
+    while True:
+        fewer = [
+            _best_levels(
+                measured,
+                replace(best[2], guards=tuple(one for one in best[2].guards if one != name)),
+                rows,
+                budget,
+            )
+            for name in best[2].guards
+            if _known(measured, rows, name)
+        ]
+        # A guard goes only where more is served and no more of it wrongly.
+        better = [found for found in fewer if found[0] > best[0] and found[1] <= best[1]]
+        if not better:
+            return best[2]
+        best = max(better, key=lambda found: found[0])
 
 
 def _best_levels(measured: Measured, setting: Setting, rows: Rows, budget: float) -> tuple[int, int, Setting]:
@@ -189,6 +234,10 @@ def _known(measured: Measured, rows: Rows, name: str) -> bool:
     """Whether there are enough traps of the kind that a guard is for."""
     found = measured.found[:, measured.guards.index(name)]
     return int((found & ~measured.same & rows).sum()) >= _MIN_TRAPS
+
+
+def _every(measured: Measured) -> Rows:
+    return np.ones(len(measured.pairs), np.bool_)
 
 
 def _half(measured: Measured) -> Rows:

@@ -40,6 +40,7 @@ def recipe_lines(measured: Measured, setting: Setting) -> list[str]:
     lines = [
         "cache:",
         "  semantic:",
+        "    mode: serve",
         f"    min_score: {setting.min_score:g}",
         f"    min_similarity: {setting.min_similarity:g}",
     ]
@@ -70,7 +71,9 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
             "guards": list(setting.guards),
             "left_out": [name for name in measured.guards if name not in setting.guards],
         },
-        "shown": {**_row(choice.shown, sure), "bound": round(choice.shown.false.bound(sure), 5)},
+        "default": {"min_similarity": choice.default.setting.min_similarity, **_row(choice.default, sure)},
+        "candidates": choice.candidates,
+        "shown": {**_row(choice.shown, sure), "bound": round(choice.bound, 5)},
         "held_out": _row(choice.shown, sure) if choice.halved else None,
         "thresholds": [_row(measured.outcome(replace(setting, min_score=score)), sure) for score in SCORES],
         "guards": [
@@ -144,11 +147,7 @@ def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
 def _verdict(choice: TunedSetting) -> list[str]:
     outcome, sure, shown = choice.outcome, choice.confidence, choice.shown
     budget = f"{100 * choice.budget:g}%"
-    lines = [
-        f"At a score of {choice.setting.min_score:g} and a cosine of {choice.setting.min_similarity:g}, "
-        f"{outcome.recall.value:.0%} of the true pairs are served, and {outcome.false.count} of "
-        f"{outcome.false.of:,} traps."
-    ]
+    lines = [f"At {_served(outcome)}.", f"By default, at {_served(choice.default)}."]
     if choice.basis == "interval":
         how = (
             "One half of the pairs chose verifier, guards and floor, and the other shows it"
@@ -156,11 +155,13 @@ def _verdict(choice: TunedSetting) -> list[str]:
             else "Only the score was chosen, and all pairs show it"
         )
         lines += [
-            f"Shown: at most {shown.false.bound(sure):.2%} of traps are served, with {sure:.0%} confidence, which is "
+            f"Shown: at most {choice.bound:.2%} of traps are served, with {sure:.0%} confidence, which is "
             f"within the budget of {budget}.",
             f"{how}: {shown.false.count} of {shown.false.of:,} traps, {shown.recall.value:.0%} of the true pairs. It "
             "holds for questions like those of the pairs.",
         ]
+        if choice.candidates > 1:
+            lines.append(f"It serves most of {choice.candidates} settings whose bounds hold together.")
         return lines
     lines.append(
         f"Nothing is promised: these pairs cannot show that the budget of {budget} is kept. That takes "
@@ -178,6 +179,14 @@ def _verdict(choice: TunedSetting) -> list[str]:
             "No threshold keeps the budget even by the rate that was observed; this one serves the fewest traps."
         )
     return lines
+
+
+def _served(outcome: PairOutcome) -> str:
+    setting, recall, false = outcome.setting, outcome.recall, outcome.false
+    return (
+        f"a score of {setting.min_score:g} and a cosine of {setting.min_similarity:g}, {recall.value:.1%} of the true "
+        f"pairs are served, and {false.count} of {false.of:,} traps"
+    )
 
 
 def _row(outcome: PairOutcome, confidence: float) -> dict[str, Any]:

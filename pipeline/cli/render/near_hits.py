@@ -12,14 +12,13 @@ _ANSWER_LINES = 8
 _WIDTH = 100  # columns where standard output is no terminal
 
 
-def side_by_side(hit: NearHit, answer: str | None, number: int, of: int) -> str:
+def side_by_side(hit: NearHit, answer: str | None, place: str) -> str:
     """Write a near hit in two columns, with its answer below.
 
     Args:
         hit: that was served.
         answer: that it got; None if it is gone.
-        number: which one it is, from 1.
-        of: how many there are.
+        place: which one it is, such as "1 of 50, random".
     """
     width = output_width(_WIDTH)
     half = max(20, (width - 3) // 2)
@@ -31,7 +30,7 @@ def side_by_side(hit: NearHit, answer: str | None, number: int, of: int) -> str:
     told = ["(the answer is gone)"] if answer is None else textwrap.wrap(answer, width - 2)
     if len(told) > _ANSWER_LINES:
         told = [*told[:_ANSWER_LINES], "…"]
-    head = f"{number} of {of}, similarity {hit.similarity:.2f}, id {hit.question.key.hex()[:12]}"
+    head = f"{place}, similarity {hit.similarity:.2f}, id {hit.question.key.hex()[:12]}"
     if hit.shadow:
         head += ", found and not served"
     return "\n".join(["", head, *rows, "", *(f"  {line}" for line in told), ""])
