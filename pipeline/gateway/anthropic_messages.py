@@ -11,7 +11,6 @@ name. Which stop sequence ended an answer is not known here, so that `stop_reaso
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
@@ -24,6 +23,7 @@ from pipeline.gateway.bounds import MAX_FAULTS, Messages, Tools, Words
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
+from pipeline.gateway.messages import read_arguments
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_text
@@ -318,11 +318,8 @@ def _choice(choice: Mapping[str, Any]) -> Any:
 def _block(item: AnswerItem) -> dict[str, Any]:
     if item.call is None:
         return {"type": "text", "text": item.text, "citations": None}
-    try:
-        arguments = json.loads(item.text or "{}")
-    except (ValueError, RecursionError):
-        # It was cut off; `stop_reason` says so.
-        arguments = {}
+    # If they were cut off, `stop_reason` says so.
+    arguments = read_arguments(item.text)
     return {"type": "tool_use", "id": item.call.id, "name": item.call.name, "input": arguments}
 
 

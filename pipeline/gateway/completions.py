@@ -260,7 +260,8 @@ class ChoiceBuilder:
         if self.parser is None:
             return [TextPart(text)] if (text := "".join(chunk.text for chunk in chunks)) else []
         parts = [part for chunk in chunks for part in self.parser.feed(chunk.text)]
-        return parts + self.parser.end() if chunks[-1].finish_reason else parts
+        reason = chunks[-1].finish_reason
+        return parts + self.parser.end(cut=reason == "length") if reason else parts
 
     def _begin(self) -> None:
         """Only with its first chunk is it certain which model generates the choice."""

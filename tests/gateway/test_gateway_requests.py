@@ -25,7 +25,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"id": {"type": "integer"}}},
     },
 }
-NESTED = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": "[" * 5000}}
+LISTED = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": [7]}}
 CALLING = [
     "One mo",
     "ment.\n<tool_",
@@ -245,8 +245,8 @@ def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any],
         ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [NESTED]}]},
-            "function.arguments: is nested deeper than 128 levels",
+            {"messages": [{"role": "assistant", "tool_calls": [LISTED]}]},
+            "function.arguments: must be a JSON object, as text",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages.0.tool_calls: must be a list"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id: is missing"),
