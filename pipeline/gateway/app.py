@@ -205,8 +205,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 async def _internal_error(request: Request, _: Exception) -> Response:
     """The exception goes on to the access log, which has the request's id, and its record."""
-    record = request.scope.get("record")
-    return internal_error().response(record and record.id, request.url.path)
+    return internal_error().response(request.scope)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:

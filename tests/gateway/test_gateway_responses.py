@@ -349,6 +349,19 @@ def test_what_is_refused_is_named(refusing: Running, fields: dict[str, Any], par
     assert refused.value.param == param
 
 
+def test_what_no_response_needs_is_refused_by_name(start: Start) -> None:
+    running = start()
+    client = running.same_client()
+    made = create(running, extra_body={"prompt": None})
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        client.responses.cancel(made.id)
+    with pytest.raises(openai.NotFoundError, match="Response with id 'resp_1' not found"):
+        client.responses.cancel("resp_1")
+    with pytest.raises(openai.BadRequestError, match="not compacted by this server") as refused:
+        client.responses.compact(model="tiny", input="Hi")
+    assert refused.value.code == "compaction_not_supported"
+
+
 def test_items_of_other_servers_are_taken(start: Start) -> None:
     """Reasoning is left out; a refusal is a text; of an item only what is known is kept."""
     running = start()

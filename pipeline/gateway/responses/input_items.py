@@ -137,7 +137,7 @@ def _message(item: Item, where: str, faults: list[str]) -> Item:
 
 
 def _function_call(item: Item, where: str, faults: list[str]) -> Item:
-    kept = {"type": "function_call", "status": "completed"}
+    kept: dict[str, Any] = {"type": "function_call", "status": "completed"}
     for name in ("call_id", "name", "arguments"):
         given = item.get(name)
         if not isinstance(given, str) or not (given or name == "arguments"):
