@@ -210,9 +210,7 @@ PARAMETERS = {
 
 
 # Parameters that change what a token is drawn from, in ways that the logits do not tell.
-_RESHAPING = (
-    "min_tokens", "bad_words", "repetition_penalty", "presence_penalty", "frequency_penalty", "guide_type",
-)  # fmt: skip
+_RESHAPING = ("min_tokens", "bad_words", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def is_neutral(name: str, value: object) -> bool:

@@ -62,8 +62,9 @@ class TopLogProbsRequest:
 
     The Triton models of TensorRT-LLM (0.19 to 1.2) have no output for top log probs. They return the log prob of the
     chosen token and, if the engine was built to, the model's raw logits of all tokens (`generation_logits`). Divided
-    by the request's temperature these give the log probs, unless a penalty, a banned word, a minimum length or guided
-    decoding changes the distribution; `read_sampling` refuses such requests.
+    by the request's temperature these give the log probs, unless a penalty, a banned word or a minimum length changes
+    the distribution; `read_sampling` refuses such requests. In guided decoding the engine `cpu` returns -inf for tokens
+    that the form does not allow, which are left out; what other servers return is told as it is.
 
     Attributes:
         k: tokens per position, 1 or more.
@@ -100,7 +101,7 @@ class TopLogProbsRequest:
         # The k-th greatest of the blocks' maxima is a lower bound of the k-th greatest logit, so few tokens remain.
         maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
         bound = np.partition(maxima, -self.k)[-self.k] if len(maxima) > self.k else -np.inf
-        ids = np.flatnonzero(logits >= bound)
+        ids = np.flatnonzero((logits >= bound) & (logits > -np.inf))
         ids = ids[np.lexsort((ids, -logits[ids]))][: self.k]
         top = np.float32(logits[ids[0]])
         weights = np.exp((logits.astype(np.float32) - top) / np.float32(self.temperature))

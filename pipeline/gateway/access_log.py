@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
 from pipeline.gateway.endpoints.endpoint import EndpointTable
-from pipeline.gateway.errors import internal_error
+from pipeline.gateway.errors import internal_error, is_anthropic
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
@@ -124,6 +124,8 @@ class AccessLog:
         scope["record"] = record
         traceparent = span.context.traceparent()
         own = [(b"x-request-id", record.id.encode()), (b"traceparent", traceparent.encode())]
+        if is_anthropic(scope):
+            own.append((b"request-id", record.id.encode()))
         started = complete = False
 
         async def send_with_ids(message: Message) -> None:
@@ -144,7 +146,7 @@ class AccessLog:
             record.outcome, record.exception = 500, error
             record.error, record.error_type = str(error), type(error).__name__
             if not started:
-                await internal_error().response(record.id, scope["path"])(scope, receive, send_with_ids)
+                await internal_error().response(scope)(scope, receive, send_with_ids)
             elif not complete:
                 if "peer" not in scope:
                     raise

@@ -1,17 +1,16 @@
 """Anthropic's Messages API as a layer over chats: requests, and answers whole or as the events of a stream.
 
-    message_start
+    message_start, ping
       content_block_start, content_block_delta …, content_block_stop     of each text or use of a tool
     message_delta, message_stop, or error
 
-Written against anthropic-python 2.12 (`anthropic.types`). Texts, tools and their results are taken; thinking, which
-other servers give, is left out of what comes back. Pictures, documents and tools that Anthropic runs are refused by
-name. Which stop sequence ended an answer is not known here, so that `stop_reason` is `end_turn` then.
+Written against anthropic-python 2.14 (`anthropic.types`). Texts, documents that are text, tools and their results are
+taken; thinking, which other servers give, is left out of what comes back. Pictures, other documents and tools that
+Anthropic runs are refused by name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
@@ -20,13 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.client import Cached, Chunk
 from pipeline.gateway.answer_items import AnswerItem, AnswerItems, ItemStep
+from pipeline.gateway.anthropic_documents import document_text
 from pipeline.gateway.bounds import MAX_FAULTS, Messages, Tools, Words
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.limits import Tenant
+from pipeline.gateway.messages import read_arguments
 from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_text
+from pipeline.gateway.stop_sequences import StopSequenceCutter
 from pipeline.gateway.traces import Span
 from pipeline.gateway.translated_request import TranslatedRequest, unsupported
 
@@ -96,7 +98,7 @@ class CountTokensRequest(TranslatedRequest):
         if choice.get("disable_parallel_tool_use"):
             fields["parallel_tool_calls"] = False
         if self.stop_sequences:
-            fields["stop"] = self.stop_sequences
+            fields |= {"stop": self.stop_sequences, "include_stop_str_in_output": True}
         # Who ends with the beginning of an answer wants the rest of it.
         if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             fields["continue_final_message"] = True
@@ -118,6 +120,8 @@ class MessagesRequest(CountTokensRequest):
 
 class AnthropicMessage:
     """One message. It may be made in any thread; its methods are for the event loop."""
+
+    keep_alive: ClassVar = encode_event({"type": "ping"}, "ping")
 
     def __init__(
         self, request: CountTokensRequest, model: ServedModel, tenant: Tenant, request_id: str, span: Span
@@ -143,6 +147,8 @@ class AnthropicMessage:
             messages = to_messages(request.system, request.messages)
             self.generation = Generation(model, tenant, request.chat(messages), [messages], request_id, span)
         self._items = AnswerItems(self.generation)
+        keeps = bool(request.chat_fields.get("include_stop_str_in_output"))
+        self._stop = StopSequenceCutter(request.stop_sequences or (), keeps=keeps)
 
     @property
     def streams(self) -> bool:
@@ -163,7 +169,7 @@ class AnthropicMessage:
         """Generate the answer as server-sent events, those of a chunk as soon as it has come."""
         usage = {"input_tokens": self.generation.prompt_tokens, "output_tokens": 0}
         start = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
-        events = [_event("message_start", message=start)]
+        events = [_event("message_start", message=start), self.keep_alive]
         with self._request.own_names():
             async with aclosing(self.generation.chunks()) as pairs:
                 async for _, chunk in pairs:
@@ -184,7 +190,7 @@ class AnthropicMessage:
 
     def _steps(self, chunk: Chunk) -> Iterator[ItemStep]:
         self.cached = self.cached or chunk.cached
-        return self._items.feed(chunk)
+        return self._items.feed(self._stop.cut(chunk))
 
     def _message(self, content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
@@ -193,7 +199,10 @@ class AnthropicMessage:
         }  # fmt: skip
 
     def _end(self) -> dict[str, Any]:
-        return {"stop_reason": _STOP_REASONS[self._items.finish_reason or "stop"], "stop_sequence": None}
+        reason = _STOP_REASONS[self._items.finish_reason or "stop"]
+        if self._stop.found is not None and reason == "end_turn":
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": self._stop.found}
 
     def _usage(self) -> dict[str, Any]:
         """Anthropic counts apart what came from a cache."""
@@ -241,6 +250,8 @@ def to_messages(
             at, kind = f"{where}.content.{place}", block.get("type") if isinstance(block, dict) else None
             if kind == "text":
                 texts.append(_text([block], at, faults))
+            elif kind == "document" and role == "user":
+                texts.append(document_text(block, at, faults))
             elif kind == "tool_use" and role == "assistant":
                 calls.append(_call(block, at, names, faults))
             elif kind == "tool_result" and role == "user":
@@ -258,7 +269,7 @@ def to_messages(
 
 
 def _taken(role: Any) -> str:
-    return {"user": "text and tool_result", "assistant": "text and tool_use"}.get(str(role), "text")
+    return {"user": "text, document and tool_result", "assistant": "text and tool_use"}.get(str(role), "text")
 
 
 def _text(content: Any, where: str, faults: list[str]) -> str:
@@ -290,6 +301,13 @@ def _result(
     if not isinstance(id, str) or id not in names:
         faults.append(f"{where}.tool_use_id: there is no tool_use of this id before")
         return {}
+    if isinstance(content, list):
+        content = [
+            {"text": document_text(block, f"{where}.content.{index}", faults)}
+            if isinstance(block, dict) and block.get("type") == "document"
+            else block
+            for index, block in enumerate(content)
+        ]
     text = _text("" if content is None else content, f"{where}.content", faults)
     return {"role": "tool", "tool_call_id": id, "name": names[id], "content": text}
 
@@ -318,11 +336,8 @@ def _choice(choice: Mapping[str, Any]) -> Any:
 def _block(item: AnswerItem) -> dict[str, Any]:
     if item.call is None:
         return {"type": "text", "text": item.text, "citations": None}
-    try:
-        arguments = json.loads(item.text or "{}")
-    except (ValueError, RecursionError):
-        # It was cut off; `stop_reason` says so.
-        arguments = {}
+    # If they were cut off, `stop_reason` says so.
+    arguments = read_arguments(item.text)
     return {"type": "tool_use", "id": item.call.id, "name": item.call.name, "input": arguments}
 
 

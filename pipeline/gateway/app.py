@@ -27,6 +27,7 @@ from pipeline.gateway.endpoints.embeddings import EmbeddingEndpoints
 from pipeline.gateway.endpoints.endpoint import DirectRoutes, EndpointFamily, EndpointTable
 from pipeline.gateway.endpoints.false_hits import FalseHitEndpoints
 from pipeline.gateway.endpoints.files import FileEndpoints
+from pipeline.gateway.endpoints.message_batches import MessageBatchEndpoints
 from pipeline.gateway.endpoints.models import ModelEndpoints
 from pipeline.gateway.endpoints.operations import OperationEndpoints
 from pipeline.gateway.endpoints.responses import ResponseEndpoints
@@ -56,6 +57,7 @@ _FAMILIES: Sequence[type[EndpointFamily]] = (
     CompletionEndpoints,
     ResponseEndpoints,
     MessageEndpoints,
+    MessageBatchEndpoints,
     EmbeddingEndpoints,
     TokenizationEndpoints,
     ModelEndpoints,
@@ -205,8 +207,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 async def _internal_error(request: Request, _: Exception) -> Response:
     """The exception goes on to the access log, which has the request's id, and its record."""
-    record = request.scope.get("record")
-    return internal_error().response(record and record.id, request.url.path)
+    return internal_error().response(request.scope)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:

@@ -77,18 +77,21 @@ Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)]
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
-def check_json(text: bytes, where: str = "body", param: str | None = None) -> None:
+def check_json(
+    text: bytes, where: str = "body", param: str | None = None, *, max_depth: int = MAX_DEPTH
+) -> None:
     """Refuse JSON that would become too many Python objects, or is nested too deep; before it is parsed.
 
     Args:
         text: JSON, or what is to be.
         where: its place in the request.
         param: field of the request that holds it; None for the whole body.
+        max_depth: lists and objects within each other.
 
     Raises:
         ApiError: 400.
     """
-    few_brackets = text.count(b"[") + text.count(b"{") <= MAX_DEPTH
+    few_brackets = text.count(b"[") + text.count(b"{") <= max_depth
     if few_brackets and len(text) <= MAX_VALUES:
         return
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
@@ -100,8 +103,8 @@ def check_json(text: bytes, where: str = "body", param: str | None = None) -> No
         raise ApiError(
             400, f"{where}: has more than {MAX_VALUES} values: texts, numbers, lists and objects", param=param
         )
-    if not few_brackets and _depth(outside) > MAX_DEPTH:
-        raise ApiError(400, f"{where}: is nested deeper than {MAX_DEPTH} levels", param=param)
+    if not few_brackets and _depth(outside) > max_depth:
+        raise ApiError(400, f"{where}: is nested deeper than {max_depth} levels", param=param)
 
 
 def read_json(text: str, where: str, param: str) -> Any:

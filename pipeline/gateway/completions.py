@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.client import Cached, Chunk, FinishReason
 from pipeline.gateway.errors import ApiError
@@ -23,13 +23,15 @@ from pipeline.gateway.messages import read_messages
 from pipeline.gateway.prompts import echoed_text
 from pipeline.gateway.schema import ChatRequest, CompletionRequest
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.sse import DONE, ChunkEncoder, encode_event
+from pipeline.gateway.sse import DONE, KEEP_ALIVE, ChunkEncoder, encode_event
 from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
 from pipeline.gateway.traces import Span
 
 
 class Completion:
     """One request to either endpoint. It may be made in any thread; its methods are for the event loop."""
+
+    keep_alive: ClassVar = KEEP_ALIVE
 
     def __init__(
         self,
@@ -260,7 +262,8 @@ class ChoiceBuilder:
         if self.parser is None:
             return [TextPart(text)] if (text := "".join(chunk.text for chunk in chunks)) else []
         parts = [part for chunk in chunks for part in self.parser.feed(chunk.text)]
-        return parts + self.parser.end() if chunks[-1].finish_reason else parts
+        reason = chunks[-1].finish_reason
+        return parts + self.parser.end(cut=reason == "length") if reason else parts
 
     def _begin(self) -> None:
         """Only with its first chunk is it certain which model generates the choice."""

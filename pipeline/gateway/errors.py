@@ -1,6 +1,6 @@
 """API errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}.
 
-Under /v1/messages they are as Anthropic's clients read them: {"type": "error", "error": {type, message}}.
+Clients of Anthropic's API get them as they read them: {"type": "error", "error": {type, message}}.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_ANTHROPIC_PATH = "/v1/messages"
 # Code of a request that is refused because it may be what ends servers.
 QUARANTINED = "request_quarantined"
 # After these the rest of the request is not read, so the connection has to be closed.
@@ -98,14 +97,15 @@ class ApiError(Exception):
         error = {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message}
         return {"type": "error", "error": error, "request_id": request_id}
 
-    def response(self, request_id: str | None = None, path: str = "") -> Response:
+    def response(self, scope: Scope | None = None) -> Response:
         """Return the HTTP response.
 
         Args:
-            request_id: of the request.
-            path: of its URL, by which the form of the body is chosen.
+            scope: of the request; None: nothing of it was read.
         """
-        body = self.anthropic_body if path.startswith(_ANTHROPIC_PATH) else self.body
+        record = None if scope is None else scope.get("record")
+        request_id = None if record is None else record.id
+        body = self.body if scope is None or not is_anthropic(scope) else self.anthropic_body
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -115,6 +115,14 @@ class ApiError(Exception):
         if self.status in _CLOSING:
             headers["Connection"] = "close"
         return Response(json.dumps(body(request_id)), self.status, headers, "application/json")
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API. The models have the same path in OpenAI's."""
+    path: str = scope["path"]
+    if path.startswith("/v1/messages"):
+        return True
+    return path.startswith("/v1/models") and any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def internal_error() -> ApiError:
@@ -129,11 +137,9 @@ def error_response(scope: Scope, error: ApiError) -> Response:
         scope: of the request. Requests that the access log leaves out have no record.
         error: what to answer.
     """
-    record = scope.get("record")
-    if record is None:
-        return error.response(path=scope["path"])
-    record.error, record.error_type = error.message, error.code
-    return error.response(record.id, scope["path"])
+    if (record := scope.get("record")) is not None:
+        record.error, record.error_type = error.message, error.code
+    return error.response(scope)
 
 
 def to_api_error(error: Exception) -> ApiError:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.client import Cached, ClientError
 from pipeline.gateway.access_log import RequestRecord
@@ -21,7 +21,7 @@ from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, to_ap
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.request_spans import end_spans, request_attributes
-from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer
+from pipeline.gateway.sse import KEEP_ALIVE_S, ReaderTooSlow, WriteCoalescer
 
 # Codes of errors that may end an answer in its middle.
 _BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error", QUARANTINED)
@@ -33,10 +33,12 @@ class ModelAnswer(Protocol):
     Attributes:
         generation: of its chunks.
         cached: where the first chunk came from, if not from the model.
+        keep_alive: what a stream sends after long silence.
     """
 
     generation: Generation
     cached: Cached | None
+    keep_alive: ClassVar[bytes]
 
     @property
     def streams(self) -> bool:
@@ -183,7 +185,8 @@ async def json_response(request: Request, recorded: RecordedAnswer) -> Response:
 class EventStream(Response):
     """An answer as server-sent events.
 
-    The status is sent with the first event, so that a request that fails before it gets the status of its error.
+    The status is sent with the first event, so that a request that fails before it gets the status of its error. After
+    a sign of life, which is sent with 200, an error is an event.
     """
 
     def __init__(self, recorded: RecordedAnswer) -> None:
@@ -192,6 +195,7 @@ class EventStream(Response):
             recorded: the answer to stream.
         """
         self._recorded = recorded
+        self._answered = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,28 +203,27 @@ class EventStream(Response):
             await self._stream(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        recorded, status = self._recorded, 499
+        recorded, status, refused = self._recorded, 499, None
+        body = WriteCoalescer(
+            send, scope.get("peer"), start=self._start, keep_alive=recorded.answer.keep_alive, keep_alive_s=KEEP_ALIVE_S
+        )  # fmt: skip
         try:
-            async with aclosing(recorded.answer.events()) as events:
+            async with body, aclosing(recorded.answer.events()) as events:
+                ended = 200
                 try:
-                    first = await anext(events)
+                    async for event in events:
+                        self._answered = True
+                        await body.put(event)
                 except (ApiError, ClientError, ExceptionGroup) as error:
                     answered = recorded.fail(error)
-                    status = answered.status
-                    await error_response(scope, answered)(scope, receive, send)
-                    return
-                await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                async with WriteCoalescer(send, scope.get("peer")) as body:
-                    await body.put(first)
-                    try:
-                        async for event in events:
-                            await body.put(event)
-                        ended = 200
-                    except (ApiError, ClientError, ExceptionGroup) as error:
-                        answered = recorded.fail(error)
-                        ended = answered.status
+                    ended = answered.status
+                    if body.begun:
                         await body.put(recorded.answer.error_events(answered, recorded.record.id))
-                status = ended
+                    else:
+                        refused = answered
+            status = ended
+            if refused is not None:
+                await error_response(scope, refused)(scope, receive, send)
         except ReaderTooSlow as error:
             if "peer" not in scope:
                 raise
@@ -232,13 +235,16 @@ class EventStream(Response):
         finally:
             recorded.finish(status)
 
-    def _head(self) -> list[tuple[bytes, bytes]]:
-        return [
+    def _start(self) -> Message:
+        headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            (b"x-cache", self._recorded.x_cache.encode()),
         ]
+        # Before the first event nobody knows where the answer comes from.
+        if self._answered:
+            headers.append((b"x-cache", self._recorded.x_cache.encode()))
+        return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 @asynccontextmanager

@@ -1,14 +1,19 @@
 """The messages of a chat: from what OpenAI's clients send to what chat templates take.
 
-Templates want one text a message, and the arguments of a call as an object. Pictures and sound are refused.
+Templates want one text a message, and the arguments of a call as an object. Pictures and sound are refused. Whatever
+this gateway answers is taken back as it was: also nothing, a refusal, and a call whose arguments were cut off.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pipeline.gateway.bounds import MAX_FAULTS, read_json
+from pydantic_core import from_json
+
+from pipeline.gateway.bounds import MAX_DEPTH, MAX_FAULTS, check_json
 from pipeline.gateway.errors import ApiError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -41,12 +46,15 @@ def _read_message(message: Mapping[str, Any], where: str, faults: list[str]) -> 
     calls = message.get("tool_calls") if role == "assistant" else None
     read = {key: value for key, value in message.items() if value is not None}
     read["role"] = "system" if role == "developer" else role
-    if message.get("content") is None:
-        if not calls:
+    if role == "assistant" and isinstance(refusal := read.pop("refusal", None), str):
+        read.setdefault("content", refusal)
+    if read.get("content") is None:
+        # An assistant may have said nothing.
+        if role != "assistant":
             faults.append(f"{where}.content: is missing")
         read["content"] = ""
     else:
-        read["content"] = _read_content(message["content"], f"{where}.content", faults)
+        read["content"] = _read_content(read["content"], f"{where}.content", faults)
     if calls and not isinstance(calls, list):
         faults.append(f"{where}.tool_calls: must be a list of calls")
     elif calls:
@@ -64,8 +72,9 @@ def _read_content(content: Any, where: str, faults: list[str]) -> str:
         return ""
     texts = []
     for index, part in enumerate(content):
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "refusal") and isinstance(part.get(kind), str):
+            texts.append(part[kind])
         else:
             faults.append(f'{where}.{index}: this model takes text only: {{"type": "text", "text": …}}')
     return "".join(texts)
@@ -77,15 +86,29 @@ def _read_call(call: Any, where: str, faults: list[str]) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         faults.append(f"{where}.function.name: is missing")
         return call
-    arguments = function.get("arguments", "{}")
-    try:
-        read = (
-            read_json(arguments, f"{where}.function.arguments", "messages")
-            if isinstance(arguments, str)
-            else arguments
-        )
-    except ValueError:
-        read = None
-    if not isinstance(read, dict):
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = read_arguments(arguments)
+    elif not isinstance(arguments, dict):
         faults.append(f"{where}.function.arguments: must be a JSON object, as text")
-    return {**call, "function": {**function, "arguments": read}}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Read the arguments of a call, of which a limit of tokens may have cut off the end.
+
+    Returns:
+        The object, as far as it came; an empty one for what is no JSON object, or nested too deep.
+
+    >>> read_arguments('{"city": "Par'), read_arguments("")
+    ({'city': 'Par'}, {})
+    """
+    read: Any = None
+    with suppress(ApiError, ValueError):
+        # With some levels left for what stands around them in a request.
+        check_json(text.encode(errors="replace"), max_depth=MAX_DEPTH - 16)
+        try:
+            read = json.loads(text)
+        except ValueError:
+            read = from_json(text, allow_partial="trailing-strings")
+    return read if isinstance(read, dict) else {}

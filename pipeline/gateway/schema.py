@@ -314,14 +314,13 @@ def _are_token_ids(prompt: Any) -> bool:
 
 
 def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
-    """Refuse alternatives together with whatever changes the distribution that tokens are drawn from.
+    """Refuse alternatives together with penalties and the like, which change the distribution tokens are drawn from.
 
-    Their log probabilities come from the logits and the temperature alone.
+    Their log probabilities come from the temperature and the logits, in which only the form of the answer shows.
     """
     if not request.num_top_logprobs:
         return
     changed = {
-        **dict.fromkeys(request.form_fields, True),
         "presence_penalty": bool(request.presence_penalty),
         "frequency_penalty": bool(request.frequency_penalty),
         "repetition_penalty": request.repetition_penalty not in (None, 1),

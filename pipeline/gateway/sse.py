@@ -1,6 +1,7 @@
 """Server-sent events: encoding chunks with as little work a token as possible, and writing them to one client.
 
-Written against OpenAI's streaming format (`data: {…}` events, ended by `data: [DONE]`) and ASGI 3.
+Written against OpenAI's streaming format (`data: {…}` events, ended by `data: [DONE]`) and ASGI 3. A stream that is
+silent for long gets a sign of life, also before its first event: proxies cut connections off that are.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 DONE = b"data: [DONE]\n\n"
+# A comment, which clients leave out.
+KEEP_ALIVE = b": keep-alive\n\n"
+# Proxies cut off connections that are silent for 60 s, some of them earlier.
+KEEP_ALIVE_S = 15.0
 
 # Between two writes of a stream: so much for each stream that is open, because a write costs about 20 µs of the
 # processor, and those of all streams should not take more than a tenth of a core.
@@ -105,7 +110,10 @@ class WriteCoalescer:
     as soon as the generation ends. A client that leaves too much unread for too long is given up.
 
     On leaving the block without an error, everything has been sent and the body is complete, or what sending raised is
-    raised.
+    raised. A response that has not begun then is not begun.
+
+    Attributes:
+        begun: whether the response has begun, by an event or a sign of life.
     """
 
     _open = 0  # of this process
@@ -115,6 +123,9 @@ class WriteCoalescer:
         send: Send,
         peer: Peer | None = None,
         *,
+        start: Callable[[], Message] | None = None,
+        keep_alive: bytes = b"",
+        keep_alive_s: float = KEEP_ALIVE_S,
         max_unread_bytes: int = _MAX_UNREAD_BYTES,
         max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
@@ -122,14 +133,20 @@ class WriteCoalescer:
         Args:
             send: of the ASGI application.
             peer: the client's connection; without it, sending is taken never to block.
+            start: makes the message that is sent before the body; None: it was sent.
+            keep_alive: sign of life, which is sent after each `keep_alive_s` seconds of silence; empty: none is.
+            keep_alive_s: see `keep_alive`.
             max_unread_bytes: size of the buffer; beyond it, `put` waits for the client.
             max_wait_s: how long all calls of `put` together wait, in seconds.
         """
         self._send, self._peer, self._loop = send, peer, asyncio.get_running_loop()
+        self._start, self._keep_alive, self._keep_alive_s = start, keep_alive, keep_alive_s
         self._max_unread_bytes, self._wait_left_s = max_unread_bytes, max_wait_s
+        self.begun = self._flushing = False
         self._bodies: deque[bytes] = deque()
         self._unread_bytes = 0
-        self._next_write = 0.0  # by the loop's clock
+        self._next_write = self._loop.time()  # not before; shortly after the last one
+        self._silence: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._has_room = asyncio.Event()
@@ -140,8 +157,7 @@ class WriteCoalescer:
         Raises:
             ReaderTooSlow: the client leaves too much unread, for too long.
         """
-        self._bodies.append(body)
-        self._unread_bytes += len(body)
+        self._append(body)
         if self._writing is not None:
             while self._unread_bytes > self._max_unread_bytes and not self._writing.done():
                 await self._wait_for_room()
@@ -157,22 +173,50 @@ class WriteCoalescer:
                 await self._flush()
 
     async def __aenter__(self) -> Self:
-        WriteCoalescer._open += 1
+        if self._keep_alive:
+            self._silence = self._loop.call_later(self._keep_alive_s, self._break_silence)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        WriteCoalescer._open -= 1
+        if self._silence is not None:
+            self._silence.cancel()
+        WriteCoalescer._open -= self.begun
         if self._timer is not None:
             self._timer.cancel()
         if self._writing is not None:
             if kind is not None:
                 self._writing.cancel()
             await asyncio.wait([self._writing])
-        if kind is None:
+        if kind is None and (self.begun or self._start is None):
             self._raise_from_writing()
             await self._send({"type": "http.response.body", "body": b"".join(self._bodies)})
+
+    def _append(self, body: bytes) -> None:
+        if not self.begun:
+            self.begun = True
+            WriteCoalescer._open += 1
+        self._bodies.append(body)
+        self._unread_bytes += len(body)
+
+    def _break_silence(self) -> None:
+        """Send a sign of life if nothing was sent for so long, and nothing waits to be."""
+        due, now = self._next_write + self._keep_alive_s, self._loop.time()
+        if now >= due:
+            due = now + self._keep_alive_s
+            if not (self._bodies or self._flushing or self._timer or self._writing_failed()):
+                self._append(self._keep_alive)
+                self._start_writing()
+        self._silence = self._loop.call_at(due, self._break_silence)
+
+    def _writing_failed(self) -> bool:
+        writing = self._writing
+        return (
+            writing is not None
+            and writing.done()
+            and (writing.cancelled() or writing.exception() is not None)
+        )
 
     async def _wait_for_room(self) -> None:
         began = self._loop.time()
@@ -195,7 +239,11 @@ class WriteCoalescer:
             self._writing = None
 
     async def _flush(self) -> None:
+        self._flushing = True
         try:
+            if self._start is not None:
+                start, self._start = self._start(), None
+                await self._send(start)
             while self._bodies:
                 parts, size = [], 0
                 while self._bodies and size < _WRITE_BYTES:
@@ -209,3 +257,4 @@ class WriteCoalescer:
         finally:
             # If sending failed, `put` must not wait for it any longer.
             self._has_room.set()
+            self._flushing = False

@@ -27,7 +27,7 @@ _UNGUARDED = ("/health", "/healthz", "/readyz")
 _AZURE = re.compile(r"^/openai(?:/deployments/[^/]+|/v1)/")
 _MAX_SHOWN = 100  # characters of a header
 _EXPOSED = (
-    "Retry-After", "traceparent", "X-Cache", "X-Request-ID",
+    "request-id", "Retry-After", "traceparent", "X-Cache", "X-Request-ID",
     *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
 )  # fmt: skip
 

@@ -231,6 +231,13 @@ def test_logits_in_half_precision() -> None:
     assert pairs == ((0, pytest.approx(math.log(1 / 4))),)
 
 
+def test_tokens_that_cannot_come_are_none_of_the_top() -> None:
+    logits = np.full((1, 1, 1, 2000), -np.inf, np.float32)
+    logits[..., [7, 9]] = 1.0
+    (pairs,) = TopLogProbsRequest(3).read("FP32", logits.tobytes(), 1)
+    assert pairs == ((7, pytest.approx(math.log(1 / 2))), (9, pytest.approx(math.log(1 / 2))))
+
+
 def test_no_tokens_no_top_log_probs() -> None:
     assert TopLogProbsRequest(3).read("FP32", b"", 0) == ()
 
@@ -241,7 +248,6 @@ def test_no_tokens_no_top_log_probs() -> None:
         ({}, "needs log_probs = True"),
         ({"log_probs": True, "presence_penalty": 0.5}, "cannot be told with presence_penalty = 0.5"),
         ({"log_probs": True, "bad_words": "x"}, "cannot be told with bad_words"),
-        ({"log_probs": True, "guide_type": "json"}, "cannot be told with guide_type"),
     ],
 )
 def test_what_top_log_probs_do_not_go_with(fields: dict[str, object], problem: str) -> None:

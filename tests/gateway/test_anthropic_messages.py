@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
+import httpx
 import pytest
 
 from pipeline.client.testing import Ending, Reply
@@ -74,7 +75,7 @@ def test_a_stream_with_a_tool(start: Start) -> None:
     streamed = events(running, tools=[TRACK])
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     assert [kind for kind, _ in groupby(event["type"] for event in streamed)] == [
-        "message_start", *block, *block, "message_delta", "message_stop",
+        "message_start", "ping", *block, *block, "message_delta", "message_stop",
     ]  # fmt: skip
     deltas = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
     assert "".join(delta.get("text", "") for delta in deltas) == "One moment."
@@ -104,6 +105,98 @@ def test_a_tool_that_must_be_used(start: Start, choice: dict[str, Any]) -> None:
     assert list(running.upstream.requests[0].tensors["guided_decoding_guide_type"]) == ["json_schema"]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "pieces", [["On its", " wa", "yEND", " OF"], ["On its way", "END OF"], ["On its way", "E", "ND", " OF"]]
+)
+def test_the_stop_sequence_that_ended_an_answer_is_named(
+    start: Start, streams: bool, pieces: list[str]
+) -> None:
+    running = start(Reply(pieces))
+    asked = {"stop_sequences": ["x", " OF", "END OF"]}
+    if streams:
+        made = events(running, **asked)
+        text = "".join(
+            event["delta"].get("text", "") for event in made if event["type"] == "content_block_delta"
+        )
+        end = made[-2]["delta"]
+    else:
+        end = message(running, **asked)
+        text = end["content"][0]["text"]
+    assert (text, end["stop_reason"], end["stop_sequence"]) == ("On its way", "stop_sequence", "END OF")
+    assert list(running.upstream.requests[0].tensors["include_stop_str_in_output"]) == [True]
+
+
+def test_what_only_looks_like_a_stop_sequence_is_text(start: Start) -> None:
+    running = start(Reply(["a", "E", "N", "a", "E"]))
+    for fields, reason in (({}, "end_turn"), ({"max_tokens": 5}, "max_tokens")):
+        made = message(running, stop_sequences=["END"], **fields)
+        assert (made["content"][0]["text"], made["stop_reason"], made["stop_sequence"]) == (
+            "aENaE",
+            reason,
+            None,
+        )
+
+
+def test_documents_that_are_text(start: Start) -> None:
+    running = start(Reply(["Two."]), template=HERMES)
+    texts = {
+        "type": "content",
+        "content": [{"type": "text", "text": "Tea: 2"}, {"type": "text", "text": "Milk: 1"}],
+    }
+    document = {
+        "type": "document", "title": "Prices", "context": "Of today.", "citations": {"enabled": False},
+        "cache_control": {"type": "ephemeral"},
+        "source": {"type": "text", "media_type": "text/plain", "data": "Tea: 2"},
+    }  # fmt: skip
+    question = {"role": "user", "content": [document, {"type": "text", "text": "Tea?"}]}
+    message(running, messages=[question])
+    assert "user: Prices\nOf today.\nTea: 2\n\nTea?" in running.upstream.requests[-1].prompt
+    used = {"type": "tool_use", "id": "a", "name": "track", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document", "source": texts}]}
+    answered = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    message(running, messages=[*QUESTION, *answered])
+    assert "tool: Tea: 2\nMilk: 1" in running.upstream.requests[-1].prompt
+
+
+def test_every_answer_has_the_id_of_its_request(refusing: Running) -> None:
+    for path, body in (
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": QUESTION}),
+        ("/v1/messages", {}),
+    ):
+        answer = httpx.post(
+            f"{refusing.url}{path}", json=body, headers={"x-request-id": "mine"}, trust_env=False
+        )
+        assert answer.headers["request-id"] == "mine"
+    assert answer.json()["request_id"] == "mine"
+
+
+def test_models_are_listed_as_anthropics(start: Start) -> None:
+    running = start(aliases=("small", "smaller"))
+
+    def get(path: str) -> Any:
+        headers = {"anthropic-version": "2023-06-01"}
+        return httpx.get(f"{running.url}/v1/models{path}", headers=headers, trust_env=False).json()
+
+    listed = get("")
+    assert [one["id"] for one in listed["data"]] == ["tiny", "small", "smaller"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "tiny", "smaller")
+    one = listed["data"][1]
+    assert (one["type"], one["display_name"], one["created_at"]) == ("model", "tiny", "1970-01-01T00:00:01Z")
+    assert (one["max_input_tokens"], one["max_tokens"]) == (50, 40)
+    assert get("/small") == one
+    pages = {
+        "?limit=2": (["tiny", "small"], True), "?limit=2&after_id=small": (["smaller"], False),
+        "?limit=1&before_id=smaller": (["small"], True), "?before_id=small": (["tiny"], False),
+    }  # fmt: skip
+    for query, (ids, more) in pages.items():
+        found = get(query)
+        assert ([one["id"] for one in found["data"]], found["has_more"]) == (ids, more)
+    for path in ("/other", "?after_id=other", "?limit=0"):
+        assert get(path)["type"] == "error"
+    assert httpx.get(f"{running.url}/v1/models", trust_env=False).json()["object"] == "list"
+
+
 def test_a_stream_that_fails_ends_with_an_error(start: Start) -> None:
     last = events(start(Reply(["a"], ending=Ending.ERROR, error="it broke")))[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
@@ -124,6 +217,7 @@ def test_the_key_of_anthropics_clients(start: Start) -> None:
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+DOCUMENT = {"type": "document", "source": IMAGE["source"], "title": 7, "citations": {"enabled": True}}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +229,9 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"container": "c"}, "container is not supported"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type: 'image' is not supported"),
+        ({"messages": [{"role": "user", "content": [DOCUMENT]}]},
+         "content.0.citations: are not supported.*content.0.title: must be a text; .*content.0.source: this model"),
+        ({"messages": [{"role": "assistant", "content": [DOCUMENT]}]}, "'document' is not supported here"),
         ({"messages": [{"role": "robot"}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
          "messages.0.role: .*messages.1.content.0.tool_use_id: there is no tool_use"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": []}]}]},
@@ -146,7 +243,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
          "tools.0.input_schema.type: 'thing'"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}},
          "output_config.format.schema.type: 'thing'"),
-        ({"messages": [{"role": "user", "content": "word " * 60}]}, "at most 50 tokens"),
+        ({"messages": [{"role": "user", "content": "word " * 60}]}, "^prompt is too long: 61 tokens > 50 maximum$"),
         ({"model": "other"}, "The model `other` does not exist"),
     ],
 )  # fmt: skip

@@ -378,7 +378,7 @@ def test_cancel_keeps_what_was_answered(start: Start, tmp_path: Path) -> None:
 def test_what_is_not_answered_in_time_says_so(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.gateway.endpoints.batches._WINDOW_S", 1)
+    monkeypatch.setattr("pipeline.gateway.endpoints.batches.WINDOW_S", 1)
     running = start(
         lambda got: Reply(["ok"]) if "line0" in got.prompt else HANG,
         batches=BatchStorage(BatchFolder(tmp_path)),

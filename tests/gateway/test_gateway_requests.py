@@ -25,7 +25,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"id": {"type": "integer"}}},
     },
 }
-NESTED = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": "[" * 5000}}
+LISTED = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": [7]}}
 CALLING = [
     "One mo",
     "ment.\n<tool_",
@@ -245,16 +245,12 @@ def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any],
         ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [NESTED]}]},
-            "function.arguments: is nested deeper than 128 levels",
+            {"messages": [{"role": "assistant", "tool_calls": [LISTED]}]},
+            "function.arguments: must be a JSON object, as text",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages.0.tool_calls: must be a list"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id: is missing"),
         ({"top_logprobs": 0}, "needs logprobs to be true"),
-        (
-            {"logprobs": True, "top_logprobs": 3, "response_format": {"type": "json_object"}},
-            "top_logprobs: cannot be told together with response_format",
-        ),
     ],
 )
 def test_chats_that_are_refused(refusing: Running, fields: dict[str, Any], said: str) -> None:
@@ -318,6 +314,23 @@ def test_the_likeliest_tokens_are_told(start: Start) -> None:
     told = plain.choices[0].logprobs
     assert told is not None
     assert [len(top) for top in told.top_logprobs or ()] == [1, 1]
+
+
+def test_the_likeliest_tokens_of_an_answer_that_is_held_to_a_form(start: Start) -> None:
+    logits = [[-math.inf, 2.0, -math.inf]]
+    running = start(Reply(["1"], log_probs=[0.0], logits=logits), returns_logits=True)
+    asked: Any = {"model": "tiny", "logprobs": True, "top_logprobs": 2, "temperature": 0}
+    form: Any = {"type": "json_object"}
+    chat = running.client().chat.completions.create(messages=QUESTION, response_format=form, **asked)
+    assert chat.choices[0].logprobs is not None
+    response = running.client().responses.create(
+        model="tiny", input="Hi", top_logprobs=2, text={"format": form}
+    )
+    (part,) = response.output[0].content  # type: ignore[union-attr]
+    for content in (chat.choices[0].logprobs.content, part.logprobs):  # type: ignore[union-attr]
+        assert [[one.logprob for one in token.top_logprobs] for token in content or ()] == [[0.0]]
+    for received in running.upstream.requests:
+        assert received.tensors["guided_decoding_guide_type"] == ["json"]
 
 
 def test_answers_with_the_likeliest_tokens_are_not_kept(start: Start) -> None:

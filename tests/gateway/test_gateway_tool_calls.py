@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.tools.dialects import ToolDialect, dialects
+from pipeline.gateway.tools.dialects import FORCED, FORCED_LIST, ToolDialect, dialects
 from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
 from pipeline.gateway.tools.prompt import dialect_of
 
@@ -39,10 +39,19 @@ def of(name: str) -> ToolDialect:
     return next(one for one in dialects() if one.name == name)
 
 
-def read(dialect: ToolDialect, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = TOOLS) -> Read:
+def parse(
+    dialect: ToolDialect,
+    pieces: Sequence[str],
+    tools: Sequence[Mapping[str, Any]] = TOOLS,
+    *,
+    cut: bool = False,
+) -> list[Part]:
     parser = ToolCallParser(dialect, tools)
-    parts: list[Part] = [part for piece in pieces for part in parser.feed(piece)]
-    parts += parser.end()
+    return [*(part for piece in pieces for part in parser.feed(piece)), *parser.end(cut=cut)]
+
+
+def read(dialect: ToolDialect, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = TOOLS) -> Read:
+    parts = parse(dialect, pieces, tools)
     calls = [part for part in parts if isinstance(part, CallPart)]
     assert [call.index for call in calls] == list(range(len(calls)))
     assert len({call.id for call in calls}) == len(calls)
@@ -112,6 +121,48 @@ def test_calls_are_read_whatever_the_pieces(
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
     assert read(of(dialect), pieces) == (text, calls)
     assert read(of(dialect), list(answer)) == (text, calls)
+
+
+@pytest.mark.parametrize(("dialect", "answer", "text", "calls"), ANSWERS)
+def test_the_beginning_of_a_call_is_no_text_where_the_answer_is_cut(
+    dialect: str, answer: str, text: str, calls: list[tuple[str, object]]
+) -> None:
+    for size in range(len(answer)):
+        parts = parse(of(dialect), list(answer[:size]), cut=True)
+        left = "".join(part.text for part in parts if isinstance(part, TextPart))
+        # One character of a mark might be text.
+        assert text.startswith(left) or left[:-1].rstrip() == text, answer[:size]
+        names = [part.name for part in parts if isinstance(part, CallPart)]
+        assert names == [name for name, _ in calls[: len(names)]]
+
+
+@pytest.mark.parametrize("dialect", [FORCED, FORCED_LIST], ids=lambda dialect: dialect.name)
+def test_a_call_that_must_come_leaves_no_text(dialect: ToolDialect) -> None:
+    called = '{"name": "track", "arguments": {"city": "Paris"}}'
+    answer = f"[{called}]" if dialect is FORCED_LIST else called
+    for size in range(1, len(answer)):
+        assert not [part for part in parse(dialect, [answer[:size]], cut=True) if isinstance(part, TextPart)]
+
+
+@pytest.mark.parametrize("dialect", dialects(), ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "answer",
+    ['{"type": "soup", "steps": ["boil', '{"name": "Bob", "arguments": {"a', "Hello <", "a\n\n", "Pari"],
+)
+def test_a_cut_answer_without_calls_stays_text(dialect: ToolDialect, answer: str) -> None:
+    parts = parse(dialect, list(answer), cut=True)
+    assert "".join(part.text for part in parts if isinstance(part, TextPart)) == answer
+
+
+@pytest.mark.parametrize("dialect", dialects(), ids=lambda dialect: dialect.name)
+def test_a_call_of_a_tool_that_was_not_offered_is_text(dialect: ToolDialect) -> None:
+    written = {
+        "json": '{"name": "other", "arguments": {"city": "Paris"}}',
+        "xml": "<function=other>\n<parameter=city>\nParis\n</parameter>\n</function>",
+        "named": 'other[ARGS]{"city": "Paris"}',
+    }
+    answer = f"{dialect.open}{written[dialect.form]}{dialect.close or ''}"
+    assert read(dialect, list(answer)) == (answer, [])
 
 
 @given(

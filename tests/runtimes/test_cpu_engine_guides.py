@@ -154,6 +154,21 @@ def test_a_draft_changes_nothing_but_the_pace(core: EngineCore, drafted: EngineC
     assert sum(one.metrics.draft_tokens_accepted for one in got)
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_logits_are_of_the_tokens_that_the_form_allows(
+    core: EngineCore, drafted: EngineCore, drafts: bool
+) -> None:
+    asked = [guided(name, guide, seed=7, log_probs=True, logits=True) for name, guide in GUIDES.items()]
+    for one in answer(drafted if drafts else core, *asked):
+        rows = np.concatenate([out.logits for out in one.outputs if out.logits is not None]).astype(
+            np.float64
+        )
+        assert len(rows) == len(one.tokens)
+        assert np.isneginf(rows).any(axis=-1).all()
+        shares = rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True)
+        assert shares[range(len(rows)), one.tokens] == pytest.approx(one.log_probs, abs=1e-4)
+
+
 def test_the_forms_of_each_kind(core: EngineCore) -> None:
     got = answer(core, *(guided(name, guide, seed=7) for name, guide in GUIDES.items()))
     texts = dict(zip(GUIDES, map(text_of, got), strict=True))

@@ -12,6 +12,8 @@ from pipeline.gateway.bounds import Label, Metadata
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
+# Code of a request that had no answer when the time of its batch was over.
+EXPIRED = "batch_expired"
 # No batch leaves these.
 FINAL: tuple[BatchStatus, ...] = ("failed", "completed", "expired", "cancelled")
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -87,7 +89,8 @@ class BatchObject(BaseModel):
 
     id: str
     object: Literal["batch"] = "batch"
-    endpoint: BatchEndpoint
+    # That of message batches, which OpenAI's API does not show, is none of its own.
+    endpoint: BatchEndpoint | Literal["/v1/messages"]
     model: str | None = None
     errors: BatchFaults | None = None
     input_file_id: str

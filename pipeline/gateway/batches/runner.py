@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from pipeline.gateway.batches.claims import CLAIM_S, Claim, ClaimLost
 from pipeline.gateway.batches.input_file import InputFile
-from pipeline.gateway.batches.objects import BatchFaults, BatchObject, BatchStatus
+from pipeline.gateway.batches.objects import EXPIRED, BatchFaults, BatchObject, BatchStatus
 from pipeline.gateway.batches.rows import OwnedBatch
 from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.blame import BlamePolicy
@@ -311,7 +311,7 @@ class BatchRunner:
 
     async def _expire(self, claim: Claim, input_file: InputFile) -> None:
         """End a batch whose time is over; requests without an answer get an error that says so."""
-        claims, error = self._claims, {"code": "batch_expired", "message": _NOT_ASKED}
+        claims, error = self._claims, {"code": EXPIRED, "message": _NOT_ASKED}
 
         def expire() -> None:
             answered = claims.answered(claim.id)

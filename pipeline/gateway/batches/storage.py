@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from pipeline.gateway.batches.claims import BatchClaims
-from pipeline.gateway.batches.objects import BatchObject, FileObject
+from pipeline.gateway.batches.objects import FINAL, BatchObject, FileObject
 from pipeline.gateway.batches.rows import (
     SELECT_BATCHES,
     UNFINISHED,
@@ -207,14 +207,45 @@ class BatchStorage:
         query = f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s"
         return self._only_batch(self._place.read(query, known_form(id), tenant), id)
 
-    def batches(self, tenant: str, *, after: str | None, limit: int) -> Sequence[BatchObject]:
-        """List batches of a tenant, the newest first: at most `limit` from that which follows `after`."""
-        where, values = "tenant = %s", [tenant]
-        if after is not None:
-            where += " AND n < (SELECT n FROM batches WHERE id = %s AND tenant = %s)"
-            values += [known_form(after), tenant]
-        rows = self._place.read(f"{SELECT_BATCHES} WHERE {where} ORDER BY n DESC LIMIT %s", *values, limit)
-        return [one.batch for one in read_batches(self._place, rows)]
+    def batches(
+        self, tenant: str, *, prefix: str = "batch", after: str | None, before: str | None = None, limit: int
+    ) -> Sequence[BatchObject]:
+        """List batches of a tenant, the newest first.
+
+        Args:
+            tenant: name of the tenant.
+            prefix: beginning of their ids.
+            after: only those that follow it, from the first on.
+            before: only those that come before it; without `after` up to the last of them.
+            limit: most batches.
+        """
+        where, values = "tenant = %s AND id LIKE %s", [tenant, f"{prefix}%"]
+        for id, sign in ((after, "<"), (before, ">")):
+            if id is not None:
+                where += f" AND n {sign} (SELECT n FROM batches WHERE id = %s AND tenant = %s)"
+                values += [known_form(id), tenant]
+        from_end = before is not None and after is None
+        order = "ASC" if from_end else "DESC"
+        rows = self._place.read(f"{SELECT_BATCHES} WHERE {where} ORDER BY n {order} LIMIT %s", *values, limit)
+        found = [one.batch for one in read_batches(self._place, rows)]
+        return found[::-1] if from_end else found
+
+    def delete_batch(self, tenant: str, id: str) -> BatchObject:
+        """Delete a batch that is over, but not its files, and return it.
+
+        Raises:
+            ApiError: 404, if the tenant has none of this id; 400, if it is not over.
+        """
+        id = known_form(id)
+        with self._place.transaction(id) as execute:
+            rows = execute(f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s", id, tenant).fetchall()
+            batch = self._only_batch(rows, id)
+            if batch.status not in FINAL:
+                raise ApiError(
+                    400, f"Batch {id} cannot be deleted before it has ended: cancel it", param="id"
+                )
+            execute("DELETE FROM batches WHERE id = %s AND tenant = %s", id, tenant)
+        return batch
 
     def change(self, tenant: str, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
         """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here.
@@ -268,7 +299,7 @@ class BatchStorage:
 
     def _only_batch(self, rows: Iterable[Sequence[Any]], id: str) -> BatchObject:
         if not (found := read_batches(self._place, rows)):
-            raise ApiError(404, f"No batch found with id '{id[:64]}'", param="id", code="batch_not_found")
+            raise no_batch(id)
         return found[0].batch
 
     def _unfinished_inputs(self, execute: Execute, tenant: str) -> dict[str, str]:
@@ -287,6 +318,11 @@ class BatchStorage:
                     return
                 yield one
             last = numbers[-1]
+
+
+def no_batch(id: str) -> ApiError:
+    """Return the answer to a request for a batch that a tenant does not have."""
+    return ApiError(404, f"No batch found with id '{id[:64]}'", param="id", code="batch_not_found")
 
 
 def _no_file(id: str) -> ApiError:

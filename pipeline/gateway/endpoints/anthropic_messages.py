@@ -7,13 +7,20 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from pipeline.client import PromptTooLong
 from pipeline.gateway.anthropic_messages import AnthropicMessage, CountTokensRequest, MessagesRequest
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint
 from pipeline.gateway.endpoints.generating import Asker, GeneratingEndpoints
+from pipeline.gateway.errors import ApiError
 
 
 class MessageEndpoints(GeneratingEndpoints):
     """Messages."""
+
+    def too_long(self, error: PromptTooLong) -> ApiError:
+        # By these words clients know that they have to shorten the conversation.
+        text = f"prompt is too long: {error.tokens} tokens > {error.most} maximum"
+        return ApiError(400, text, code="context_length_exceeded")
 
     def endpoints(self) -> Sequence[ApiEndpoint]:
         return (

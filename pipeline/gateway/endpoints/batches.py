@@ -10,15 +10,16 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pipeline.gateway.batches.messages import ID_PREFIX
 from pipeline.gateway.batches.objects import FINAL, BatchObject, BatchRequest, Page
 from pipeline.gateway.batches.runner import BatchRunner
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.parsing import parse_request, validate_request
 
-_WINDOW_S = 24 * 3600
+WINDOW_S = 24 * 3600
 
 
 class BatchQuery(BaseModel):
@@ -68,7 +69,7 @@ class BatchEndpoints(EndpointFamily):
         now = int(time.time())
         batch = BatchObject(
             id=f"batch_{secrets.token_hex(12)}", endpoint=asked.endpoint, input_file_id=asked.input_file_id,
-            created_at=now, expires_at=now + _WINDOW_S, metadata=asked.metadata,
+            created_at=now, expires_at=now + WINDOW_S, metadata=asked.metadata,
         )  # fmt: skip
         expires_s = None if asked.output_expires_after is None else asked.output_expires_after.seconds
         made = await self.context.use_state(storage.add_batch, tenant.name, batch, expires_s)
@@ -106,4 +107,8 @@ class BatchEndpoints(EndpointFamily):
 
 
 def _id(request: Request) -> str:
-    return str(request.path_params["batch_id"])
+    """The id of a batch; 404 for that of a message batch, which is Anthropic's."""
+    id = str(request.path_params["batch_id"])
+    if id.startswith(ID_PREFIX):
+        raise no_batch(id)
+    return id

@@ -38,6 +38,10 @@ class Asker(NamedTuple):
 class GeneratingEndpoints(EndpointFamily):
     """Endpoints whose requests a model answers."""
 
+    def too_long(self, error: PromptTooLong) -> ApiError:
+        """Return the answer to a request whose prompt is too long, in the words of the API."""
+        return from_client_error(error)
+
     async def generate(
         self,
         request: Request,
@@ -117,7 +121,7 @@ class GeneratingEndpoints(EndpointFamily):
             raise ApiError(400, text, param=prompt_field, code=OVER_BUDGET) from error
         except PromptTooLong as error:
             await tenant.charge_tokens(error.tokens)
-            answered = from_client_error(error)
+            answered = self.too_long(error)
             answered.param = prompt_field
             raise answered from error
         except ClientError as error:

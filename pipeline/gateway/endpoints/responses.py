@@ -54,6 +54,10 @@ class ResponseEndpoints(GeneratingEndpoints):
                 "POST", "/v1/responses/input_tokens", self._count, "Count the tokens that a response would read.",
                 request=ResponseRequest,
             ),
+            ApiEndpoint(
+                "POST", "/v1/responses/compact", self._compact, "Refused: no conversation is compacted here."
+            ),
+            ApiEndpoint("POST", f"{one}/cancel", self._cancel, "Refused: no response is made in the background."),
             ApiEndpoint("GET", one, self._show, "Return a response that is stored."),
             ApiEndpoint("DELETE", one, self._delete, "Forget a response."),
             ApiEndpoint(
@@ -83,6 +87,20 @@ class ResponseEndpoints(GeneratingEndpoints):
         )
         tokens = checked.generation.prompt_tokens
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def _compact(self, request: Request) -> Response:
+        await self.context.authenticate(request)
+        # A compaction item stands for a conversation that only the model which wrote it can read.
+        text = (
+            "Conversations are not compacted by this server: its models write no compaction items. truncation: auto "
+            "leaves out the oldest turns of an input that is too long."
+        )
+        raise ApiError(400, text, code="compaction_not_supported")
+
+    async def _cancel(self, request: Request) -> Response:
+        await self._find(request)
+        text = "Cannot cancel a synchronous response: only those in the background can be, and there are none here."
+        raise ApiError(400, text, code="response_not_cancellable")
 
     async def _show(self, request: Request) -> Response:
         _, stored = await self._find(request)

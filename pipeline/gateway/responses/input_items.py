@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.gateway.bounds import MAX_FAULTS, read_json
+from pipeline.gateway.bounds import MAX_FAULTS
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.messages import read_arguments
 
 Item = Mapping[str, Any]
 
@@ -112,7 +113,7 @@ def to_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[st
             names[item["call_id"]] = item["name"]
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            function = {"name": item["name"], "arguments": _object(item["arguments"]) or {}}
+            function = {"name": item["name"], "arguments": read_arguments(item["arguments"])}
             call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
@@ -136,13 +137,12 @@ def _message(item: Item, where: str, faults: list[str]) -> Item:
 
 
 def _function_call(item: Item, where: str, faults: list[str]) -> Item:
-    kept = {"type": "function_call", "status": "completed"}
+    kept: dict[str, Any] = {"type": "function_call", "status": "completed"}
     for name in ("call_id", "name", "arguments"):
-        if not isinstance(item.get(name), str) or not item[name]:
+        given = item.get(name)
+        if not isinstance(given, str) or not (given or name == "arguments"):
             faults.append(f"{where}.{name}: is missing")
-        kept[name] = item.get(name, "")
-    if isinstance(kept["arguments"], str) and kept["arguments"] and _object(kept["arguments"]) is None:
-        faults.append(f"{where}.arguments: must be a JSON object, as text")
+        kept[name] = given
     return kept
 
 
@@ -181,12 +181,3 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part[_TEXTS[part["type"]]] for part in content)
-
-
-def _object(arguments: str) -> dict[str, Any] | None:
-    """A JSON object as templates take it; None if the text is none."""
-    try:
-        read = read_json(arguments, "input", "input")
-    except ValueError:
-        return None
-    return read if isinstance(read, dict) else None

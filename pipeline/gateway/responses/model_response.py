@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.client import Cached, Chunk, PromptTooLong
 from pipeline.gateway.answer_items import AnswerItem, AnswerItems, ItemStep
@@ -29,7 +29,7 @@ from pipeline.gateway.responses.recall import RecalledResponses
 from pipeline.gateway.responses.request import ResponseRequest
 from pipeline.gateway.responses.stored_responses import StoredResponse
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.sse import encode_event, encode_json, encode_text
+from pipeline.gateway.sse import KEEP_ALIVE, encode_event, encode_json, encode_text
 from pipeline.gateway.traces import Span
 
 # Stores a response under its id, and returns whether it did.
@@ -38,6 +38,8 @@ Store = Callable[[str, StoredResponse], Awaitable[bool]]
 
 class ModelResponse:
     """One response. It may be made in any thread; its methods are for the event loop."""
+
+    keep_alive: ClassVar = KEEP_ALIVE
 
     def __init__(
         self,

@@ -101,16 +101,25 @@ def _parse_json(text: str) -> ParsedCall | Incomplete | None:
 
 def _parse_object(text: str) -> ParsedCall | None:
     """A complete object, its keys in any order; also as OpenAI writes it, {"type", "function": {…}}."""
-    try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
+    if (call := _read_object(text)) is None:
         return None
     call = call["function"] if isinstance(call.get("function"), dict) else call
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
-    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+    # Some models write the arguments as OpenAI does, as text.
+    if isinstance(arguments, str) and (arguments := _read_object(arguments)) is None:
         return None
-    packed = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ParsedCall(name, len(text), packed)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return ParsedCall(name, len(text), json.dumps(arguments, ensure_ascii=False))
+
+
+def _read_object(text: str) -> dict[str, Any] | None:
+    """An object in JSON; nothing is the empty one, and anything else is None."""
+    try:
+        read = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return read if isinstance(read, dict) else None
 
 
 def _parse_named(text: str) -> ParsedCall | Incomplete | None:

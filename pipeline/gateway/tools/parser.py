@@ -1,12 +1,13 @@
 """Parses tool calls out of an answer while it streams. What is no call stays text, character for character.
 
 Arguments are passed on as they come if the call names the tool first, as models are trained to; otherwise once the call
-is complete. After the `open` mark of a dialect every well-formed call counts; without it, only a call of a tool of the
-request.
+is complete. A call of a tool that the request does not offer is no call. A call that is cut off before its arguments
+begin is left out, and is no text either.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from typing import Any
 from pipeline.gateway.tools.dialects import Incomplete, JsonObjectScanner, ParsedCall, ToolDialect, parse_call
 
 _BETWEEN = " \t\r\n,;[]"  # characters between two calls
+# How calls in JSON begin, without white space, up to the tool's name.
+_JSON_STARTS = ('{"name":"', '{"type":"function","name":"')
+_JSON_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)("?)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,37 @@ class ToolCallParser:
             parts += step
         return [part for part in parts if not isinstance(part, TextPart) or part.text]
 
-    def end(self) -> list[Part]:
-        """Return what is left when the answer is over."""
+    def end(self, *, cut: bool = False) -> list[Part]:
+        """Return what is left when the answer is over.
+
+        Args:
+            cut: whether the answer was cut off at its limit of tokens. The beginning of a call is then left out.
+        """
         rest = self._passed + self._buffer if self._state in (self._text, self._between) else ""
+        if cut and self._ends_in_beginning():
+            rest = ""
         self._buffer = self._passed = ""
         return [TextPart(rest)] if rest and not (self.calls and not rest.strip(_BETWEEN)) else []
+
+    def _ends_in_beginning(self) -> bool:
+        """Whether what is left of a cut answer begins a call."""
+        if self._state == self._text:
+            # Nothing else is held back. A single character is more likely text.
+            return len(self._buffer.strip()) > 1
+        rest = self._buffer.lstrip(_BETWEEN)
+        marks = (self._dialect.close, self._dialect.open)
+        if (
+            self._marked
+            or self._dialect.open is None
+            or any(mark and mark.startswith(rest) for mark in marks)
+        ):
+            return True
+        if self._dialect.form != "json":
+            return self._dialect.form == "xml" or any(tool.startswith(rest) for tool in self._tools)
+        if (name := _JSON_NAME.search(rest)) is not None:
+            return any(tool == name[1] if name[2] else tool.startswith(name[1]) for tool in self._tools)
+        compact = "".join(rest.split())
+        return any(start.startswith(compact) for start in _JSON_STARTS)
 
     def _text(self) -> Iterator[Part] | None:
         """Outside of calls."""
@@ -135,7 +165,7 @@ class ToolCallParser:
         call = parse_call(self._dialect.form, rest, self._tools)
         if isinstance(call, Incomplete):
             return None
-        if isinstance(call, ParsedCall) and (self._marked or call.name in self._tools):
+        if isinstance(call, ParsedCall) and call.name in self._tools:
             return self._begin_call(call, at)
         return self._no_call()
 

@@ -18,7 +18,7 @@ from .grammars import Grammars
 from .matcher import Matcher
 from .paged_model import PagedModel, StepFailed, TokenSlice
 from .request import EngineRequest, FinishReason, InvalidRequest, RequestOutput
-from .sampler import SamplingRow, choose
+from .sampler import SamplingRow, choose, returned_logits
 from .scheduler import BatchScheduler, ScheduledTokens
 from .sequence import Sequence, Sink
 from .settings import EngineSettings
@@ -218,6 +218,7 @@ class EngineCore:
         filled = pages.filled + piece.length + kept
         new: list[int] = []
         finish = None
+        rows = returned_logits(sequence, logits[: kept + 1]) if sequence.request.logits else None
         for token in chosen[: kept + 1]:
             finish = sequence.append(token)
             if finish not in (FinishReason.END_ID, FinishReason.REFUSED):
@@ -235,7 +236,7 @@ class EngineCore:
         sequence.cum_log_prob += sum(log_probs)
         sequence.last_token_ns = time.monotonic_ns()
         sequence.first_token_ns = sequence.first_token_ns or sequence.last_token_ns
-        rows = logits[: len(new)].copy() if sequence.request.logits else None  # the model writes over its own
+        rows = None if rows is None else rows[: len(new)]
         if finish:
             self._finish(sequence, finish, sequence.fault, tokens=new, log_probs=log_probs, logits=rows)
         else:

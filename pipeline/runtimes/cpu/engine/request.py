@@ -143,7 +143,7 @@ class EngineRequest:
         None  # see `sampler.accept_or_resample`; None: a random number for each token
     )
     log_probs: bool = False
-    logits: bool = False  # those of each token, as the model gave them
+    logits: bool = False  # those of each token, as the model gave them; -inf for what the form does not allow
     context_logits: bool = False  # those after each token of the prompt but the last; no part of it is reused
     speculate: bool = True  # False: without the engine's draft model
     guide: Guide | None = None
@@ -201,7 +201,7 @@ class RequestOutput:
 
     `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
     of the distribution after bias, temperature, penalties, guide and banned words, before `min_p`, `top_k` and
-    `top_p`. So has `logits` one row a token, as the model gave it.
+    `top_p`. So has `logits` one row a token, as the model gave it, and -inf for what the form does not allow.
 
     Outputs with `context_logits` alone come before the first token, one a step: the logits after the next tokens of the
     prompt. They are valid only while the sink is called, because the next step writes over them.

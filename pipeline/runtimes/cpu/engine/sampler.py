@@ -68,6 +68,21 @@ def choose(logits: Floats, rows: list[SamplingRow]) -> ChosenTokens:
     return ChosenTokens(tokens, log_probs)
 
 
+def returned_logits(sequence: Sequence, logits: Floats) -> Floats:
+    """Return the logits that a request asks for: those of the model, -inf for tokens that its form does not allow.
+
+    Args:
+        sequence: of the request, before it gets the tokens that were chosen.
+        logits: [rows, vocab_size] after its tokens, and after each of its drafts that was kept.
+    """
+    returned = logits.copy()
+    for ahead, row in enumerate(returned):
+        allowed = None if sequence.matcher is None else sequence.matcher.allowed(sequence.drafts[:ahead])
+        if allowed is not None:
+            np.copyto(row, -np.inf, where=~allowed)
+    return returned
+
+
 class RandomDraw(NamedTuple):
     """A token to be drawn at random; 0 for `top_k`, `top_p` or `min_p` keeps all tokens."""
 
