@@ -62,7 +62,9 @@ async def tools(target: Target) -> None:
 
 
 @attack(
-    "tools-dear", "schemas of 60 KB that take seconds to validate, each another one, as forms and as tools"
+    "tools-dear",
+    "schemas of 60 KB that take seconds to validate, each another one, as forms and as tools",
+    limit_s=300.0,
 )
 async def dear(target: Target) -> None:
     async def ask(number: int) -> None:

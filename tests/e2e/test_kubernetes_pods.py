@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import openai
@@ -170,7 +171,9 @@ def start(build: Build, store: Path, tmp_path: Path) -> Iterator[Start]:
         endpoints = Endpoints(names, "tiny-cpu-servers")
         endpoints.start()
         stack.callback(endpoints.close)
-        return Cluster(files, tmp_path, endpoints, names, stack)
+        # Sockets of pods lie below it, and their paths may have about a hundred characters.
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="pods-")))
+        return Cluster(files, folder, endpoints, names, stack)
 
     with ExitStack() as stack:
         yield started

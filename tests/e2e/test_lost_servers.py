@@ -18,6 +18,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from pipeline.gateway.batches.folder import BatchFolder
 from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.machine.processes import processes_below
 from pipeline.progress import Silent
@@ -55,7 +56,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ENGINE, engine, ignore=shutil.ignore_patterns("__pycache__"))
     ids = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json")).encode(POISON).ids
     core = engine / "core.py"
-    head = '        """Take a request; `sink` is called with each of its outputs."""\n'
+    head = "        sequence = Sequence(request, sink, self._target.vocab_size, matcher)\n"
     source = core.read_text()
     assert head in source
     core.write_text(source.replace(head, head + DEADLY.format(length=len(ids), ids=tuple(ids))))
@@ -164,13 +165,13 @@ def test_a_line_of_a_batch_that_ends_the_engine_fails_though_everything_is_resta
         {"custom_id": f"r{at}", "method": "POST", "url": "/v1/completions", "body": body}
         for at, body in enumerate(bodies)
     ]
-    storage = BatchStorage(tmp_path / "batches")
+    claims = BatchStorage(BatchFolder(tmp_path / "batches")).claims
     with serve(package, tmp_path) as served, client(served, BAD) as bad:
         file = bad.files.create(
             file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch"
         )
         batch = bad.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-        wait_for(lambda: storage.losses(batch.id).get(1) == 1, "the first loss", 120)
+        wait_for(lambda: claims.losses(batch.id).get(1) == 1, "the first loss", 120)
         # Everything ends with it, as a supervisor that gives up would.
         for one in processes_below(served.process.pid):
             os.kill(one.pid, signal.SIGKILL)
