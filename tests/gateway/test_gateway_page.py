@@ -9,6 +9,7 @@ from hashlib import sha256
 import pytest
 
 from pipeline.client.testing import Ending, Reply
+from pipeline.gateway import http_responses
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
@@ -71,6 +72,18 @@ def test_an_answer_streams_with_its_figures_and_comes_from_the_cache_next_time(
     assert page.text(".assistant .body") == "On its <b>way</b>."
     assert "cache: hit (exact)" in page.text(".note")
     assert len(running.upstream.requests) == 1
+
+
+def test_signs_of_life_are_no_part_of_an_answer(
+    page: Page, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_responses, "KEEP_ALIVE_S", 0.05)
+    running = start(Reply(["late"], first_delay_s=0.5))
+    page.load(running.url)
+    page.click("#clear")
+    ask(page, "Where is my parcel?")
+    page.wait_for(IDLE)
+    assert page.text(".assistant .body") == "late"
 
 
 def test_stop_keeps_question_and_partial_answer_also_over_a_reload(page: Page, start: Start) -> None:
