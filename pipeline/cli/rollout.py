@@ -81,7 +81,7 @@ def command(
 
     \b
     pipeline rollout tiny-cpu --build
-    pipeline rollout tiny-cpu --set quantization.format=none --build
+    pipeline rollout tiny-cpu --set quantization.format=int4_awq --build
     pipeline rollout tiny-cpu --package /models/tiny-cpu-2 --dry-run
     """
     from pipeline.cli.serving import choose_package
