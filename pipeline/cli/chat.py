@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,9 @@ class _Chat:
     def run(self) -> int:
         """Until /quit or the end of the input; the exit code."""
         interactive = sys.stdin.isatty()
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # Each Ctrl-C stops an answer, not only the first one.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if interactive:
             client = self._connection.client
             client.model()  # says now if there is nobody
