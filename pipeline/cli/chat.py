@@ -48,6 +48,7 @@ def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, 
     \b
     pipeline chat tiny-cpu
     pipeline chat --url gpu-host:8001 --tokenizer ./tokenizer
+    pipeline chat --url http://gpu-host:8080/v1 --model llama
     """
     if (recipe is None) == (options["url"] is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")

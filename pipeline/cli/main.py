@@ -88,8 +88,8 @@ class _Pipeline(click.Group):
     # click makes a plain failure of a reader that has left, so it is caught before.
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
         with _quiet_without_reader():
-            context = super().make_context(*arguments, **extra)
-        return context
+            return super().make_context(*arguments, **extra)
+        raise AssertionError("a reader that has left ends the command")
 
     def invoke(self, ctx: click.Context) -> Any:
         with _quiet_without_reader():

@@ -33,7 +33,7 @@ FILES = {
     "before.json": "{}", "after.json": "{}", "bench-1.json": "{}", "bench-2.json": "{}", "packages.key": "",
     "pairs.jsonl": '{"a": "Hi", "b": "Hello", "same": 1}\n', "accept-llama-3.1-8b-fp8-2026-11-30.json": "{}",
 }  # fmt: skip
-HOSTS = re.compile(r"^(http://)?(?:gpu-host:8001|gpu:8000|triton:8001)")
+HOSTS = re.compile(r"^(http://)?(?:gpu-host:80[08][01]|gpu:8000|triton:8001)")
 # What makes a command stop before it acts.
 HOLD_BACK = {
     "init": ("--offline",), "build": ("--dry-run", "--offline"), "tune": ("--dry-run",), "accept": ("--dry-run",),
