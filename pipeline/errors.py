@@ -89,15 +89,15 @@ class InvalidInput(UserError):
         super().__init__("\n".join(lines))
 
 
-# Equal faults of fewer places than these are printed one by one.
-_MANY = 3
+# Equal faults of fewer places than these are printed one by one; of more, so many places are named.
+_MANY, _PLACES = 3, 10
 
 
 def _once(faults: Sequence[Fault]) -> list[str]:
     """A line a fault, and one for many that say the same of different keys, lines or values.
 
-    >>> print(*_once([Fault("is missing", key=f"layers.{number}") for number in range(24)]), sep="\\n")
-    layers.0: is missing (24 times: also layers.1, layers.2, layers.3, …)
+    >>> print(*_once([Fault("is missing", key=key) for key in "abcd"]))
+    a: is missing (4 times: also b; c; d)
     """
     alike: dict[tuple[str, ...], list[Fault]] = {}
     for fault in faults:
@@ -108,7 +108,7 @@ def _once(faults: Sequence[Fault]) -> list[str]:
             lines += map(str, (first, *others))
             continue
         places = list(dict.fromkeys(_place(other, first) for other in others))
-        shown = ", ".join([*places[:_MANY], *(["…"] if len(places) > _MANY else [])])
+        shown = "; ".join([*places[:_PLACES], *(["…"] if len(places) > _PLACES else [])])
         lines.append(f"{first} ({len(others) + 1} times: also {shown})")
     return lines
 

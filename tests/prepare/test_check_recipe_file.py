@@ -77,11 +77,12 @@ def test_equal_faults_are_printed_once_with_their_number() -> None:
     assert error.faults == (*layers, other)
     assert str(error) == (
         "model: 25 faults\n"
-        "  model: layers.0.weight: is missing (24 times: also layers.1.weight, layers.2.weight, layers.3.weight, …)\n"
+        "  model: layers.0.weight: is missing (24 times: also "
+        f"{'; '.join(f'layers.{number}.weight' for number in range(1, 11))}; …)\n"
         "  model: lm_head: is too large"
     )
     lines = [Fault("is no JSON", where="q.jsonl", line=number) for number in (3, 5, 9)]
     assert str(InvalidInput("q.jsonl", lines)).endswith(
-        "\n  q.jsonl:3: is no JSON (3 times: also line 5, line 9)"
+        "\n  q.jsonl:3: is no JSON (3 times: also line 5; line 9)"
     )
     assert str(InvalidInput("q.jsonl", lines[:2])).count("is no JSON") == 2
