@@ -188,7 +188,14 @@ def plan_build(
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Load a recipe and judge it: what `pipeline recipes validate` prints. See `check_recipe`.
+    """Load a recipe and judge it without download and store: what `pipeline recipes validate` prints.
+
+    Args:
+        path_or_name: a file, or the name of a packaged recipe.
+        overrides: values of `--set`.
+
+    Returns:
+        Warnings and notes.
 
     Raises:
         InvalidInput: with all faults of the file, and all findings that are about none of them.

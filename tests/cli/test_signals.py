@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.command import Command
 
-PIPELINE = [sys.executable, "-m", "pipeline"]
+PIPELINE = [sys.executable, "-m", "pipeline.cli"]
 # The end of what a command does after the first Ctrl-C takes forever.
 SLOW_END = """
 import time, click

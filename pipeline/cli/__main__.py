@@ -1,4 +1,4 @@
-"""The program `pipeline`, also as `python -m pipeline`. Ctrl-C while it is imported ends it without a traceback."""
+"""The program `pipeline`, also as `python -m pipeline.cli`. Ctrl-C while it is imported ends it without a traceback."""
 
 from __future__ import annotations
 
