@@ -70,7 +70,7 @@ def _short(value: object, limit: int = 60) -> str:
 
 
 class InvalidInput(UserError):
-    """Everything that is wrong with an input, at once.
+    """Everything that is wrong with an input, at once. What several faults have in common is printed once.
 
     Args:
         subject: the input, such as the path of a recipe.
@@ -84,9 +84,40 @@ class InvalidInput(UserError):
         self.more = more
         total = len(self.faults) + more
         lines = [f"{subject}: {'1 fault' if total == 1 else f'{total:,} faults'}"]
-        lines += [f"  {fault}" for fault in self.faults]
+        lines += [f"  {line}" for line in _once(self.faults)]
         lines += [f"  and {more:,} more"] if more else []
         super().__init__("\n".join(lines))
+
+
+# Equal faults of fewer places than these are printed one by one; of more, so many places are named.
+_MANY, _PLACES = 3, 10
+
+
+def _once(faults: Sequence[Fault]) -> list[str]:
+    """A line a fault, and one for many that say the same of different keys, lines or values.
+
+    >>> print(*_once([Fault("is missing", key=key) for key in "abcd"]))
+    a: is missing (4 times: also b; c; d)
+    """
+    alike: dict[tuple[str, ...], list[Fault]] = {}
+    for fault in faults:
+        alike.setdefault((fault.where, fault.problem, fault.fix, fault.rule), []).append(fault)
+    lines: list[str] = []
+    for first, *others in alike.values():
+        if len(others) + 1 < _MANY:
+            lines += map(str, (first, *others))
+            continue
+        places = list(dict.fromkeys(_place(other, first) for other in others))
+        shown = "; ".join([*places[:_PLACES], *(["…"] if len(places) > _PLACES else [])])
+        lines.append(f"{first} ({len(others) + 1} times: also {shown})")
+    return lines
+
+
+def _place(fault: Fault, first: Fault) -> str:
+    """In what a fault differs from one that says the same."""
+    if fault.key != first.key:
+        return fault.key
+    return f"line {fault.line}" if fault.line != first.line else _short(fault.value)
 
 
 class SourceError(UserError):

@@ -190,17 +190,19 @@ def _interrupts(stop: asyncio.Event) -> Iterator[None]:
         # Signals are not for other threads.
         yield
         return
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
 
     def interrupted() -> None:
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, 
     \b
     pipeline chat tiny-cpu
     pipeline chat --url gpu-host:8001 --tokenizer ./tokenizer
+    pipeline chat --url http://gpu-host:8080/v1 --model llama
     """
     if (recipe is None) == (options["url"] is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")
@@ -69,6 +71,9 @@ class _Chat:
     def run(self) -> int:
         """Until /quit or the end of the input; the exit code."""
         interactive = sys.stdin.isatty()
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # Each Ctrl-C stops an answer, not only the first one.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if interactive:
             client = self._connection.client
             client.model()  # says now if there is nobody

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
+from pipeline.cli.options import api_key_option, is_http
 from pipeline.errors import PipelineError, ServerError, UserError
 
 if TYPE_CHECKING:
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
         Stats,
         Stream,
     )
+    from pipeline.client.openai_api import OpenAIClient, OpenAIStream
     from pipeline.recipe import Recipe
     from pipeline.store import Store
 
-    AnyStream: TypeAlias = Stream | CachedStream
+    AnyStream: TypeAlias = Stream | CachedStream | OpenAIStream
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -41,13 +44,21 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--url", metavar="HOST:PORT", help="Ask this gRPC address instead of the server of a recipe."),
+    click.option(
+        "--url", metavar="URL",
+        help="Ask this address instead of the server of a recipe: host:port of Triton's gRPC, or http://host:port/v1 "
+        "of a gateway or another OpenAI API.",
+    ),
+    api_key_option,
     click.option(
         "--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
         help="Tokenizer files whose chat template to use; by default the deployment's.",
     ),
     click.option("--wait-s", type=float, default=0.0, metavar="S", help="Wait so long for the server to be ready."),
-    click.option("--model", metavar="NAME", help="Triton model to ask; by default the deployment's entry model."),
+    click.option(
+        "--model", metavar="NAME",
+        help="Triton model to ask, by default the deployment's entry model; of an OpenAI API by default its only one.",
+    ),
     click.option("--system", default="", metavar="TEXT", help="System prompt."),
     click.option("--max-tokens", type=int, metavar="N", help="At most so many new tokens; by default all allowed."),
     click.option("--temperature", type=float, metavar="T", help="0 always takes the likeliest token."),
@@ -59,6 +70,7 @@ _OPTIONS = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
 )  # fmt: skip
 
+_SAMPLING_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 _WITHOUT_LIMITS = 256  # tokens, when no deployment says how many it allows
 
 
@@ -74,9 +86,9 @@ class Destination:
     """The server and the model that a request goes to, with what the client needs to know of them."""
 
     url: str
-    model: str
+    model: str | None  # None: the only one of an OpenAI API
     tokenizer: Path | None
-    max_tokens: int
+    max_tokens: int | None
     package: Path | None = None  # folder of deployment.json, where it is known
     recipe: Recipe | None = None
     store: Store | None = None
@@ -96,6 +108,12 @@ def find_destination(
     Raises:
         ServerError: the recipe's server is not running.
     """
+    if options["url"] is not None and is_http(options["url"]):
+        wrong = [name for name in ("tokenizer", "tenant", "no_cache") if options[name]]
+        if wrong:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+            raise click.UsageError(f"{named}: have no effect on an OpenAI API")
+        return Destination(options["url"], options["model"], None, options["max_tokens"])
     if options["url"] is not None:
         return Destination(
             url=options["url"],
@@ -166,7 +184,7 @@ def cached_text(stats: Stats) -> str:
 class Connection:
     """A client, and the recipe's response cache in front of it where there is one."""
 
-    client: Client
+    client: Client | OpenAIClient
     caching: CachingClient | None = None
 
     def stream(self, prompt: str | Sequence[Message]) -> AnyStream:
@@ -196,6 +214,10 @@ def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -
 
     try:
         with ExitStack() as stack:
+            if is_http(destination.url):
+                yield Connection(stack.enter_context(_openai_client(destination, options)))
+                return
+            assert destination.model is not None, "only an OpenAI API may have a model that is not named"
             client = stack.enter_context(
                 Client(
                     destination.url,
@@ -212,11 +234,33 @@ def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -
         raise as_pipeline_error(error) from error
 
 
-def as_pipeline_error(error: ClientError) -> PipelineError:
-    """Give an error of the client the exit code of its kind: 2 for a refused request, 1 for others."""
+def _openai_client(destination: Destination, options: dict[str, Any]) -> OpenAIClient:
+    from pipeline.client.openai_api import OpenAIClient
+
+    return OpenAIClient(
+        destination.url,
+        model=destination.model,
+        key=options["api_key"],
+        defaults=_sampling(destination, options),
+    )
+
+
+def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> PipelineError:
+    """Give an error of the client the exit code of its kind: 2 for a refused request, 1 for others.
+
+    Args:
+        error: names sampling parameters, which are written as the options that gave them.
+        fields: those that were given as fields of a line of --input.
+    """
     from pipeline.client import Refused
 
-    return UserError(str(error)) if isinstance(error, Refused) else ServerError(str(error))
+    def option(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        typed = name in _SAMPLING_OPTIONS and name not in fields
+        return f"--{name.replace('_', '-')}" if typed else found[0]
+
+    text = re.sub(r"\b([a-z_]+)(?= = )|'([a-z_]+)'", option, str(error))
+    return UserError(text) if isinstance(error, Refused) else ServerError(text)
 
 
 def _caching(
@@ -258,5 +302,5 @@ def _template(destination: Destination) -> ChatTemplate:
 
 
 def _sampling(destination: Destination, options: dict[str, Any]) -> Sampling:
-    given = {name: options[name] for name in ("temperature", "top_p", "top_k", "seed")}
+    given = {name: options[name] for name in _SAMPLING_OPTIONS}
     return {**given, "stop": options["stop"] or None, "max_tokens": destination.max_tokens}  # type: ignore[typeddict-item]

@@ -82,7 +82,7 @@ def command(
         answers = _answers(connection, prompts, options["system"], concurrency, raw=raw)
         with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-                tally.add(answer)
+                tally.add(prompt, answer)
                 _write(file, number, prompt, answer, as_json=as_json, alone=len(prompts) == 1)
         tally.end()
     if tally.failure is not None:
@@ -168,16 +168,16 @@ class _Tally:
     failure: PipelineError | None = None
     began: float = field(default_factory=time.perf_counter)
 
-    def add(self, answer: Answer | ClientError) -> None:
+    def add(self, prompt: Prompt, answer: Answer | ClientError) -> None:
         """Count an answer, and tell where a person looks on."""
         from pipeline.client import ClientError
 
         self.done += 1
         if isinstance(answer, ClientError):
             self.failed += 1
-            told = as_pipeline_error(answer)
+            told = as_pipeline_error(answer, prompt.sampling)
             self.failure = type(told)(
-                f"{self.failed} of {self.total} prompts have no answer; the last: {answer}"
+                f"{self.failed} of {self.total} prompts have no answer; the last: {told}"
             )
         else:
             self.cached += answer.stats.cached is not None

@@ -7,8 +7,11 @@ without torch, OpenVINO or Triton being imported.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,9 @@ from pipeline.errors import PipelineError
 from pipeline.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from click.shell_completion import CompletionItem
 
 _SECTIONS = {  # section -> command -> what it does
@@ -79,6 +85,16 @@ _OF_THE_MACHINE = {
 
 
 class _Pipeline(click.Group):
+    # click makes a plain failure of a reader that has left, so it is caught before.
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with _quiet_without_reader():
+            return super().make_context(*arguments, **extra)
+        raise AssertionError("a reader that has left ends the command")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _quiet_without_reader():
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
@@ -156,7 +172,10 @@ def main() -> None:
     debug = "--debug" in sys.argv
     try:
         code: Any = cli.main(standalone_mode=False)
+        sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
+    except BrokenPipeError:
+        sys.exit(_reader_left())
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
@@ -174,5 +193,34 @@ def main() -> None:
         sys.exit(PipelineError.exit_code)
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """Run the command line of this process.
+
+    The first Ctrl-C raises KeyboardInterrupt, so that what was begun is undone; a second one ends the process at once.
+    """
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
+        signal.signal(signal.SIGINT, _interrupt)
     main()
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _quiet_without_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(_reader_left()) from None
+
+
+def _reader_left() -> int:
+    """Drop what is still to be printed, as for `| head`; the exit code of a program that SIGPIPE has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+if __name__ == "__main__":
+    program()

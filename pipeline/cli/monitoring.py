@@ -10,7 +10,7 @@ import click
 from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note
 
-_GATEWAY, _TRITON = "127.0.0.1:8080", "127.0.0.1:8002"
+_GATEWAY = "127.0.0.1:8080"
 
 
 def _address(text: str, option: str) -> str:
@@ -63,8 +63,8 @@ def _tritons(
     multiple=True,
     metavar="NAME=HOST:PORT",
     callback=_tritons,
-    help="Metrics of a Triton server that runs the recipe NAME; by default those of the running deployment, or "
-    f"{_TRITON}. May be repeated.",
+    help="Metrics of a Triton server that runs the recipe NAME; by default a file in the store that names those of the "
+    "deployment here, also after rollouts. May be repeated.",
 )
 @click.option(
     "--runbook-url",
@@ -108,8 +108,10 @@ def command(
     from pipeline.errors import UserError
     from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
     from pipeline.store import Store
+    from pipeline.triton.running import metrics_targets
 
-    found = [find_deployment(name, overrides, Store.at(store)) for name in recipes]
+    shelf = Store.at(store)
+    found = [find_deployment(name, overrides, shelf) for name in recipes]
     known = [one.recipe.name for one in found]
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
     faults += [
@@ -121,12 +123,13 @@ def command(
         raise UserError("\n".join(faults))
     watched = []
     for recipe, running in ((one.recipe, one.server) for one in found):
-        triton = _TRITON if running is None else urlsplit(running.metrics_url).netloc
         gateway = "" if running is None else urlsplit(running.gateway_url).netloc
         given = tuple(address for name, address in tritons if name == recipe.name)
-        one = WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), given or (triton,))
+        targets = given or metrics_targets(shelf.running.absolute(), recipe.name)
+        one = WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), targets)
         watched.append(one)
-        note(f"{recipe.name}: gateway {', '.join(one.gateways)}; Triton {', '.join(one.tritons)}")
+        tritons_here = f"as {targets} says" if isinstance(targets, Path) else ", ".join(targets)
+        note(f"{recipe.name}: gateway {', '.join(one.gateways)}; Triton {tritons_here}")
         lacking = [key for key in ("ttft_p95_ms", "itl_p95_ms") if getattr(recipe.slo, key) is None]
         if lacking:
             note(

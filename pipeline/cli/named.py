@@ -10,7 +10,6 @@ import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,8 +157,7 @@ def _written_recipe(server: RunningServer, overrides: Sequence[str]) -> Recipe |
 
     if not server.recipe or not is_recipe(server.recipe[0]):
         return None
-    given = [value for option, value in pairwise(server.recipe) if option == "--set"]
-    return load_recipe(server.recipe[0], (*given, *overrides))
+    return load_recipe(server.recipe[0], (*server.overrides, *overrides))
 
 
 def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:

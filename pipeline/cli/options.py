@@ -55,6 +55,11 @@ def opened(output: str) -> Iterator[TextIO]:
         yield file
 
 
+def is_http(url: str) -> bool:
+    """Whether the value of --url is the address of an OpenAI API rather than that of Triton's gRPC."""
+    return url.startswith(("http://", "https://"))
+
+
 def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -62,6 +67,12 @@ def _devices(_context: click.Context, _parameter: click.Parameter, value: str | 
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
+
+
+api_key_option = click.option(
+    "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
+    help="Of the gateway. In the environment it is not seen by others on this machine.",
+)  # fmt: skip
 
 
 gpus_option = click.option(

@@ -108,9 +108,16 @@ def print_json(value: Any) -> None:
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of equal length as aligned columns; on a terminal, lines that are too long end with an ellipsis."""
+    for line in aligned(rows):
+        print_cut(line)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each of some rows of equal length, their cells in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print_cut("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def print_cut(line: str) -> None:

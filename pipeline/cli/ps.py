@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.options import json_option, store_option
-from pipeline.cli.output import note, print_columns, print_cut, print_json
+from pipeline.cli.output import aligned, note, print_cut, print_json, short_path
+from pipeline.printable import printable
 
 if TYPE_CHECKING:
     from pipeline.serving.status import DeploymentStatus
+    from pipeline.store import Store
+
+_HEADER = ("NAME", "STATE", "UP", "RESTARTS", "REQUESTS", "KV")
 
 
 @click.command(name="ps")
 @store_option
 @json_option
 def command(store: Path | None, as_json: bool) -> None:
-    """List the deployments that `pipeline serve` runs on this machine: state, requests, KV cache, ports.
+    """List the deployments that `pipeline serve` runs on this machine: state, requests, KV cache, addresses.
 
     A deployment whose supervisor was killed is `lost`, and shown once, or for as long as processes of it run. What gave
     up stays, with the reason, until it is served again or `pipeline stop` removes it.
@@ -37,11 +43,13 @@ def command(store: Path | None, as_json: bool) -> None:
     elif not found:
         note(f"nothing is served from the store {shelf.root}")
     else:
-        header = ("NAME", "STATE", "UP", "RESTARTS", "REQUESTS", "KV", "PACKAGE", "MODEL", "ADDRESSES")
-        print_columns([header, *map(_row, found)])
-        for one in found:
-            if one.reason:
-                print_cut(f"{one.name}: {one.reason}")
+        header, *rows = aligned([_HEADER, *map(_row, found)])
+        print_cut(header)
+        for row, one in zip(rows, found, strict=True):
+            print_cut(row)
+            for title, text in _details(one, shelf):
+                # Whole, so that it can be copied.
+                click.echo(f"  {title:<8} {printable(text, lines=False)}")
     for one in found:
         if one.state == "lost" and not one.pids:
             forget(shelf.running, one)
@@ -49,7 +57,6 @@ def command(store: Path | None, as_json: bool) -> None:
 
 def _row(one: DeploymentStatus) -> tuple[str, ...]:
     figures, record = one.figures, one.record
-    deployment = one.deployment
     busy = f"{figures.running} running" if figures.running is not None else "-"
     total = "" if figures.requests is None else f", {figures.requests} in all"
     return (
@@ -59,17 +66,27 @@ def _row(one: DeploymentStatus) -> tuple[str, ...]:
         ", ".join(f"{kind} {count}" for kind, count in record.restarts.items() if count) or "0",
         busy + total,
         "-" if figures.kv_used is None else f"{figures.kv_used:.0%}",
-        "-" if deployment is None else deployment.digest[:12],
-        "-" if deployment is None else f"{deployment.entry_model} ({deployment.runtime})",
-        "-" if not one.alive else _addresses(one),
     )
 
 
-def _addresses(one: DeploymentStatus) -> str:
+def _details(one: DeploymentStatus, store: Store) -> Iterator[tuple[str, str]]:
+    """Title and text of each line below a deployment's row."""
     record = one.record
-    http = f", HTTP {_bare(record.http_url)}" if record.http_url else ""
-    triton = f"gRPC {record.grpc_url}{http}, metrics {_bare(record.metrics_url)}"
-    return f"{record.gateway_url}/v1, {triton}" if record.gateway_url else triton
+    if one.reason:
+        yield "reason", one.reason
+    package = record.deployment.parent
+    made = one.deployment
+    model = "" if made is None else f", model {made.entry_model} ({made.runtime})"
+    # In the store by the name that `pipeline store ls` prints.
+    yield "package", (package.name if package.parent == store.artifacts else short_path(package)) + model
+    if record.recipe:
+        sets = (word for override in record.overrides for word in ("--set", override))
+        yield "recipe", shlex.join((record.recipe[0], *sets))
+    if one.alive:
+        if record.gateway_url:
+            yield "OpenAI", f"{record.gateway_url}/v1"
+        http = f", HTTP {_bare(record.http_url)}" if record.http_url else ""
+        yield "Triton", f"gRPC {record.grpc_url}{http}, metrics {_bare(record.metrics_url)}"
 
 
 def _bare(url: str) -> str:

@@ -13,7 +13,7 @@ import click
 from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
 from pipeline.errors import Fault, InvalidInput, PipelineError
-from pipeline.recipe import find_recipe, load_recipe, packaged
+from pipeline.recipe import find_recipe, packaged
 from pipeline.recipe.catalog import SCHEMA_FILE, copy_recipe, entries, schema_is_current, schema_text
 from pipeline.recipe.yaml_reader import dump_yaml
 
@@ -156,10 +156,10 @@ class _Verdict:
 
 
 def _check_recipe(recipe: str, overrides: Sequence[str]) -> _Verdict:
-    from pipeline.prepare import check_recipe
+    from pipeline.prepare import check_recipe_file
 
     try:
-        return _Verdict(findings=check_recipe(load_recipe(recipe, overrides)))
+        return _Verdict(findings=check_recipe_file(recipe, overrides))
     except InvalidInput as error:
         return _Verdict(error)
 

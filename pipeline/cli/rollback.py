@@ -45,7 +45,7 @@ def command(
     from pipeline.store import Store
 
     shelf = Store.at(store)
-    name, server, _ = find_running(recipe, (), shelf)
+    name, server = find_running(recipe, (), shelf)
     if server.previous is None:
         raise UserError(f"{name}: no other package was served before, so there is none to go back to")
     exchange(

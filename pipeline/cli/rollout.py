@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +78,12 @@ def command(
     Triton's ports change, except with --in-place: clients go by name, and the gateway keeps its address. Where two do
     not fit in memory, this is refused beforehand.
 
+    Values of --set last: a rollout by NAME applies those that the deployment is served with again, and says so. The
+    same key given anew replaces the value, and a rollout by the path of the recipe's file drops them all.
+
     \b
     pipeline rollout tiny-cpu --build
-    pipeline rollout tiny-cpu --set quantization.format=none --build
+    pipeline rollout tiny-cpu --set quantization.format=int4_awq --build
     pipeline rollout tiny-cpu --package /models/tiny-cpu-2 --dry-run
     """
     from pipeline.cli.serving import choose_package
@@ -90,13 +92,12 @@ def command(
     if package is not None and (build or overrides):
         raise click.UsageError("--package takes a package as it is: leave out --build and --set")
     shelf = Store.at(store)
-    name, server, found = find_running(recipe, overrides, shelf)
-    words, settings = server.recipe, server.settings
+    name, server = find_running(recipe, overrides, shelf)
+    words, settings, found = server.recipe, server.settings, None
     if package is not None:
-        package, found = package.resolve(), None
-    elif found is None:
-        raise click.UsageError(f"{name} was served from a package alone: name a RECIPE, or --package")
+        package = package.resolve()
     else:
+        found = next_recipe(recipe, name, server, overrides)
         values = {"package": None, "build": build, "offline": offline, "allowed": allowed}
         chosen = choose_package(
             str(found.provenance.file), found.provenance.overrides, shelf, values, reporter(silent=as_json)
@@ -162,6 +163,7 @@ def exchange(
             "name": name,
             "from": str(server.deployment.parent),
             "to": str(package),
+            "recipe": shlex.join(words) or None,
             "in_place": in_place,
             "memory": None if beside is None else str(beside),
             "golden_questions": len(golden.questions) if golden and not skip_golden else 0,
@@ -192,18 +194,13 @@ def exchange(
         print_json(result)
 
 
-def find_running(
-    word: str, overrides: Sequence[str], store: Store
-) -> tuple[str, RunningServer, Recipe | None]:
-    """Find a deployment that runs, and the recipe that its next package is made from.
+def find_running(word: str, overrides: Sequence[str], store: Store) -> tuple[str, RunningServer]:
+    """Find a deployment that runs, and return its name and its record.
 
     Args:
         word: name of the deployment, or name or file of its recipe.
-        overrides: values of `--set`, besides those that it is served with.
+        overrides: values of `--set`, which may name it.
         store: where it is announced.
-
-    Returns:
-        Its name, its record, and the recipe; None for a deployment that was served from a package alone.
 
     Raises:
         InvalidInput: there is no such recipe, or it has faults.
@@ -214,14 +211,58 @@ def find_running(
 
     server = None if "/" in word else RunningServer.find(store.running, word, states=SUPERVISED)
     if server is not None:
-        if not server.recipe:
-            return word, server, None
-        file, *words = server.recipe
-        given = [value for key, value in pairwise(words) if key == "--set"]
-        return word, server, load_recipe(file, (*given, *overrides))
+        return word, server
     recipe = load_recipe(word, overrides)
     server = RunningServer.find(store.running, recipe.name, states=SUPERVISED)
     if server is None:
         serve = shlex.join(("pipeline", "serve", *recipe.words, *store.words))
         raise ServerError(f"{recipe.name} is not running, so there is nothing to exchange; {serve}")
-    return recipe.name, server, recipe
+    return recipe.name, server
+
+
+def next_recipe(word: str, name: str, server: RunningServer, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe that the next package of a deployment is made from, and say what of `--set` is kept.
+
+    Args:
+        word: name of the deployment, or name or file of its recipe.
+        name: of the deployment.
+        server: its record.
+        overrides: values of `--set`: by its name, besides those that it is served with.
+
+    Raises:
+        InvalidInput: the recipe has faults.
+        UsageError: it was served from a package alone.
+    """
+    from pipeline.recipe import find_recipe, load_recipe
+
+    kept: list[str] = []
+    if word == name:
+        if not server.recipe:
+            raise click.UsageError(f"{name} was served from a package alone: name a RECIPE, or --package")
+        kept, word = _kept(server.overrides, overrides), server.recipe[0]
+    dropped = [one for one in server.overrides if one not in (*kept, *overrides)]
+    if kept:
+        note(f"applied again: {_sets(kept)}")
+        note(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(word).absolute()))}")
+    if dropped:
+        note(f"no longer applied: {_sets(dropped)}")
+    return load_recipe(word, (*kept, *overrides))
+
+
+def _sets(overrides: Sequence[str]) -> str:
+    return shlex.join(word for one in overrides for word in ("--set", one))
+
+
+def _kept(earlier: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the earlier values of `--set` that no new one replaces.
+
+    >>> _kept(["limits.max_concurrency=4", "draft=null"], ["limits={max_concurrency: 8}"])
+    ['draft=null']
+    """
+    given = [override.partition("=")[0].strip() for override in overrides]
+
+    def replaced(override: str) -> bool:
+        key = override.partition("=")[0].strip()
+        return any(key == one or key.startswith(f"{one}.") for one in given)
+
+    return [override for override in earlier if not replaced(override)]

@@ -16,6 +16,8 @@ from pipeline.cli.options import allow_option, gpus_option
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from pipeline.progress import Progress
     from pipeline.recipe import Recipe
     from pipeline.serving.launch import ServeOptions, Target
@@ -287,9 +289,16 @@ def _use(package: Path, shelf: Store) -> bool:
 def stop_on_signals() -> threading.Event:
     """An event that SIGINT and SIGTERM set from now on; to be called when there is a server to stop.
 
-    Before, while a package is built, both signals end the command at once as they end `pipeline build`.
+    Before, while a package is built, both signals end the command at once as they end `pipeline build`. So does a
+    second SIGINT; what the command has started ends with it.
     """
     stop = threading.Event()
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     return stop

@@ -47,6 +47,7 @@ def command(
     \b
     pipeline stream tiny-cpu "How do I reset my password?"
     pipeline stream --url gpu-host:8001 --tokenizer ./tokenizer "How do I reset my password?"
+    pipeline stream --url http://gpu-host:8080/v1 "How do I reset my password?"
     """
     recipe, question = _read(words, with_url=options["url"] is not None)
     destination = find_destination(recipe, overrides, store, options)

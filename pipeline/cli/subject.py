@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.cli.options import store_option
+from pipeline.cli.options import api_key_option, is_http, store_option
 from pipeline.errors import Fault
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ _OPTIONS = (
         "--way", type=click.Choice(("gateway", "triton")),
         help="Through the deployment's gateway, or straight to Triton; by default through its gateway, if it has one.",
     ),
-    click.option(
-        "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
-        help="Of the gateway. In the environment it is not seen by others on this machine.",
-    ),
+    api_key_option,
     click.option(
         "--slo", "slo", multiple=True, metavar="KEY=MS",
         help="A target, such as ttft_p95_ms=500, instead of the recipe's. May be repeated.",
@@ -79,7 +76,7 @@ def subject_faults(name: str | None, options: dict[str, Any]) -> list[Fault]:
         faults += [
             Fault("goes with --url only", key=f"--{one}") for one in ("model", "tokenizer") if options[one]
         ]
-    elif _is_http(url):
+    elif is_http(url):
         faults += (
             [] if options["model"] else [Fault("is needed with the address of an OpenAI API", key="--model")]
         )
@@ -112,7 +109,7 @@ def find_subject(name: str | None, options: dict[str, Any]) -> Subject:
     targets, _ = read_slo(options["slo"])
     headers = {"Authorization": f"Bearer {options['api_key']}"} if options["api_key"] else {}
     if name is None:
-        url, http = options["url"], _is_http(options["url"])
+        url, http = options["url"], is_http(options["url"])
         return Subject(
             name=url,
             way="gateway" if http else "triton",
@@ -137,10 +134,6 @@ def find_subject(name: str | None, options: dict[str, Any]) -> Subject:
         recipe=found.recipe,
         store=store,
     )
-
-
-def _is_http(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
 
 
 def read_slo(given: tuple[str, ...]) -> tuple[dict[str, float], list[Fault]]:

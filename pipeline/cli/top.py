@@ -21,6 +21,8 @@ from pipeline.printable import json_text
 if TYPE_CHECKING:
     from pipeline.serving.status import LiveView
 
+_WIDTH = 160  # where the output is no terminal
+
 
 @click.command(name="top")
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_running)
@@ -71,14 +73,14 @@ def command(names: tuple[str, ...], store: Path | None, interval_s: float, once:
 
 
 def _print(view: LiveView, *, as_json: bool) -> None:
-    from pipeline.cli.output import print_rich
+    from pipeline.cli.output import output_width, print_rich
     from pipeline.cli.render.top import top_table
 
     found = view.look()
     if as_json:
         click.echo(json_text([one.as_json() for one in found]))
     elif found:
-        print_rich(top_table(found))
+        print_rich(top_table(found, output_width(_WIDTH)), width=_WIDTH)
     else:
         click.echo("nothing is running here; pipeline serve RECIPE starts a deployment")
 
@@ -93,7 +95,7 @@ def _show(view: LiveView, interval_s: float) -> None:
     console = Console(highlight=False)
     with _keys() as quits, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(top_table(view.look(), hint="q ends"), refresh=True)
+            live.update(top_table(view.look(), console.width, hint="q ends"), refresh=True)
             if quits(interval_s):
                 return
 

@@ -163,6 +163,8 @@ _CONNECTION_LOST = re.compile(
 _TOO_LONG = re.compile(r"\b(prompt|input)\b.{0,60}\b(exceeds?|too long|longer than)\b", re.IGNORECASE)
 # How a model's complaint about an input begins: "max_tokens = 0".
 _INPUT_VALUE = re.compile(r"[a-z_]+ = ")
+# What an engine calls the parameters that have another name in requests.
+_ENGINE_INPUTS = {"request_output_len": "max_tokens", "runtime_top_k": "top_k", "runtime_top_p": "top_p"}
 _CANCELLED = re.compile(r"\bcancell?ed\b", re.IGNORECASE)
 
 
@@ -227,7 +229,11 @@ def error_from_message(
         started: whether a part of the answer had come.
     """
     text = one_line(message)
-    subject, colon, _ = text.partition(": ")
+    subject, colon, rest = text.partition(": ")
+    engines, equals, value = subject.partition(" = ")
+    if equals and engines in _ENGINE_INPUTS:
+        subject = f"{_ENGINE_INPUTS[engines]} = {value}"
+        text = f"{subject}: {rest}"
     names_input = colon and (_INPUT_VALUE.match(subject) or subject in inputs)
     if _UNAVAILABLE.search(text) and not names_input:
         return lost(text, url=url, started=started)

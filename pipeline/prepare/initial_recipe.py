@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu as gpu_of
 from pipeline.contracts.releases import TRACKS, Track, releases
 from pipeline.errors import Fault, InvalidInput, UserError
@@ -184,7 +185,10 @@ class _Draft:
                 f"{source}: its sizes are not among those that are known, and the Hub is not asked: leave out --offline"
             )
         if probe.sizes is None:
-            raise UserError(f"{source} is a {probe.architecture}, whose sizes cannot be read")
+            classes = ", ".join(engine_memory.counted_classes())
+            raise UserError(
+                f"{source} is a {probe.architecture}, whose sizes cannot be read; supported are {classes}"
+            )
         self.sizes = probe.sizes
 
     def _revision(self, source: HubSource | LocalSource) -> dict[str, str]:

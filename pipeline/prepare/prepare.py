@@ -10,10 +10,11 @@ All I/O is in `pipeline.prepare.facts`; plan, rules and findings are those of `p
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.errors import UserError
+from pipeline.contracts.rules import rules
+from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.packages import Need, missing_text, wrong_python
 from pipeline.plan.plan import Plan, Step, make_plan
 from pipeline.plan.preflight import (
@@ -37,7 +38,10 @@ from pipeline.prepare.facts import (
 )
 from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.progress import Progress, Silent
-from pipeline.recipe import Recipe
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.loading import located
+from pipeline.recipe.repaired import load_repaired
+from pipeline.recipe.validators import Problem
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.sources import ResolvedSource
 from pipeline.store import Artifact, Store
@@ -183,8 +187,63 @@ def plan_build(
     return Prepared(plan, inputs.sources, found, emitted, allowed)
 
 
+def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Load a recipe and judge it without download and store: what `pipeline recipes validate` prints.
+
+    Args:
+        path_or_name: a file, or the name of a packaged recipe.
+        overrides: values of `--set`.
+
+    Returns:
+        Warnings and notes.
+
+    Raises:
+        InvalidInput: with all faults of the file, and all findings that are about none of them.
+    """
+    try:
+        recipe = load_recipe(path_or_name, overrides)
+    except InvalidInput as error:
+        behind = [
+            fault if fault.where == "--set" else replace(fault, where=error.subject)
+            for fault in _behind(path_or_name, overrides)
+        ]
+        faults = sorted((*error.faults, *behind), key=lambda one: (one.where == "--set", one.line or 0))
+        raise InvalidInput(error.subject, faults, error.more) from None
+    return check_recipe(recipe)
+
+
+def _behind(path_or_name: str, overrides: Sequence[str]) -> list[Fault]:
+    """What would refuse a recipe once its faults are mended."""
+    repaired = load_repaired(path_or_name, overrides)
+    if repaired is None:
+        return []
+    recipe, replaced = repaired
+    stopping = [
+        finding
+        for finding in with_folder_problems(read_recipe_facts(recipe)).findings()
+        if finding.stops and not _concerns(finding, replaced)
+    ]
+    return located(recipe, [Problem(one.keys, one.problem, one.fix, one.rule) for one in stopping])
+
+
+def _concerns(finding: Finding, replaced: Collection[str]) -> bool:
+    """Whether a finding may be about values that were replaced."""
+    rule = next(one for one in rules() if one.id == finding.rule)
+    read = {*finding.keys, *rule.fields}
+    if rule.group != "sourcing":
+        # Which release and which runtime decide on all rules; sums of memory and tokens have many terms.
+        read |= {"runtime.kind", "runtime.version"}
+    if rule.group in ("budgets", "memory"):
+        read |= {"limits", "kv_cache", "draft", "quantization", "runtime"}
+    return any(
+        one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+        for one in read
+        for other in replaced
+    )
+
+
 def check_recipe(recipe: Recipe) -> tuple[Finding, ...]:
-    """Judge a recipe without download and store: what `pipeline recipes validate` prints.
+    """Judge a recipe without download and store.
 
     Args:
         recipe: as it was loaded.

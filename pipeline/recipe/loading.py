@@ -42,14 +42,12 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     Raises:
         InvalidInput: with all faults (of more than 50, their number), each with its file and line, or `--set`.
     """
-    file = find_recipe(str(path_or_name))
-    document = read_document(_read(file), str(file))
+    file, document = overridden_document(path_or_name, overrides)
     if not document.is_mapping:
         raise InvalidInput(str(file), document.faults)
-    apply_overrides(document, overrides)
     faults, more = document.faults, 0
     try:
-        recipe = Recipe.model_validate(document.data, context=_context(file))
+        recipe = Recipe.model_validate(document.data, context=recipe_context(file))
     except ValidationError as error:
         found, more = faults_of(error, document, _MOST_FAULTS)
         faults = faults + found
@@ -58,6 +56,19 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
         faults = sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
         raise InvalidInput(str(file), faults[:_MOST_FAULTS], more + len(faults[_MOST_FAULTS:]))
     return recipe.read_from(RecipeProvenance(file.resolve(), tuple(overrides)))
+
+
+def overridden_document(path_or_name: str | Path, overrides: Sequence[str]) -> tuple[Path, Document]:
+    """Read a recipe's file, and override its values; the file, and what it says.
+
+    Raises:
+        InvalidInput: there is no such file, or it cannot be read.
+    """
+    file = find_recipe(str(path_or_name))
+    document = read_document(_read(file), str(file))
+    if document.is_mapping:
+        apply_overrides(document, overrides)
+    return file, document
 
 
 def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Recipe:
@@ -80,7 +91,7 @@ def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where:
     faults, more = document.faults, 0
     if not faults:
         try:
-            return Recipe.model_validate(document.data, context=_context(Path(where)))
+            return Recipe.model_validate(document.data, context=recipe_context(Path(where)))
         except ValidationError as error:
             faults, more = faults_of(error, document, _MOST_FAULTS)
     raise InvalidInput(where, faults, more)
@@ -107,7 +118,8 @@ def _golden_faults(document: Document, file: Path) -> list[Fault]:
     return faults
 
 
-def _context(file: Path) -> dict[str, object]:
+def recipe_context(file: Path) -> dict[str, object]:
+    """What validators of a recipe need to know besides its values."""
     datasets = sorted(path.stem for path in resources.folder("calibration").glob("*.yaml"))
     return {"folder": file.resolve().parent, "datasets": datasets}
 

@@ -3,6 +3,7 @@
     <store>/running/<recipe>.json   the fields of `RunningServer`; rewritten whenever one of them changes
                     <recipe>.lock   held by its supervisor, so that there is one
                     <recipe>.sock   where the supervisor takes commands (see `serving.control`)
+                    targets/<recipe>.json   where Triton's page of metrics is, for Prometheus (`file_sd_configs`)
             logs/<recipe>/          what Triton, the gateway and a detached supervisor print
 
 A file is only a hint: whoever wrote it may have been killed. `alive` therefore looks at the process. Of a supervisor
@@ -18,8 +19,10 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
+from urllib.parse import urlsplit
 
 from pipeline.errors import ServerError
 from pipeline.process_state import own_mark
@@ -175,6 +178,11 @@ class RunningServer:
             time.sleep(_POLL_S)
 
     @property
+    def overrides(self) -> tuple[str, ...]:
+        """Values of `--set` that the recipe's file is served with, those of rollouts included."""
+        return tuple(value for option, value in pairwise(self.recipe) if option == "--set")
+
+    @property
     def target(self) -> str:
         """gRPC target for this process: the socket if it may use it, which no other user can stand in for."""
         # The socket itself is gone while Triton is started again; its folder stays.
@@ -194,14 +202,9 @@ class RunningServer:
 
     def write(self, folder: Path, name: str) -> None:
         """Publish at once: a reader sees the old file or the new one, never half of it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{name}.{secrets.token_hex(4)}"
-        try:
-            draft.write_text(json.dumps(self.as_json(), indent=2) + "\n", "utf-8")
-            draft.replace(_file(folder, name))
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        _publish(_file(folder, name), self.as_json())
+        target = [{"targets": [urlsplit(self.metrics_url).netloc], "labels": {"deployment": name}}]
+        _publish(metrics_targets(folder, name), target)
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
@@ -209,7 +212,10 @@ class RunningServer:
         return {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
 
     def remove(self, folder: Path, name: str) -> None:
-        """Take the record back, unless another server has replaced it."""
+        """Take the record back, unless another server has replaced it.
+
+        The file for Prometheus stays, so that it tells that the target is down.
+        """
         if self.read(folder, name) == self:
             _file(folder, name).unlink(missing_ok=True)
 
@@ -217,8 +223,33 @@ class RunningServer:
 _PATHS = ("deployment", "log", "gateway_log", "control", "previous")
 
 
+def metrics_targets(folder: Path, name: str) -> Path:
+    """Return the file that names Triton's page of metrics to Prometheus, also after a rollout has moved it.
+
+    Args:
+        folder: Where the records lie.
+        name: Of the recipe.
+    """
+    return folder / "targets" / f"{name}.json"
+
+
 def _file(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
+
+
+def _publish(file: Path, value: object) -> None:
+    """Replace a file by a JSON document at once; one that says the same stays as it is."""
+    text = json.dumps(value, indent=2) + "\n"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.stem}.{secrets.token_hex(4)}")
+    try:
+        if file.is_file() and file.read_text("utf-8") == text:
+            return
+        draft.write_text(text, "utf-8")
+        draft.replace(file)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _process_start(pid: int) -> float | None:

@@ -130,11 +130,12 @@ def test_validate_prints_all_faults_of_all_files(run: Run, bad: Path) -> None:
     assert done.out == "tiny-cpu: valid\n"
     missing = "is missing"
     lines = done.err.splitlines()
-    assert lines[0] == f"{bad}: 3 faults"
+    assert lines[0] == f"{bad}: 4 faults"
+    assert f"  {bad}:2: model.source = local:m: there is no such folder [source.files]" in lines
     assert f"  {bad}:3: limits.max_input_tokens = 0: must be 1 to 10000000" in lines
     assert f"  {bad}:3: limits.max_output_tokens: {missing} (1 to 1000000)" in lines
     assert f"  {bad}:3: limits.max_concurrency: {missing} (1 to 8192)" in lines
-    assert lines[4] == "nosuch: 1 fault"
+    assert lines[5] == "nosuch: 1 fault"
 
 
 def test_validate_json(run: Run, bad: Path) -> None:
@@ -144,7 +145,8 @@ def test_validate_json(run: Run, bad: Path) -> None:
     good, wrong = done.json
     assert good == {"recipe": "tiny-cpu", "valid": True, "faults": [], "findings": []}
     assert wrong["valid"] is False
-    assert wrong["faults"][0] == {
+    assert [one["rule"] for one in wrong["faults"]] == ["source.files", "", "", ""]
+    assert wrong["faults"][1] == {
         "where": str(bad), "line": 3, "key": "limits.max_input_tokens", "value": "0",
         "problem": "must be 1 to 10000000", "fix": "", "rule": "",
     }  # fmt: skip
@@ -298,4 +300,6 @@ def test_as_a_process(bad: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("bad.yaml: 3 faults\n  bad.yaml:3: limits.max_")
+    assert done.stderr.startswith(
+        "bad.yaml: 4 faults\n  bad.yaml:2: model.source = local:m: there is no such folder [source.files]\n"
+    )

@@ -155,8 +155,8 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--max-tokens", "0"), 2, "max_tokens = 0: must be at least 1"),
-        (("--temperature", "-1"), 2, "temperature = -1.0: must be at least 0"),
+        (("--max-tokens", "0"), 2, "--max-tokens = 0: must be at least 1"),
+        (("--temperature", "-1"), 2, "--temperature = -1.0: must be at least 0"),
         (("--model", "nope"), 1, "Request for unknown model: 'nope' is not found"),
     ],
 )

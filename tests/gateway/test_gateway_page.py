@@ -130,7 +130,23 @@ def test_an_error_keeps_the_question_and_offers_a_retry(page: Page, start: Start
     assert prompts(running)[0] == prompts(running)[1]
 
 
-def test_a_missing_key_is_asked_for(page: Page, start: Start) -> None:
+def test_the_page_begins_with_its_model_and_questions_to_try(page: Page, start: Start) -> None:
+    running = start(Reply(["a"]), aliases=("small",))
+    page.load(running.url)
+    page.click("#clear")
+    page.wait_for("document.querySelector('#start b')?.textContent === 'tiny'")
+    page.value("document.querySelector('#model').value = 'small'")
+    page.value("document.querySelector('#model').dispatchEvent(new Event('change'))")
+    assert page.text("#start b") == "small"
+    assert page.value("document.querySelectorAll('#start button').length") == 3
+    page.click("#start button")
+    page.wait_for(f"{IDLE} && document.querySelectorAll('.assistant .note').length === 1")
+    assert page.text(".user") == "How do I reset my password?"
+    assert page.value("document.querySelector('#start')") is None
+    assert prompts(running) == ["user: How do I reset my password?\n"]
+
+
+def test_missing_key_is_asked_for(page: Page, start: Start) -> None:
     tenant = Tenants({sha256(b"secret").hexdigest(): Tenant("a", TenantLimits())})
     running = start(Reply(["a"]), tenants=tenant)
     page.load(running.url)

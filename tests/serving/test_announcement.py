@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from pipeline.serving.announcement import Announcement
 from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.supervisor import Keeper
-from pipeline.triton.running import SUPERVISED, RunningServer
+from pipeline.triton.running import SUPERVISED, RunningServer, metrics_targets
 
 
 class Server:
@@ -77,6 +78,15 @@ def test_a_record_that_could_not_be_brought_up_to_date_is_taken_away_all_the_sam
     assert before != announcement.record
     announcement.withdraw()
     assert RunningServer.read(folder, "tiny") is None
+
+
+def test_an_exchange_moves_the_target_that_prometheus_reads(tmp_path: Path) -> None:
+    announcement = announced(tmp_path)
+    announcement.claim(Silent())
+    announcement.exchange("tensorrt_llm_bls", metrics_url="http://127.0.0.1:9002/metrics")
+    (target,) = json.loads(metrics_targets(tmp_path, "tiny").read_text())
+    assert target["targets"] == ["127.0.0.1:9002"]
+    announcement.withdraw()
 
 
 def test_a_recipe_is_claimed_by_one_supervisor(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,10 @@ from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files, rule_files
 from pipeline.serving.monitoring.alerts import alerts_of, target_down
 from pipeline.serving.monitoring.rule_files import recording_rules
+from pipeline.serving.ports import Ports
+from pipeline.triton.running import RunningServer
 from tests.support.servers import Unavailable, prometheus_program, promtool
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = (
@@ -130,10 +136,8 @@ def test_the_command_writes_what_prometheus_scrapes(tmp_path: Path) -> None:
     config: Any = yaml.safe_load((folder / "prometheus.yml").read_text())
     gateway, triton = config["scrape_configs"]
     assert gateway["static_configs"] == [{"targets": ["c:3"]}]
-    assert triton["static_configs"] == [
-        {"targets": ["a:1", "b:2"], "labels": {"deployment": "tiny-cpu"}},
-        {"targets": ["127.0.0.1:8002"], "labels": {"deployment": "llama-3.1-8b-fp8"}},
-    ]
+    assert triton["static_configs"] == [{"targets": ["a:1", "b:2"], "labels": {"deployment": "tiny-cpu"}}]
+    assert triton["file_sd_configs"] == [{"files": [str(tmp_path / "running/targets/llama-3.1-8b-fp8.json")]}]
     assert sorted(path.name for path in folder.iterdir()) == [
         "alerts.yaml", "alerts_test.yaml", "dashboard.json", "prometheus.yml",
     ]  # fmt: skip
@@ -171,6 +175,58 @@ def test_promtool_finds_no_fault_and_every_alert_fires(chosen: Any, tmp_path: Pa
         assert promtool(*words, folder=tmp_path)[0] == 0
     status, said = promtool("test", "rules", "alerts_test.yaml", folder=tmp_path)
     assert status == 0, said
+
+
+@pytest.mark.servers
+@pytest.mark.usefixtures("prometheus")
+def test_prometheus_follows_the_target_of_a_deployment_that_moves(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert run(tmp_path, "tiny-cpu", "--output", str(folder)).exit_code == 0
+    record = RunningServer.of(Server(), tmp_path)
+    record.write(tmp_path / "running", "tiny-cpu")
+    status, said = promtool("check", "config", "prometheus.yml", folder=folder)
+    assert status == 0, said
+    with watching(prometheus_program("prometheus"), folder) as targets:
+        wait_for(lambda: targets() == {"127.0.0.1:8002"}, "the first target")
+        moved = replace(record, metrics_url="http://127.0.0.1:9002/metrics")
+        moved.write(tmp_path / "running", "tiny-cpu")
+        wait_for(lambda: targets() == {"127.0.0.1:9002"}, "the target after a rollout")
+
+
+@contextmanager
+def watching(program: Path, folder: Path) -> Iterator[Callable[[], set[str]]]:
+    """Run Prometheus with the files of a folder; what reads the targets of its job `triton`."""
+    address = f"127.0.0.1:{Ports.free().metrics}"
+    words = [
+        "--config.file",
+        "prometheus.yml",
+        "--storage.tsdb.path",
+        "data",
+        "--web.listen-address",
+        address,
+    ]
+
+    def targets() -> set[str]:
+        try:
+            with urllib.request.urlopen(f"http://{address}/api/v1/targets", timeout=10) as answer:
+                active = json.load(answer)["data"]["activeTargets"]
+        except OSError:
+            return set()
+        return {one["labels"]["instance"] for one in active if one["labels"]["job"] == "triton"}
+
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, *words], cwd=folder, stdout=log, stderr=log)
+        try:
+            yield targets
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Server:
+    grpc_url, grpc_socket = "127.0.0.1:8001", ""
+    http_url = "http://127.0.0.1:8000"
+    metrics_url = "http://127.0.0.1:8002/metrics"
 
 
 @pytest.mark.servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.serving.serve import serve
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.running import RunningServer
+from pipeline.triton.running import RunningServer, metrics_targets
 from tests.support.waiting import wait_for
 
 QUESTION = "Is there any warranty on the headset?"
@@ -137,6 +138,10 @@ def test_exchanged_under_load_and_back(package: Path, tmp_path: Path) -> None:
         assert record is not None
         assert (record.deployment.parent, record.previous) == (better, package)
         assert (record.state, record.grpc_url) == ("ready", result["grpc_url"])
+        (target,) = json.loads(metrics_targets(folder, "support").read_text())
+        assert before is not None
+        assert before.metrics_url != record.metrics_url
+        assert f"http://{target['targets'][0]}/metrics" == record.metrics_url
         with pytest.raises(UserError, match=r"is served from .* already"):
             ask(control, "rollout", name="support", package=str(better))
         assert ask(control, "rollback", name="support")["package"] == str(package)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ServerError
-from pipeline.triton.running import SUPERVISED, RunningServer
+from pipeline.triton.running import SUPERVISED, RunningServer, metrics_targets
 
 
 class Server:
@@ -29,7 +29,7 @@ def test_written_read_removed(tmp_path: Path) -> None:
     record = RunningServer.of(Server(), tmp_path / "package")
     record.write(folder, "tiny")
     assert RunningServer.find(folder, "tiny") == record
-    assert [path.name for path in folder.iterdir()] == ["tiny.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["targets", "tiny.json"]
     assert json.loads((folder / "tiny.json").read_text()) == {
         "pid": os.getpid(),
         "grpc_url": "127.0.0.1:8001",
@@ -56,6 +56,23 @@ def test_written_read_removed(tmp_path: Path) -> None:
     record.remove(folder, "tiny")
     record.remove(folder, "tiny")
     assert RunningServer.find(folder, "tiny") is None
+
+
+def test_prometheus_is_told_where_metrics_are_also_when_that_changes(tmp_path: Path) -> None:
+    """A list of targets, as `file_sd_configs` reads them; it stays when the deployment ends."""
+    record = RunningServer.of(Server(), tmp_path)
+    record.write(tmp_path, "tiny")
+    file = metrics_targets(tmp_path, "tiny")
+    assert json.loads(file.read_text()) == [{"targets": ["127.0.0.1:8002"], "labels": {"deployment": "tiny"}}]
+    before = file.stat().st_ino
+    replace(record, state="unready").write(tmp_path, "tiny")
+    assert file.stat().st_ino == before, "Prometheus reads it again only where it says something else"
+    moved = replace(record, metrics_url="http://127.0.0.1:9002/metrics")
+    moved.write(tmp_path, "tiny")
+    moved.remove(tmp_path, "tiny")
+    assert json.loads(file.read_text())[0]["targets"] == ["127.0.0.1:9002"]
+    assert [path.name for path in file.parent.iterdir()] == ["tiny.json"]
+    assert RunningServer.all(tmp_path) == {}
 
 
 def test_all_fields_come_back(tmp_path: Path) -> None:

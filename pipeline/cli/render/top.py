@@ -1,4 +1,4 @@
-"""The table of `pipeline top`."""
+"""The table of `pipeline top`; several below each other where the terminal is too narrow for one."""
 
 from __future__ import annotations
 
@@ -16,41 +16,69 @@ from pipeline.store import human_bytes
 
 _COLORS = {"ready": "green", "failed": "red", "unready": "red", "failing": "red", "lost": "red"}
 _LEFT = ("deployment", "state")
+_PADDING = 1  # on both sides of a cell
 _COLUMNS = (
     *_LEFT, "up", "run/wait/stall", "tok/s", "TTFT p50/p95", "ITL p50/p95", "KV", "hits", "requests", "restarts",
     "memory",
 )  # fmt: skip
 
 
-def top_table(deployments: Sequence[DeploymentStatus], hint: str = "") -> Group:
+def top_table(deployments: Sequence[DeploymentStatus], width: int, hint: str = "") -> Group:
     """Make the table; latencies in milliseconds.
 
     Args:
         deployments: one row each; below are the reasons why some are not ready.
+        width: columns of the terminal. What does not fit goes into a further table, each with the names in front.
         hint: written below.
     """
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
-    for one in deployments:
-        figures = one.figures
-        table.add_row(
-            one.name,
-            f"[{_COLORS.get(one.state, 'yellow')}]{one.state}[/]",
-            "-" if one.uptime_s is None else duration(one.uptime_s),
-            "/".join(map(_number, (figures.running, figures.waiting, figures.stalled))),
-            _number(figures.tokens_per_s),
-            "/".join(map(_ms, (figures.ttft_p50_ms, figures.ttft_p95_ms))),
-            "/".join(map(_ms, (figures.itl_p50_ms, figures.itl_p95_ms))),
-            _share(figures.kv_used),
-            _share(figures.cache_hits),
-            _number(figures.requests),
-            str(sum(one.record.restarts.values())),
-            "-" if one.memory_bytes is None else human_bytes(one.memory_bytes),
-        )
+    rows = [_cells(one) for one in deployments]
+    tables = [_table(chosen, deployments, rows) for chosen in _split(rows, width)]
     reasons = [f"{one.name}: {one.reason}" for one in deployments if one.reason]
     lines = [Text(printable(line, lines=False)) for line in reasons]
-    return Group(table, *lines, *([Text(hint, "dim")] if hint else []))
+    return Group(*tables, *lines, *([Text(hint, "dim")] if hint else []))
+
+
+def _cells(one: DeploymentStatus) -> tuple[str, ...]:
+    figures = one.figures
+    return (
+        one.name,
+        one.state,
+        "-" if one.uptime_s is None else duration(one.uptime_s),
+        "/".join(map(_number, (figures.running, figures.waiting, figures.stalled))),
+        _number(figures.tokens_per_s),
+        "/".join(map(_ms, (figures.ttft_p50_ms, figures.ttft_p95_ms))),
+        "/".join(map(_ms, (figures.itl_p50_ms, figures.itl_p95_ms))),
+        _share(figures.kv_used),
+        _share(figures.cache_hits),
+        _number(figures.requests),
+        str(sum(one.record.restarts.values())),
+        "-" if one.memory_bytes is None else human_bytes(one.memory_bytes),
+    )
+
+
+def _split(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Return the columns of each table, by their numbers; the name is in front of each."""
+    # With the line between two columns, and the one at the left edge.
+    widths = [max(map(len, column)) + 2 * _PADDING + 1 for column in zip(_COLUMNS, *rows, strict=True)]
+    tables = [[0]]
+    for number in range(1, len(_COLUMNS)):
+        if len(tables[-1]) > 1 and 1 + sum(widths[one] for one in (*tables[-1], number)) > width:
+            tables.append([0])
+        tables[-1].append(number)
+    return tables
+
+
+def _table(
+    chosen: Sequence[int], deployments: Sequence[DeploymentStatus], rows: Sequence[Sequence[str]]
+) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, _PADDING))
+    for number in chosen:
+        column = _COLUMNS[number]
+        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
+    for one, row in zip(deployments, rows, strict=True):
+        color = {"state": _COLORS.get(one.state, "yellow")}
+        table.add_row(*(Text(row[number], color.get(_COLUMNS[number], "")) for number in chosen))
+    return table
 
 
 def _number(value: float | None) -> str:

@@ -109,8 +109,15 @@ class WorkerPool:
     async def _run(self, metrics: Path) -> None:
         self._stopping, self._all_listen = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+
+        def interrupted() -> None:
+            self._stopping.set()
+            # A second Ctrl-C ends this process at once, and the workers with it.
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        loop.add_signal_handler(signal.SIGINT, interrupted)
         keepers = [asyncio.create_task(self._keep(number, metrics)) for number in range(self._count)]
         watching = asyncio.create_task(self._watch())
         await self._stopping.wait()

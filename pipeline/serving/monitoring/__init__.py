@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,12 +35,13 @@ class WatchedDeployment:
     Attributes:
         recipe: of the deployment.
         gateways: host:port of each gateway in front of it.
-        tritons: host:port of the metrics of each Triton server that runs it.
+        tritons: host:port of the metrics of each Triton server that runs it; or the file in which `pipeline serve` and
+            `pipeline rollout` keep that of this machine.
     """
 
     recipe: Recipe
     gateways: tuple[str, ...]
-    tritons: tuple[str, ...]
+    tritons: tuple[str, ...] | Path
 
 
 def monitoring_files(
@@ -71,13 +73,22 @@ def monitoring_files(
 def _scrape_config(watched: Sequence[WatchedDeployment], pace: Pace) -> dict[str, Any]:
     interval = Pace()(max(1, round(_SCRAPE_S / pace.speedup)))
     gateways = sorted({address for one in watched for address in one.gateways})
-    tritons = [{"targets": list(one.tritons), "labels": {"deployment": one.recipe.name}} for one in watched]
+    here = [str(one.tritons) for one in watched if isinstance(one.tritons, Path)]
+    tritons = [
+        {"targets": list(one.tritons), "labels": {"deployment": one.recipe.name}}
+        for one in watched
+        if not isinstance(one.tritons, Path)
+    ]
     return {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": [ALERTS],
         "scrape_configs": [
             {"job_name": GATEWAY_JOB, "static_configs": [{"targets": gateways}]},
-            {"job_name": TRITON_JOB, "static_configs": tritons},
+            {
+                "job_name": TRITON_JOB,
+                **({"file_sd_configs": [{"files": here}]} if here else {}),
+                **({"static_configs": tritons} if tritons else {}),
+            },
         ],
     }
 

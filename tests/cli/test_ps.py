@@ -1,0 +1,110 @@
+"""`pipeline ps` and `pipeline top` before records, on terminals of several widths."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.cli.main import cli
+from pipeline.store import Store
+from pipeline.triton.deployment import LaunchSpec
+from pipeline.triton.running import RunningServer
+from tests.support.deployments import gpu_deployment
+
+ARTIFACT = "package-42e451333aac24b05b44"
+OTHER = "/srv/packages/of-another-machine/with-a-long-name"
+ADDRESSES = (
+    "http://127.0.0.1:18080/v1",
+    "gRPC 127.0.0.1:18001",
+    "HTTP 127.0.0.1:18000",
+    "metrics 127.0.0.1:9",
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """`chat` is served from the store with values of `--set`, `own` from a package elsewhere; no page answers."""
+    shelf = Store.at(tmp_path)
+    package = shelf.artifacts / ARTIFACT
+    package.mkdir(parents=True)
+    gpu_deployment(LaunchSpec(mode="single", engine_models=("tensorrt_llm",), weights_gib=1)).save(package)
+    record = RunningServer(
+        pid=os.getpid(),
+        grpc_url="127.0.0.1:18001",
+        http_url="http://127.0.0.1:18000",
+        metrics_url="http://127.0.0.1:9/metrics",
+        gateway_url="http://127.0.0.1:18080",
+        deployment=package / "deployment.json",
+        started=datetime.now(UTC).isoformat(),
+        state="unready",
+        reason="a check by inference got no answer within three seconds, and before that one took two of them",
+        recipe=("/srv/chat.yaml", "--set", "limits.max_concurrency=4", "--store", str(tmp_path)),
+    )
+    record.write(shelf.running, "chat")
+    replace(record, deployment=Path(OTHER, "deployment.json"), recipe=()).write(shelf.running, "own")
+    return tmp_path
+
+
+def on_terminal(columns: int, *words: str) -> str:
+    """What a command prints on a terminal of a width."""
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli.main", *words],
+        stdin=inside, stdout=inside, stderr=inside, env=environment,
+    )  # fmt: skip
+    os.close(inside)
+    shown = bytearray()
+    try:
+        while part := os.read(terminal, 65536):
+            shown += part
+    except OSError:  # it has ended
+        pass
+    finally:
+        os.close(terminal)
+        assert process.wait(60) == 0, shown
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_width_takes_addresses_packages_and_values_from_ps(store: Path, columns: int) -> None:
+    shown = on_terminal(columns, "ps", "--store", str(store))
+    chat, own = shown.split("\nown ")
+    for part in (chat, own):
+        assert all(address in part for address in ADDRESSES)
+    assert f"package  {ARTIFACT}, model tensorrt_llm_bls (tensorrt)\n" in chat
+    assert "recipe   /srv/chat.yaml --set limits.max_concurrency=4\n" in chat
+    assert f"package  {OTHER}\n" in own
+    assert "recipe" not in own
+    assert "before that one took two of them" in chat
+
+
+def test_the_package_has_the_name_that_the_store_lists(store: Path) -> None:
+    shelf = Store.at(store)
+    shown = CliRunner().invoke(cli, ["ps", "--store", str(store)]).output
+    assert [path.name for path in shelf.artifacts.iterdir()] == [ARTIFACT]
+    assert ARTIFACT in shown
+    assert "0" * 12 not in shown, "the digest of its deployment.json names no artifact"
+
+
+@pytest.mark.parametrize(("columns", "tables"), [(60, 3), (80, 2), (200, 1)])
+def test_no_width_takes_columns_from_top(store: Path, columns: int, tables: int) -> None:
+    shown = on_terminal(columns, "top", "--store", str(store), "--interval", "0.1", "--once")
+    heads = [line.split() for line in shown.splitlines() if line.strip().startswith("deployment")]
+    assert len(heads) == tables
+    assert "…" not in shown.split("chat: ")[0]
+    titles = " ".join(word for head in heads for word in head if word != "deployment")
+    assert titles == (
+        "state up run/wait/stall tok/s TTFT p50/p95 ITL p50/p95 KV hits requests restarts memory"
+    )
+    table = shown.split("chat: ")[0]
+    assert [table.count(f" {name} ") for name in ("chat", "own")] == [tables, tables]
+    assert max(map(len, table.splitlines())) <= columns

@@ -1,0 +1,80 @@
+"""Which values of `--set` a rollout applies, before the record of a deployment that runs; nothing is exchanged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli.main import cli
+from pipeline.cli.rollout import find_running, next_recipe
+from pipeline.recipe.catalog import copy_recipe
+from pipeline.recipe.library import find_recipe
+from pipeline.store import Store
+from pipeline.triton.running import RunningServer
+from tests.cli.test_named import Addresses
+
+EARLIER = ("limits.max_concurrency=4", "limits.max_output_tokens=64")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return copy_recipe(find_recipe("tiny-cpu"), str(tmp_path / "chat.yaml"), force=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path, file: Path) -> Store:
+    """`tiny-cpu` runs, from a recipe's file with two values of `--set`."""
+    shelf = Store(tmp_path / "store")
+    words = (str(file), *(word for one in EARLIER for word in ("--set", one)), "--store", str(shelf.root))
+    record = RunningServer.of(Addresses(), tmp_path / "package", state="ready")
+    replace(record, recipe=words).write(shelf.running, "tiny-cpu")
+    return shelf
+
+
+def rollout(store: Store, *words: str) -> Result:
+    """It ends with what it lacks: the package is not built."""
+    done = CliRunner().invoke(cli, ["rollout", *words, "--store", str(store.root), "--offline"])
+    assert "is not built as its recipe says now" in str(done.exception)
+    return done
+
+
+def test_earlier_values_are_applied_again_and_said_to_be(store: Store, file: Path) -> None:
+    done = rollout(store, "tiny-cpu")
+    again = f"applied again: --set {EARLIER[0]} --set {EARLIER[1]}\n"
+    assert done.stderr.endswith(f"{again}to drop them: pipeline rollout {file}\n")
+    assert all(f"--set {one}" in str(done.exception) for one in EARLIER)
+
+
+def test_a_key_given_anew_replaces_its_value(store: Store) -> None:
+    done = rollout(store, "tiny-cpu", "--set", "limits.max_concurrency=2")
+    assert f"applied again: --set {EARLIER[1]}\n" in done.stderr
+    assert f"no longer applied: --set {EARLIER[0]}\n" in done.stderr
+    assert EARLIER[0] not in str(done.exception)
+    name, server = find_running("tiny-cpu", (), store)
+    recipe = next_recipe("tiny-cpu", name, server, ("limits.max_concurrency=2",))
+    assert recipe.provenance.overrides == (EARLIER[1], "limits.max_concurrency=2")
+
+
+def test_the_path_of_the_file_drops_them_all(store: Store, file: Path) -> None:
+    done = rollout(store, str(file))
+    assert "applied again" not in done.stderr
+    assert f"no longer applied: --set {EARLIER[0]} --set {EARLIER[1]}\n" in done.stderr
+    assert "--set" not in str(done.exception)
+
+
+def test_the_record_and_ps_show_them(store: Store, file: Path) -> None:
+    shown = CliRunner().invoke(cli, ["ps", "--store", str(store.root)]).output
+    assert f"recipe   {file} --set {EARLIER[0]} --set {EARLIER[1]}\n" in shown
+    (row,) = json.loads(CliRunner().invoke(cli, ["ps", "--json", "--store", str(store.root)]).output)
+    assert [one for one in row["recipe"] if "=" in one] == list(EARLIER)
+
+
+def test_an_earlier_value_that_is_at_fault_now_is_said_before_the_fault(store: Store, file: Path) -> None:
+    file.write_text(file.read_text().replace("max_draft_tokens: 4", "max_draft_tokens: 64"))
+    done = CliRunner().invoke(cli, ["rollout", "tiny-cpu", "--store", str(store.root)])
+    assert "must be less than limits.max_output_tokens, which is 64" in str(done.exception)
+    assert f"--set {EARLIER[1]}\n" in done.stderr

@@ -1,0 +1,111 @@
+"""`pipeline stream`, `chat` and `generate` before the gateway's OpenAI API, by its --url."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli.main import cli
+from pipeline.client.testing import Ending, Reply
+from pipeline.errors import ServerError, UserError
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.tenants import Tenants
+from tests.gateway.conftest import Running, Start
+
+
+def run(running: Running, verb: str, *words: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(cli, [verb, "--url", f"{running.url}/v1", *words], input=typed)
+
+
+def test_a_question_is_streamed_with_its_figures(start: Start) -> None:
+    running = start(Reply(["On ", "its ", "way."]))
+    done = run(running, "stream", "Where is my parcel?", "--max-tokens", "7", "--system", "Be brief.")
+    assert (done.exit_code, done.stdout) == (0, "On its way.\n")
+    assert done.stderr.startswith("TTFT ")
+    assert "3 tokens in " in done.stderr
+    assert "ended by stop" in done.stderr
+    (request,) = running.upstream.requests
+    assert request.prompt == "system: Be brief.\nuser: Where is my parcel?\n"
+    assert request.tensors["max_tokens"] == [7]
+
+
+def test_chunks_and_figures_for_scripts_and_a_prompt_without_template(start: Start) -> None:
+    running = start(Reply(["a", "b"]))
+    done = run(running, "stream", "--raw", "once upon", "--json", "--model", "tiny")
+    *chunks, end = map(json.loads, done.stdout.splitlines())
+    assert [one["index"] for one in chunks] == list(range(len(chunks)))
+    assert "".join(one["text"] for one in chunks) == "ab"
+    assert chunks[-1]["finish_reason"] == "stop"
+    assert end["request_id"].startswith("cmpl-")
+    assert end["stats"]["output_tokens"] == 2
+    assert running.upstream.requests[0].prompt == "once upon"
+
+
+def test_turns_of_a_chat_and_several_questions(start: Start) -> None:
+    running = start([Reply(["One."]), Reply(["Two."])])
+    done = run(running, "chat", typed="first\nsecond\n")
+    assert (done.exit_code, done.stdout) == (0, "One.\nTwo.\n")
+    assert running.upstream.requests[1].prompt == "user: first\nassistant: One.\nuser: second\n"
+    running = start(Reply(["yes"]))
+    done = run(running, "generate", "a", "b", "--json", "--no-stats")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["index"], row["text"], row["finish_reason"]) for row in rows] == [
+        (0, "yes", "stop"),
+        (1, "yes", "stop"),
+    ]
+
+
+def test_a_key_is_sent(start: Start) -> None:
+    running = start(tenants=Tenants({sha256(b"secret").hexdigest(): Tenant("a", TenantLimits())}))
+    refused = run(running, "stream", "Hi")
+    assert isinstance(refused.exception, UserError)
+    assert "HTTP 401: No API key provided" in str(refused.exception)
+    assert run(running, "stream", "Hi", "--api-key", "secret").stdout == "Hello world\n"
+
+
+def test_refusals_name_what_was_typed(start: Start) -> None:
+    running = start()
+    for words, said in (
+        (("--max-tokens", "100000"), "--max-tokens"),
+        (("--model", "other"), "The model `other` does not exist; there are: tiny"),
+    ):
+        refused = run(running, "stream", "Hi", *words)
+        assert said in str(refused.exception)
+        assert refused.exit_code == 1
+    usage = run(running, "stream", "Hi", "--tenant", "a", "--no-cache")
+    assert "--tenant, --no-cache: have no effect on an OpenAI API" in usage.output
+
+
+def test_an_answer_that_breaks_off_keeps_what_came_and_fails(start: Start) -> None:
+    running = start(Reply(["On ", "its"], ending=Ending.ERROR))
+    done = run(running, "stream", "Hi")
+    assert done.stdout == "On its\n"
+    assert isinstance(done.exception, ServerError)
+    assert "the model failed" in str(done.exception)
+
+
+def test_nobody_is_there() -> None:
+    done = CliRunner().invoke(cli, ["stream", "--url", "http://127.0.0.1:1/v1", "Hi"])
+    assert "no answer from http://127.0.0.1:1/v1: " in str(done.exception)
+    for wrong in ("http://", "http://a:b/v1"):
+        done = CliRunner().invoke(cli, ["stream", "--url", wrong, "Hi"])
+        assert "give http://host:port/v1" in str(done.exception)
+
+
+@pytest.mark.parametrize("ends", ["cancel", "close"])
+def test_a_stream_that_is_cancelled_ends_on_the_server_too(start: Start, ends: str) -> None:
+    from pipeline.client.errors import Cancelled
+    from pipeline.client.openai_api import OpenAIClient
+    from tests.support.waiting import wait_for
+
+    running = start(Reply(["a"], ending=Ending.HANG))
+    with OpenAIClient(running.url) as client, client.stream("Hi") as stream:
+        chunks = iter(stream)
+        assert next(chunks).text == "a"
+        getattr(stream if ends == "cancel" else client, ends)()
+        with pytest.raises(Cancelled):
+            next(chunks)
+    wait_for(lambda: running.upstream.requests[0].cancelled.is_set(), "the upstream saw the end")
