@@ -227,6 +227,8 @@ def _locate_package(
 
 def _locate(named: NamedDeployment, store: Store, urls: Sequence[str], wait_s: float) -> LocatedModel:
     recipe = named.recipe
+    if urls and named.as_served and named.server is not None:
+        return LocatedModel(recipe, named.server.deployment.parent, tuple(urls))
     if urls:
         prepared = prepare(recipe, store, offline=True)
         package = Builder(prepared, store, Silent()).finished().path
