@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from pipeline.cli.discovery import LocatedModel, _faults_of_aliases, locate_models
+from pipeline.cli.discovery import LocatedModel, _faults_of_aliases, load_served_model, locate_models
 from pipeline.errors import InvalidInput, UserError
+from pipeline.gateway.served_model import WaitLimits
 from pipeline.recipe import load_recipe
 from pipeline.store import Store
+from pipeline.triton.deployment import LaunchSpec
 from tests.cli.test_named import announced
+from tests.support.deployments import gpu_deployment
+from tests.support.models import make_tokenizer
 
 
 def test_a_name_of_two_models_is_refused() -> None:
@@ -40,3 +45,24 @@ def test_the_package_of_a_name_with_servers_elsewhere_is_that_which_is_served(tm
     file.write_text("name: tiny-cpu\nmodel: {source: 'local:nowhere'}\n")
     with pytest.raises(UserError):
         locate_models([str(file)], [], store, {"": ("host:8001",)})
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_a_deployment_is_served_with_reaches_the_gateway(tmp_path: Path, strict: bool) -> None:
+    """By the record of the server: names, and whether requests are held to the fields that are known."""
+    store, package = Store(tmp_path / "store"), tmp_path / "package"
+    deployment = gpu_deployment(LaunchSpec())
+    (package / deployment.tokenizer_dir).mkdir(parents=True)
+    make_tokenizer(package / deployment.tokenizer_dir)
+    deployment.save(package)
+    announced(store, "mine", package, f"serving={{strict: {str(strict).lower()}, aliases: [gpt]}}")
+
+    async def load() -> tuple[bool, tuple[str, ...]]:
+        (located,) = locate_models(["mine"], [], store, {})
+        model = load_served_model(located, store, waits=WaitLimits())
+        try:
+            return model.strict, model.names
+        finally:
+            await model.aclose()
+
+    assert asyncio.run(load()) == (strict, ("mine", "gpt"))
