@@ -240,6 +240,8 @@ def test_tools_of_the_server_are_left_out(tolerant: Running, strict: Running, ap
         assert re.search(rf"tool_choice: .*runs none of tools\.0 \({kind}\)", message(refused))
     required = {"type": "any"} if api == MESSAGES else "required"
     assert re.search(kind, message(ask(tolerant, api, {**alone, "tool_choice": required})))
+    unlike = {"type": "tool", "name": "other"} if api == MESSAGES else {"type": "function", "name": "other"}
+    assert "tool_choice: must be" in message(ask(tolerant, api, {**alone, "tool_choice": unlike}))
     assert f"tools.0.type: '{hosted['type']}' is not supported" in message(ask(strict, api, body))
 
 

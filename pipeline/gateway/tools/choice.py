@@ -72,19 +72,19 @@ def resolve_tools(
         if index not in hosted:
             names.setdefault(_name(tool, index), index)
     _check_callable(choice, tools, names, hosted)
-    if choice == "none" or not names:
+    if choice == "none":
         return RequestTools()
-    if template is not None and not takes_tools(template):
+    if names and template is not None and not takes_tools(template):
         text = "tools: the chat template of this model takes none, and its recipe adds none to the prompt (tool_prompt)"
         raise _refused(text, "tools")
     indices: Sequence[int] = [index for index in range(len(tools)) if index not in hosted]
     functions = [tools[index] for index in indices]
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         choice, indices = _allowed(choice, names, set(hosted.values()))
-        if not indices:
-            return RequestTools()
     elif choice not in ("auto", "required"):
         choice, indices = "named", [names[_chosen(choice, names)]]
+    if not indices:
+        return RequestTools()
     several = request.parallel_tool_calls
     offered = [tools[index] for index in indices] if choice != "named" else functions
     if choice == "auto":
