@@ -38,7 +38,7 @@ class LocatedModel:
     record: RunningServer | None = None  # of the server, where it was found by the name of its recipe
 
     def describe(self) -> dict[str, Any]:
-        """Describe what requests will meet: limits, chat, tool calls, cache, embeddings."""
+        """Describe what requests will meet: names, limits, chat, tool calls, cache, embeddings."""
         deployment = Deployment.load(self.package)
         template = load_chat_template(
             self.package / deployment.tokenizer_dir, tool_section=self.recipe.tool_prompt == "auto"
@@ -48,6 +48,7 @@ class LocatedModel:
         return {
             "model": self.recipe.name,
             "aliases": list(self.recipe.serving.aliases),
+            "strict": self.recipe.serving.strict,
             "endpoints": list(self.urls),
             "entry_model": deployment.entry_model,
             "deployment": deployment.digest,
@@ -91,7 +92,7 @@ def load_served_model(
         located.urls,
         cache=cache,
         waits=waits,
-        aliases=located.recipe.serving.aliases,
+        serving=located.recipe.serving,
         tool_section=located.recipe.tool_prompt == "auto",
         stall_s=5.0 if itl_ms is None else itl_ms / 100,
         spread=spread,
@@ -226,6 +227,8 @@ def _locate_package(
 
 def _locate(named: NamedDeployment, store: Store, urls: Sequence[str], wait_s: float) -> LocatedModel:
     recipe = named.recipe
+    if urls and named.as_served and named.server is not None:
+        return LocatedModel(recipe, named.server.deployment.parent, tuple(urls))
     if urls:
         prepared = prepare(recipe, store, offline=True)
         package = Builder(prepared, store, Silent()).finished().path

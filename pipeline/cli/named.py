@@ -31,11 +31,13 @@ class NamedDeployment:
         recipe: Of the deployment, with the overrides.
         server: Where it runs; None where it does not.
         words: What names it again on a command line, in any folder.
+        as_served: Whether the recipe is that of the server's record, not of a file, which may have changed since.
     """
 
     recipe: Recipe
     server: RunningServer | None
     words: tuple[str, ...]
+    as_served: bool = False
 
 
 def find_deployment(
@@ -73,7 +75,7 @@ def find_deployment(
         if server is not None:
             sets = (part for one in overrides for part in ("--set", one))
             return NamedDeployment(
-                served_recipe(word, server, overrides), server, (word, *sets, *store.words)
+                served_recipe(word, server, overrides), server, (word, *sets, *store.words), as_served=True
             )
         # A name that is no recipe may be that of a package which is about to be served.
         if is_recipe(word) or time.monotonic() >= deadline:

@@ -82,6 +82,7 @@ class RequestRecord:
     fields: dict[str, Any] = field(default_factory=dict)  # of the log line and the span
     attributes: dict[str, Any] = field(default_factory=dict)  # of the span only
     prompt_log: PromptLog | None = None  # if texts are wanted in the log
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of the response, besides its own
     # Headers of the response that say what the tenant may still ask, if it has limits.
     rate_limits: Callable[[], Iterable[tuple[bytes, bytes]]] | None = None
 
@@ -132,7 +133,7 @@ class AccessLog:
             nonlocal started, complete
             if message["type"] == "http.response.start":
                 started, record.status = True, message["status"]
-                message["headers"] = [*message.get("headers", ()), *own]
+                message["headers"] = [*message.get("headers", ()), *own, *record.headers]
                 if record.rate_limits is not None:
                     message["headers"] += record.rate_limits()
             await send(message)

@@ -5,8 +5,8 @@
     message_delta, message_stop, or error
 
 Written against anthropic-python 2.14 (`anthropic.types`). Texts, documents that are text, tools and their results are
-taken; thinking, which other servers give, is left out of what comes back. Pictures, other documents and tools that
-Anthropic runs are refused by name.
+taken; thinking, which other servers give, is left out of what comes back. Pictures and other documents are refused by
+name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeline.client import Cached, Chunk
 from pipeline.gateway.answer_items import AnswerItem, AnswerItems, ItemStep
@@ -29,26 +29,33 @@ from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.sse import encode_event, encode_text
 from pipeline.gateway.stop_sequences import StopSequenceCutter
+from pipeline.gateway.tolerance import OpenModel, Shape
 from pipeline.gateway.traces import Span
-from pipeline.gateway.translated_request import TranslatedRequest, unsupported
+from pipeline.gateway.translated_request import OF_CHATS_ALONE, TranslatedRequest, unsupported
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LEFT_OUT = ("thinking", "redacted_thinking")
 
 
-class OutputFormat(BaseModel):
+_TEXT_BLOCK = Shape(known={"type", "text"}, idle={"cache_control", "citations"})
+_BLOCK = Shape(
+    known={"type", "text", "id", "name", "input", "tool_use_id", "content"},
+    idle={"cache_control", "caller", "citations", "data", "is_error", "signature", "thinking"},
+    within={"content": _TEXT_BLOCK},
+)
+
+
+class OutputFormat(OpenModel):
     """Form of an answer."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(OpenModel):
     """How an answer is to be. The effort changes nothing here."""
 
-    model_config = ConfigDict(extra="forbid")
     effort: str | None = None
     format: OutputFormat | None = None
 
@@ -56,15 +63,36 @@ class OutputConfig(BaseModel):
 class CountTokensRequest(TranslatedRequest):
     """Body of POST /v1/messages/count_tokens."""
 
-    unsupported: ClassVar = {"container": (None,), "context_management": (None,), "mcp_servers": (None, [])}
-    ignored: ClassVar = frozenset({
+    refused: ClassVar = {
+        **OF_CHATS_ALONE, "container": (None,), "context_management": (None,), "mcp_servers": (None, []),
+    }  # fmt: skip
+    # They edit what is sent back anyway, or need tools that the server would have to run.
+    optional: ClassVar = frozenset({"container", "context_management", "mcp_servers"})
+    idle: ClassVar = frozenset({
         "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "thinking",
         "user_profile_id", "workspace_id",
     })  # fmt: skip
+    shapes: ClassVar = {
+        "system": _BLOCK,
+        "messages": Shape(known={"role", "content"}, within={"content": _BLOCK}),
+        "tools": Shape(
+            known={"type", "name", "description", "input_schema", "strict"},
+            idle={
+                "allowed_callers",
+                "cache_control",
+                "defer_loading",
+                "eager_input_streaming",
+                "input_examples",
+            },
+        ),
+        "tool_choice": Shape(known={"type", "name", "disable_parallel_tool_use"}),
+    }
+    function_types: ClassVar = (None, "custom")
     names: ClassVar = {
         "'max_tokens' or 'max_completion_tokens'": "max_tokens", "max_completion_tokens": "max_tokens",
         "response_format.json_schema": "output_config.format", "response_format": "output_config.format",
         ".function.parameters": ".input_schema", ".function.name": ".name",
+        '{"type": "function", "function": {"name": …}}': '{"name": …, "input_schema": {…}}',
     }  # fmt: skip
 
     messages: Messages
@@ -106,7 +134,7 @@ class CountTokensRequest(TranslatedRequest):
             messages=messages,
             stream=self.stream,
             max_completion_tokens=self.max_tokens,
-            tools=[_tool(tool, f"tools.{index}") for index, tool in enumerate(self.tools or ())] or None,
+            tools=[_tool(tool) for tool in self.tools or ()] or None,
             tool_choice=_choice(choice) if choice else None,
             **fields,
         )
@@ -312,12 +340,12 @@ def _result(
     return {"role": "tool", "tool_call_id": id, "name": names[id], "content": text}
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool as chats have it."""
-    if tool.get("type") not in (None, "custom"):
-        raise unsupported(
-            "tools", f"{where}.type: {str(tool['type'])[:64]!r} is not supported by this server"
-        )
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        # `resolve_tools` leaves it out, and refuses it where it must be called.
+        return {"type": kind, "name": tool.get("name")}
     fields = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
     function = {there: tool[here] for here, there in fields.items() if tool.get(here) is not None}
     return {"type": "function", "function": function}

@@ -97,7 +97,8 @@ class Generation:
         form = request.form(model.schema_faults)
         if tools.guide is not None:
             form = AnswerForm("json_schema", tools.guide, "tools")
-        check_output_limit(request, model.max_output_tokens)
+        if model.strict and (request.output_token_limit or 0) > model.max_output_tokens:
+            raise _too_many_tokens(request, model.max_output_tokens)
         model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
         return ModelInputs(render_prompts(request, self.contents, model, tools), tools, form)
 
@@ -116,6 +117,12 @@ class Generation:
         """Most tokens of each choice."""
         limit, most = self.request.output_token_limit, self.model.max_output_tokens
         return most if limit is None else max(1, min(limit, most))
+
+    @property
+    def clamped_to(self) -> int | None:
+        """Most tokens of each choice, if the request allows more than the engine gives; else None."""
+        asked, most = self.request.output_token_limit, self.model.max_output_tokens
+        return most if asked is not None and asked > most else None
 
     @property
     def choices(self) -> int:
@@ -285,24 +292,14 @@ class Generation:
         return sampling, {}
 
 
-def check_output_limit(request: GenerationRequest, most: int) -> None:
-    """Check that a request does not want longer answers than the engine gives.
-
-    Args:
-        request: of the client.
-        most: tokens that the engine generates.
-
-    Raises:
-        ApiError: 400, if it does; it begins with vLLM's words and goes on with OpenAI's.
-    """
+def _too_many_tokens(request: GenerationRequest, most: int) -> ApiError:
+    """Return the refusal of a limit that the engine does not reach: in vLLM's words, then in OpenAI's."""
     limit = request.output_token_limit
-    if limit is None or limit <= most:
-        return
     text = (
         f"'max_tokens' or 'max_completion_tokens' is too large: {limit}. This model supports at most {most} "
         f"completion tokens, whereas you provided {limit}."
     )
-    raise ApiError(400, text, param="max_tokens")
+    return ApiError(400, text, param="max_tokens")
 
 
 def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:

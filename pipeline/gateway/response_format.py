@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,23 +19,27 @@ from pipeline.client import Refused, Sampling
 from pipeline.gateway.bounds import Choices, check_guide, read_json
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
+from pipeline.gateway.tolerance import OpenModel
 
 _GUIDE = "guided_decoding_guide"  # the engine's refusals of a form begin with it
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(OpenModel):
     """A JSON schema that an answer must match."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
+    idle: ClassVar = frozenset({"description"})
+
     name: str = ""
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(OpenModel):
     """Form of an answer. OpenAI has text, json_object and json_schema; trtllm-serve 1.2 also json, regex and ebnf."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
+
     type: Literal["text", "json", "json_object", "json_schema", "regex", "ebnf"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -43,10 +47,18 @@ class ResponseFormat(BaseModel):
     ebnf: str | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(OpenModel):
     """Form of an answer, as vLLM takes it since 0.11."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
+    refused: ClassVar = {
+        "disable_additional_properties": (None, False),
+        "disable_any_whitespace": (None, False),
+        "structural_tag": (None,),
+        "whitespace_pattern": (None,),
+    }
+    idle: ClassVar = frozenset({"disable_fallback"})
+
     json_: str | dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None

@@ -1,22 +1,20 @@
 """Bodies of requests, as pydantic models of OpenAI's fields, and of those that vLLM and trtllm-serve have besides.
 
-Unknown fields are refused as OpenAI refuses them, and so is what no engine can do; fields that only mean something to
-OpenAI's own service are ignored. Of our own are `cache` (false: not looked up, not stored), and `ttl_s` (how long the
-answer may be served from the cache, at most as long as the recipe says). Nothing here knows the model: what its engine
-lacks is found in `served_model`.
+What becomes of unknown fields, of those that only mean something to OpenAI's own service, and of what no engine can do
+is in `pipeline.gateway.tolerance`; the fields are listed here. Of our own are `cache` (false: not looked up, not
+stored), and `ttl_s` (how long the answer may be served from the cache, at most as long as the recipe says). Nothing
+here knows the model: what its engine lacks is found in `served_model`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.gateway.bounds import (
-    MAX_FAULTS,
     MAX_PROMPTS,
-    MAX_SHOWN,
     Documents,
     Label,
     LogitBias,
@@ -28,14 +26,16 @@ from pipeline.gateway.bounds import (
 )
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.response_format import FormFields
+from pipeline.gateway.tolerance import OpenModel, Shape
 
-_IGNORED = (
+# Fields that change nothing here.
+_IDLE = frozenset({
     "guided_decoding_backend", "include_reasoning", "metadata", "prompt_cache_key", "prompt_cache_retention",
     "reasoning_effort", "request_id", "safety_identifier", "service_tier", "session_id",
     "spaces_between_special_tokens", "store", "user", "verbosity",
-)  # fmt: skip
-# Field -> values that ask for nothing; all others are refused.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+})  # fmt: skip
+# Field -> values that ask for nothing; all others are refused, but for those of `_OPTIONAL`.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (None,), "allowed_token_ids": (None, []), "audio": (None,), "cache_salt": (None,),
     "chat_template": (None,), "detokenize": (None, True), "disaggregated_params": (None,),
     "early_stopping": (None, False), "function_call": (None, "none"), "functions": (None, []),
@@ -48,6 +48,37 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "vllm_xargs": (None, {}),
     "web_search_options": (None,),
 }  # fmt: skip
+# They ask for speed, or for a search that the server would have to run.
+_OPTIONAL = frozenset({"prediction", "priority", "web_search_options"})
+_TEXT_PART = Shape(
+    known={"type", "text"}, idle={"annotations", "cache_control", "citations", "logprobs", "refusal"}
+)
+_TOOL_CALL = Shape(
+    known={"id", "type", "function"},
+    idle={"index"},
+    within={"function": Shape(known={"name", "arguments"}, for_template=True)},
+    for_template=True,
+)
+_MESSAGE = Shape(
+    known={"role", "content", "name", "tool_calls", "tool_call_id"},
+    idle={
+        "annotations",
+        "audio",
+        "cache_control",
+        "function_call",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+    },
+    within={"content": _TEXT_PART, "tool_calls": _TOOL_CALL},
+    for_template=True,
+)
+_FUNCTION = Shape(known={"name", "description", "parameters", "strict"}, for_template=True)
+_TOOL = Shape(known={"type", "function"}, idle={"cache_control"}, within={"function": _FUNCTION})
+_TOOL_CHOICE = Shape(
+    known={"type", "function", "allowed_tools"},
+    within={"function": Shape(known={"name"}), "allowed_tools": Shape(known={"mode", "tools"})},
+)
 _TEMPLATE_ARGUMENTS = {"messages", "self", "tools"}
 # Shows what `messages.read_messages` takes.
 MESSAGE_SCHEMA: dict[str, Any] = {
@@ -64,10 +95,10 @@ MESSAGE_SCHEMA: dict[str, Any] = {
 }
 
 
-class ModelRequest(BaseModel):
+class ModelRequest(OpenModel):
     """Body of a request that names a model."""
 
-    model_config = ConfigDict(extra="forbid", strict=False)
+    model_config = ConfigDict(strict=False)
 
     model: Label
 
@@ -77,39 +108,20 @@ class ModelRequest(BaseModel):
         return False
 
 
-class _Request(ModelRequest):
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        # Most requests have nothing else, and each microsecond here is one of the time to first token.
-        if given.keys() <= cls.model_fields.keys():
-            return given
-        unsupported = _UNSUPPORTED.keys() - cls.model_fields.keys()
-        for name in unsupported & given.keys():
-            if given[name] not in _UNSUPPORTED[name]:
-                raise _unsupported(name, f"{name} is not supported by this server")
-        ignored = {*_IGNORED, *unsupported} - cls.model_fields.keys()
-        kept = {name: value for name, value in given.items() if name not in ignored}
-        unknown = [name for name in kept if name not in cls.model_fields]
-        if unknown:
-            listed = ", ".join(name[:MAX_SHOWN] for name in unknown[:MAX_FAULTS])
-            raise ApiError(
-                400, f"Unrecognized request argument supplied: {listed}", param=unknown[0][:MAX_SHOWN]
-            )
-        return kept
-
-
-class StreamOptions(BaseModel):
+class StreamOptions(OpenModel):
     """What is streamed besides the answer."""
 
-    model_config = ConfigDict(extra="ignore")
+    idle: ClassVar = frozenset({"continuous_usage_stats", "include_obfuscation"})
+
     include_usage: bool = False
 
 
-class GenerationRequest(_Request, FormFields):
+class GenerationRequest(ModelRequest, FormFields):
     """Fields that chat and plain completions share."""
+
+    idle: ClassVar = _IDLE
+    refused: ClassVar = _REFUSED
+    optional: ClassVar = _OPTIONAL
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: LogitBias | None = None
@@ -225,6 +237,8 @@ class TemplateFields(BaseModel):
 class ChatRequest(GenerationRequest, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
+    shapes: ClassVar = {"messages": _MESSAGE, "tools": _TOOL, "tool_choice": _TOOL_CHOICE}
+
     messages: Messages = Field(json_schema_extra={"items": MESSAGE_SCHEMA})
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -336,8 +350,12 @@ def _unsupported(name: str, text: str) -> ApiError:
     return ApiError(400, text, param=name, code="unsupported_parameter")
 
 
-class EmbeddingRequest(_Request):
+class EmbeddingRequest(ModelRequest):
     """Body of POST /v1/embeddings."""
+
+    idle: ClassVar = _IDLE
+    refused: ClassVar = _REFUSED
+    optional: ClassVar = _OPTIONAL
 
     input: str | Annotated[list[Any], Field(min_length=1, max_length=256)]
     dimensions: int | None = None

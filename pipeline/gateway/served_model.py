@@ -35,6 +35,7 @@ from pipeline.gateway.text_processes import (
 )
 from pipeline.gateway.tokenizer import ModelTokenizer
 from pipeline.gateway.tools.prompt import load_chat_template
+from pipeline.recipe.sections import ServingPolicy
 from pipeline.triton.deployment import Deployment
 
 _MAX_SCHEMAS = 256  # whose faults are remembered
@@ -99,6 +100,9 @@ class ServedModel:
     max_output_tokens: int
     queue: ModelQueue
     aliases: tuple[str, ...] = ()  # further names that requests may have
+    strict: bool = (
+        False  # whether unknown fields and too large limits are refused; see `pipeline.gateway.tolerance`
+    )
     cache: ResponseCache | None = None
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it
@@ -136,7 +140,7 @@ class ServedModel:
         *,
         cache: ResponseCache | None,
         waits: WaitLimits,
-        aliases: tuple[str, ...] = (),
+        serving: ServingPolicy | None = None,
         tool_section: bool = False,
         stall_s: float = 5.0,
         spread: Spread = "affinity",
@@ -149,7 +153,7 @@ class ServedModel:
             urls: host:port of the gRPC of each Triton server that runs it, or dns:NAME:PORT for all of a name.
             cache: response cache; None generates every answer.
             waits: of its requests.
-            aliases: further names by which requests ask for it.
+            serving: of its recipe: further names, and what requests may hold; None: by default.
             tool_section: whether tools stand in a section of the prompt where the template takes none.
             stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
             spread: how requests are spread over several servers.
@@ -157,7 +161,7 @@ class ServedModel:
         Raises:
             UserError: its tokenizer cannot be read.
         """
-        deployment = Deployment.load(package)
+        deployment, serving = Deployment.load(package), serving or ServingPolicy()
         folder, limits = package / deployment.tokenizer_dir, deployment.limits
         try:
             prompt_limit = PromptLimit.from_tokenizer(folder, limits.max_input_tokens)
@@ -184,7 +188,8 @@ class ServedModel:
             queue=FairQueue(
                 limits.max_concurrency, max_waiting=waits.max_waiting, background=waits.batch_slots
             ),
-            aliases=aliases,
+            aliases=serving.aliases,
+            strict=serving.strict,
             cache=cache,
             embedder=semantic_embedder(cache),
             guided_decoding=deployment.guided_decoding,

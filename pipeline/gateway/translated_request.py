@@ -1,60 +1,64 @@
 """What bodies of requests have in common that are answered as chats, in the form of another API.
 
-Each API says which of its fields are ignored, because they only mean something to its vendor's own service, and which
-are refused by name. What chats take besides OpenAI's fields, such as `top_k` or `seed`, is taken as it is.
+What chats take besides OpenAI's fields, such as `top_k` or `seed`, is taken as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import PrivateAttr, model_validator
 
-from pipeline.gateway.bounds import MAX_FAULTS, MAX_SHOWN
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.parsing import validate_request
+from pipeline.gateway.response_format import StructuredOutputs
 from pipeline.gateway.schema import ChatRequest, ModelRequest
 
-# Fields of chats that have another form elsewhere, or that change the form of a chat's answer.
-_OF_CHATS_ALONE = {
-    "best_of", "echo", "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "prompt_logprobs",
-    "response_format", "stream_options", "tool_choice", "tools", "top_logprobs",
+# Fields of chats that have another form in other APIs, or change the form of a chat's answer -> values that ask for
+# nothing; all others are refused, so that no answer is another one than was meant.
+OF_CHATS_ALONE: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (None, 1), "echo": (None, False), "logprobs": (None, False), "max_completion_tokens": (None,),
+    "max_tokens": (None,), "messages": (None,), "n": (None, 1), "prompt_logprobs": (None,), "response_format": (None,),
+    "stream_options": (None,), "tool_choice": (None,), "tools": (None,), "top_logprobs": (None, 0),
 }  # fmt: skip
 
 
 class TranslatedRequest(ModelRequest):
     """Body of a request that becomes a `ChatRequest`."""
 
-    # Field -> values that ask for nothing; all others are refused.
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    ignored: ClassVar[Set[str]] = frozenset()
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = OF_CHATS_ALONE
+
     # What messages of errors of chats name -> what it is called in this API. The more specific come first.
     names: ClassVar[Mapping[str, str]] = {}
 
-    # Fields of chats, as they were given; no field of the body itself.
-    chat_fields: SkipJsonSchema[dict[str, Any]] = Field(default_factory=dict)
+    structured_outputs: StructuredOutputs | None = None
+    _chat_fields: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _known_fields(cls, given: Any) -> Any:
+    def _without_nulls(cls, given: Any) -> Any:
+        """Null is the default, as in the APIs themselves."""
         if not isinstance(given, dict):
             return given
-        for name, nothing in cls.unsupported.items():
-            if name in given and given[name] not in nothing:
-                raise unsupported(name, f"{name} is not supported by this server")
-        own = cls.model_fields.keys() - {"chat_fields"}
-        of_chats = ChatRequest.model_fields.keys() - own - _OF_CHATS_ALONE
-        if unknown := sorted(given.keys() - own - of_chats - cls.unsupported.keys() - cls.ignored):
-            listed = ", ".join(name[:MAX_SHOWN] for name in unknown[:MAX_FAULTS])
-            raise ApiError(
-                400, f"Unrecognized request argument supplied: {listed}", param=unknown[0][:MAX_SHOWN]
-            )
-        kept = {name: value for name, value in given.items() if name in own and value is not None}
-        return {**kept, "chat_fields": {name: given[name] for name in of_chats & given.keys()}}
+        own = cls.model_fields.keys()
+        return {name: value for name, value in given.items() if value is not None or name not in own}
+
+    @model_validator(mode="after")
+    def _take_chat_fields(self) -> Self:
+        extra = self.model_extra or {}
+        of_chats = (
+            ChatRequest.model_fields.keys() - self.__class__.model_fields.keys() - OF_CHATS_ALONE.keys()
+        )
+        self._chat_fields = {name: extra.pop(name) for name in of_chats & extra.keys()}
+        return self
+
+    @property
+    def chat_fields(self) -> Mapping[str, Any]:
+        """Fields of chats, as they were given, that are no fields of the body itself."""
+        return self._chat_fields
 
     def to_chat(self, **fields: Any) -> ChatRequest:
         """Return the chat request that this one comes to.
@@ -65,7 +69,13 @@ class TranslatedRequest(ModelRequest):
         Raises:
             ApiError: 400, with what is wrong, in the words of chats; see `own_names`.
         """
-        return validate_request(ChatRequest, {"model": self.model, **self.chat_fields, **fields})
+        given = {
+            "model": self.model,
+            "structured_outputs": self.structured_outputs,
+            **self.chat_fields,
+            **fields,
+        }
+        return validate_request(ChatRequest, given)
 
     @classmethod
     @contextmanager

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.gateway.errors import ApiError, error_response
+from pipeline.gateway.tolerance import IGNORED_FIELDS, MAX_TOKENS
 
 JSON, FORM = "application/json", "multipart/form-data"
 # These tell nothing about models, and probes may name any host, such as the address of a pod.
@@ -27,7 +28,7 @@ _UNGUARDED = ("/health", "/healthz", "/readyz")
 _AZURE = re.compile(r"^/openai(?:/deployments/[^/]+|/v1)/")
 _MAX_SHOWN = 100  # characters of a header
 _EXPOSED = (
-    "request-id", "Retry-After", "traceparent", "X-Cache", "X-Request-ID",
+    "request-id", "Retry-After", "traceparent", "X-Cache", "X-Request-ID", IGNORED_FIELDS, MAX_TOKENS,
     *(f"x-ratelimit-{kind}-{what}" for kind in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
 )  # fmt: skip
 

@@ -103,7 +103,7 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ServingPolicy(RecipeSection):
-    """How many responses a request gets, what may be in them, and by which names the model is asked for."""
+    """How many responses a request gets, what may be in them, and what the gateway takes for the model."""
 
     decoupled: bool = Field(
         default=True,
@@ -132,6 +132,12 @@ class ServingPolicy(RecipeSection):
         description="Further names by which requests to the gateway may ask for the model, besides that of the recipe. "
         "No package depends on them.",
         examples=[["gpt-4o-mini", "meta-llama/Llama-3.1-8B-Instruct"]],
+    )
+    strict: bool = Field(
+        default=False,
+        description="Let the gateway refuse requests with fields that it does not know, tools that it would have to "
+        "run, or larger output limits than max_output_tokens. By default it ignores the former, clamps the latter, and "
+        "says so in the headers of the answer. No package depends on it.",
     )
 
 

@@ -85,6 +85,7 @@ def tiny(
     spread: Spread = "affinity",
     slots_per_server: int | None = None,
     processes: TextProcesses | None = None,
+    strict: bool = False,
 ) -> ServedModel:
     """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
     made = None if template is None else ChatTemplate(template)
@@ -107,6 +108,7 @@ def tiny(
         max_output_tokens=200 if tool_section else 40,
         queue=FairQueue(places, max_waiting=max_waiting),
         aliases=aliases,
+        strict=strict,
         cache=cache,
         embedder=embedder,
         returns_logits=returns_logits,

@@ -58,7 +58,7 @@ def test_one_input_and_the_encoders_own_name(client: openai.OpenAI) -> None:
         ({"dimensions": 2}, "dimensions: this model's embeddings have one size"),
         ({"input": ""}, "input: must not be empty"),
         ({"input": [[1, 2]]}, "tokens are not taken"),
-        ({"extra_body": {"size": 1}}, "Unrecognized request argument supplied: size"),
+        ({"extra_body": {"prompt_embeds": "x"}}, "prompt_embeds is not supported"),
         ({"encoding_format": "int8"}, "encoding_format"),
     ],
 )

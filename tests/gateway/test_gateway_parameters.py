@@ -219,7 +219,10 @@ def test_fields_for_the_chat_template(start: Start) -> None:
             "structured_outputs: must name one form; it names 2",
         ),
         ({"structured_outputs": {}}, "structured_outputs: must name one form; it names 0"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag: Extra inputs are not permitted"),
+        (
+            {"structured_outputs": {"structural_tag": "x"}},
+            "structured_outputs.structural_tag is not supported",
+        ),
         ({"guided_json": "no"}, "guided_json: must be a JSON schema"),
         ({"guided_json": {"type": "strnig"}}, "guided_json.type: 'strnig' is nothing that may"),
         ({"guided_choice": []}, "guided_choice: List should have at least 1 item"),

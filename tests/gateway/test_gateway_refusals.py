@@ -69,7 +69,7 @@ def test_every_answer_is_counted_and_names_of_others_are_no_labels(start: Start)
     assert post(CHAT, key, model="elsewhere", stream=True) == 404
     assert post(CHAT, {}) == 401
     assert post(CHAT, key, messages=[{"role": "user", "content": "word " * 60}]) == 400
-    assert post("/v1/embeddings", key, model="x", input="y", messages=None) == 400
+    assert post("/v1/embeddings", key, model="x", input=[]) == 400
     assert post("/v1/never/heard/of", key) == 404
     assert post("/nor/this", key) == 404
     assert httpx.get(f"{running.url}/v1/models", trust_env=False).status_code == 401

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 Architecture = Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "phi3"]
@@ -93,6 +93,36 @@ def make_checkpoint(
     tensors = {name: value.astype(kind) for name, value in weights.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer(directory, vocab)
+    return directory
+
+
+def make_answering_checkpoint(directory: Path, answer: str, *, max_positions: int) -> Path:
+    """Write a checkpoint that gives the same answer to every prompt, however long it is, and return its folder.
+
+    Attention and MLP add nothing, so that the last token alone decides on the next one: the first of the answer, or the
+    one that follows in it, or at its end the end of the turn.
+    """
+    make_checkpoint(
+        directory, hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64, max_positions=max_positions
+    )
+    chain = (
+        Tokenizer.from_file(str(directory / "tokenizer.json")).encode(answer, add_special_tokens=False).ids
+    )
+    assert len(set(chain)) == len(chain) < 64, "each token of the answer has to stand in it once"
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    embeddings, head = (weights[f"{name}.weight"] for name in ("model.embed_tokens", "lm_head"))
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        weights[f"model.layers.0.{name}.weight"][:] = 0
+    weights["model.norm.weight"][:] = 1
+    embeddings[:] = head[:] = 0
+    embeddings[:, 0] = 1
+    for place, token in enumerate(chain, start=1):
+        embeddings[token, :] = 0
+        embeddings[token, place] = 1
+    for place, token in enumerate([*chain, 1]):
+        head[token, place] = 8
+    save_file(weights, file, metadata={"format": "pt"})
     return directory
 
 

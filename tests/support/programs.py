@@ -136,7 +136,7 @@ class Program:
     def call(
         self, command: Sequence[object], *, timeout_s: float = 300, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command with an empty home.
+        """Run a command with an empty home, and nothing on its standard input.
 
         Args:
             command: program and arguments.
@@ -149,7 +149,7 @@ class Program:
         with tempfile.TemporaryDirectory(prefix="pipeline-client-") as home:
             done = subprocess.run(
                 list(map(str, command)), cwd=home, env=_clean(home) | dict(self.variables) | variables,
-                capture_output=True, text=True, timeout=timeout_s, check=False,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
             )  # fmt: skip
         if done.returncode:
             words = " ".join(map(str, command))
@@ -215,7 +215,8 @@ def _install(files: Sequence[Path], environment: Path, python: Path) -> None:
     environment.mkdir()
     for file in files:
         shutil.copy(file, environment)
-    _run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", environment)
+    # What the lock says; `npm ci` refuses the lock of a program with optional packages that the registry does not have.
+    _run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", environment)
 
 
 def _pip_install(python: Path, environment: Path, requirements: Path) -> Path:

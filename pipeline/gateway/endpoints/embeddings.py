@@ -18,6 +18,7 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.parsing import parse_request
 from pipeline.gateway.schema import EmbeddingRequest
 from pipeline.gateway.served_model import EmbeddingModel, embedding_model_name
+from pipeline.gateway.tolerance import ignored_headers, tolerate
 
 
 class EmbeddingEndpoints(EndpointFamily):
@@ -39,7 +40,8 @@ class EmbeddingEndpoints(EndpointFamily):
 
         def count() -> tuple[EmbeddingRequest, EmbeddingModel, list[int]]:
             parsed = parse_request(EmbeddingRequest, body)
-            embedder = self._find_embedder(parsed.model)
+            embedder, strict = self._find_embedder(parsed.model)
+            record.headers += ignored_headers(tolerate(parsed, None, strict=strict))
             return parsed, embedder, [embedder.tokens(text) for text in parsed.texts]
 
         parsed, embedder, counts = await context.parsers.run(count, request, len(body), tenant)
@@ -49,12 +51,12 @@ class EmbeddingEndpoints(EndpointFamily):
         context.metrics.count_tokens(tenant.name, "prompt", sum(counts))
         return JSONResponse(answer)
 
-    def _find_embedder(self, name: str) -> EmbeddingModel:
-        """Find an encoder by the name of a deployment that has one, or by its own."""
+    def _find_embedder(self, name: str) -> tuple[EmbeddingModel, bool]:
+        """Find an encoder by the name of a deployment that has one, or by its own; and whether its recipe is strict."""
         for model in self.context.models.values():
             embedder = model.embedder
             if embedder is not None and name in (*model.names, embedding_model_name(embedder)):
-                return embedder
+                return embedder, model.strict
         self.context.find_model(name)
         text = f"The model `{name}` has no embeddings: its recipe has no semantic cache (cache.semantic)"
         raise ApiError(404, text, param="model", code="model_not_found")

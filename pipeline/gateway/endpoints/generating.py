@@ -22,6 +22,7 @@ from pipeline.gateway.parsing import parse_request
 from pipeline.gateway.schema import ModelRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
+from pipeline.gateway.tolerance import clamped_headers, ignored_headers, tolerate
 
 _Body = TypeVar("_Body", bound=ModelRequest)
 _Answer = TypeVar("_Answer", bound=ModelAnswer)
@@ -101,7 +102,11 @@ class GeneratingEndpoints(EndpointFamily):
             return parsed
 
         def begin(parsed: _Body) -> _Answer:
-            return make(parsed, Asker(context.find_model(parsed.model), tenant, record))
+            model = context.find_model(parsed.model)
+            record.headers += ignored_headers(tolerate(parsed, model.template, strict=model.strict))
+            answer = make(parsed, Asker(model, tenant, record))
+            record.headers += clamped_headers(answer.generation.clamped_to)
+            return answer
 
         try:
             size = len(body)

@@ -1,20 +1,20 @@
 """Body of POST /v1/responses, and the chat that it comes to.
 
-Of OpenAI's fields, those that only mean something to its own service are ignored, and what this server does not have is
-refused by name. What chats take besides OpenAI's fields, such as `top_k` or `seed`, is taken here, too.
+What chats take besides OpenAI's fields, such as `top_k` or `seed`, is taken here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from pipeline.gateway.bounds import MAX_FAULTS, MAX_MESSAGES, Label, Metadata, Tools
+from pipeline.gateway.bounds import MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.schema import ChatRequest
-from pipeline.gateway.translated_request import TranslatedRequest, unsupported
+from pipeline.gateway.tolerance import OpenModel, Shape, hosted_tools
+from pipeline.gateway.translated_request import OF_CHATS_ALONE, TranslatedRequest, unsupported
 
 LOG_PROBS = "message.output_text.logprobs"
 # All but the log probabilities are of tools, images and reasoning that this server does not have.
@@ -27,18 +27,24 @@ _FUNCTION = '{"type": "function", "name": …}'
 _CHOICES = f'none, auto, required, {_FUNCTION}, or {{"type": "allowed_tools", "mode": …, "tools": […]}}'
 
 
-class ReasoningConfig(BaseModel):
+_PART = Shape(
+    known={"type", "text", "refusal"},
+    idle={"annotations", "cache_control", "logprobs", "prompt_cache_breakpoint"},
+)
+
+
+class ReasoningConfig(OpenModel):
     """How models that reason are to; it comes back, and changes nothing."""
 
-    model_config = ConfigDict(extra="ignore")
+    idle: ClassVar = frozenset({"context", "generate_summary"})
+
     effort: Label | None = None
     summary: Label | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(OpenModel):
     """Form of an answer."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
     name: Label = ""
     description: str | None = None
@@ -46,10 +52,9 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextConfig(BaseModel):
+class TextConfig(OpenModel):
     """How the text of an answer is to be."""
 
-    model_config = ConfigDict(extra="forbid")
     format: TextFormat = TextFormat(type="text")
     verbosity: Label | None = None
 
@@ -57,12 +62,26 @@ class TextConfig(BaseModel):
 class ResponseRequest(TranslatedRequest):
     """Body of POST /v1/responses."""
 
-    unsupported: ClassVar = {
-        "access_programs": (None,), "background": (None, False), "background_options": (None,),
+    refused: ClassVar = {
+        **OF_CHATS_ALONE, "access_programs": (None,), "background": (None, False), "background_options": (None,),
         "context_management": (None, []), "conversation": (None,), "image": (None,), "moderation": (None,),
         "prompt": (None,),
     }  # fmt: skip
-    ignored: ClassVar = frozenset({"prompt_cache_options", "prompt_cache_retention", "stream_options"})
+    # A conversation that is too long is refused, or loses its oldest turns (`truncation`).
+    optional: ClassVar = frozenset({"context_management"})
+    idle: ClassVar = frozenset({"prompt_cache_options", "prompt_cache_retention", "stream_options"})
+    shapes: ClassVar = {
+        "input": Shape(
+            known={"type", "id", "role", "content", "status", "call_id", "name", "arguments", "output"},
+            idle={"encrypted_content", "phase", "summary"},
+            within={"content": _PART, "output": _PART},
+        ),
+        "tools": Shape(
+            known={"type", "name", "description", "parameters", "strict"},
+            idle={"allowed_callers", "defer_loading", "output_schema"},
+        ),
+        "tool_choice": Shape(known={"type", "name", "mode", "tools", "server_label"}),
+    }
     names: ClassVar = {
         "'max_tokens' or 'max_completion_tokens'": "max_output_tokens",
         "response_format.json_schema": "text.format", "response_format": "text.format", "messages": "input",
@@ -102,13 +121,6 @@ class ResponseRequest(TranslatedRequest):
             self._referred = tuple(id for id in references if isinstance(id, str))
         if self.text.format.type == "json_schema" and self.text.format.schema_ is None:
             raise ApiError(400, "text.format.schema: is missing", param="text")
-        faults = [
-            f"tools.{index}.type: must be function; this server runs no other tools"
-            for index, tool in enumerate(self.tools or ())
-            if tool.get("type") != "function"
-        ]
-        if faults:
-            raise unsupported("tools", "; ".join(faults[:MAX_FAULTS]))
         return self
 
     @property
@@ -142,8 +154,10 @@ class ResponseRequest(TranslatedRequest):
             response_format={"type": form.type, **described},
             logprobs=log_probs,
             top_logprobs=self.top_logprobs if log_probs else None,
-            tools=[{"type": "function", "function": _function(tool)} for tool in self.tools or ()] or None,
-            tool_choice=_choice(self.tool_choice),
+            tools=[_tool(tool) for tool in self.tools or ()] or None,
+            tool_choice=_choice(
+                self.tool_choice, hosted_tools(self.tools or (), self.function_types).values()
+            ),
         )
 
     def echo(self) -> dict[str, Any]:
@@ -170,6 +184,7 @@ class ResponseRequest(TranslatedRequest):
             "tools": [
                 {"type": "function", "description": None, "strict": None, "parameters": None, **tool}
                 for tool in self.tools or ()
+                if tool.get("type") == "function"
             ],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if given.get("top_p") is None else given["top_p"],
@@ -178,14 +193,20 @@ class ResponseRequest(TranslatedRequest):
         }
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function as chats have it."""
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chats have it."""
+    if tool.get("type") != "function":
+        # `resolve_tools` leaves it out, and refuses it where it must be called.
+        return {"type": tool.get("type"), "name": tool.get("name")}
     fields = ("name", "description", "parameters", "strict")
-    return {name: tool[name] for name in fields if tool.get(name) is not None}
+    return {
+        "type": "function",
+        "function": {name: tool[name] for name in fields if tool.get(name) is not None},
+    }
 
 
-def _choice(choice: str | Mapping[str, Any] | None) -> Any:
-    """A choice of tools as chats have it."""
+def _choice(choice: str | Mapping[str, Any] | None, hosted: Collection[str]) -> Any:
+    """A choice of tools as chats have it; one of a type in `hosted` stays as it is."""
     if not isinstance(choice, Mapping):
         return choice
     match choice.get("type"):
@@ -193,6 +214,8 @@ def _choice(choice: str | Mapping[str, Any] | None) -> Any:
             return {"type": "function", "function": {"name": choice.get("name")}}
         case "allowed_tools":
             tools = choice.get("tools")
-            named = [_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+            named = [_choice(tool, hosted) for tool in tools] if isinstance(tools, list) else tools
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+        case str(kind) if kind in hosted:
+            return choice
     raise unsupported("tool_choice", f"tool_choice: must be {_CHOICES}")

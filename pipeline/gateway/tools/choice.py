@@ -2,22 +2,24 @@
 
 `required` and a named function are enforced by guided decoding: the answer is one call, or with `required` and
 `parallel_tool_calls: true` a list of one or more. Where the engine has no guided decoding they are refused, because a
-prompt alone enforces nothing. `allowed_tools` leaves all other tools out. With `parallel_tool_calls: false` the answer
+prompt alone enforces nothing. `allowed_tools` leaves all other tools out. Tools that are no functions of the client are
+left out, and refused where one of them must be called. With `parallel_tool_calls: false` the answer
 ends with its first call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.bounds import MAX_TOOLS, check_guide
+from pipeline.gateway.bounds import MAX_FAULTS, MAX_SHOWN, MAX_TOOLS, check_guide
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.schema import ChatRequest
+from pipeline.gateway.tolerance import hosted_tools
 from pipeline.gateway.tools.dialects import FORCED, FORCED_LIST, ToolDialect
 from pipeline.gateway.tools.parser import ToolCallParser
 from pipeline.gateway.tools.prompt import dialect_of, takes_tools
@@ -64,19 +66,27 @@ def resolve_tools(
         if choice not in ("auto", "none"):
             raise _refused("'tool_choice' is only allowed when 'tools' are specified", "tool_choice")
         return RequestTools()
-    names = [_name(tool, index) for index, tool in enumerate(tools)]
+    hosted = hosted_tools(tools, request.function_types)
+    names: dict[str, int] = {}  # of the tools that may be called -> index
+    for index, tool in enumerate(tools):
+        if index not in hosted:
+            names.setdefault(_name(tool, index), index)
+    _check_callable(choice, tools, names, hosted)
     if choice == "none":
         return RequestTools()
-    if template is not None and not takes_tools(template):
+    if names and template is not None and not takes_tools(template):
         text = "tools: the chat template of this model takes none, and its recipe adds none to the prompt (tool_prompt)"
         raise _refused(text, "tools")
-    indices: Sequence[int] = range(len(tools))
+    indices: Sequence[int] = [index for index in range(len(tools)) if index not in hosted]
+    functions = [tools[index] for index in indices]
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        choice, indices = _allowed(choice, names)
+        choice, indices = _allowed(choice, names, set(hosted.values()))
     elif choice not in ("auto", "required"):
-        choice, indices = "named", [names.index(_chosen(choice, names))]
+        choice, indices = "named", [names[_chosen(choice, names)]]
+    if not indices:
+        return RequestTools()
     several = request.parallel_tool_calls
-    offered = [tools[index] for index in indices] if choice != "named" else tools
+    offered = [tools[index] for index in indices] if choice != "named" else functions
     if choice == "auto":
         return RequestTools(offered, dialect_of(template), max_calls=1 if several is False else None)
     for index in indices:
@@ -106,20 +116,58 @@ def _name(tool: Mapping[str, Any], index: int) -> str:
     return name
 
 
-def _chosen(choice: Any, names: Sequence[str]) -> str:
+def _check_callable(
+    choice: Any, tools: Sequence[Mapping[str, Any]], names: Mapping[str, int], hosted: Mapping[int, str]
+) -> None:
+    """Refuse a choice that requires tools which the server would have to run, or any where there are no others."""
+    if isinstance(choice, Mapping):
+        allowed = choice.get("allowed_tools")
+        wanted = (
+            allowed.get("tools") if isinstance(allowed, dict) and allowed.get("mode") == "required" else None
+        )
+        required = wanted if isinstance(wanted, list) else [choice]
+        if not required or not all(_is_hosted(one, tools, names, hosted) for one in required):
+            return
+    elif choice != "required" or names:
+        return
+    listed = ", ".join(
+        f"tools.{index} ({kind[:MAX_SHOWN]})" for index, kind in list(hosted.items())[:MAX_FAULTS]
+    )
+    text = f"tool_choice: requires a tool that this server does not run; it runs none of {listed}"
+    raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
+
+
+def _is_hosted(
+    choice: Any, tools: Sequence[Mapping[str, Any]], names: Mapping[str, int], hosted: Mapping[int, str]
+) -> bool:
+    """Whether a choice is one of the tools that the server would have to run, by its type or its name."""
+    if not isinstance(choice, Mapping):
+        return False
+    if choice.get("type") != "function":
+        return choice.get("type") in hosted.values()
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return (
+        name is not None and name not in names and any(tools[index].get("name") == name for index in hosted)
+    )
+
+
+def _chosen(choice: Any, names: Container[str]) -> str:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         right = (
             'none, auto, required, {"type": "function", "function": {"name": …}} of one of tools, '
             'or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}} of some'
         )
         raise _refused(f"tool_choice: must be {right}", "tool_choice")
-    return str(name)
+    return name
 
 
-def _allowed(choice: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Sequence[int]]:
-    """Mode, and indices of the tools, of an `allowed_tools` choice."""
+def _allowed(
+    choice: Mapping[str, Any], names: Mapping[str, int], hosted: Container[str]
+) -> tuple[str, Sequence[int]]:
+    """Mode, and indices of the tools, of an `allowed_tools` choice, without those of types in `hosted`."""
     allowed = choice.get("allowed_tools")
     if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
         raise _refused("tool_choice.allowed_tools.mode: must be auto or required", "tool_choice")
@@ -127,7 +175,8 @@ def _allowed(choice: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Sequ
     if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
         text = f"tool_choice.allowed_tools.tools: must name 1 to {MAX_TOOLS} of tools"
         raise _refused(text, "tool_choice")
-    return allowed["mode"], sorted({names.index(_chosen(tool, names)) for tool in tools})
+    runnable = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") in hosted)]
+    return allowed["mode"], sorted({names[_chosen(tool, names)] for tool in runnable})
 
 
 def _call_schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:
