@@ -44,7 +44,7 @@ HOLD_BACK = {
 PARSED_ONLY = ("gateway --package", "store pull", "plan --accuracy", "--compare", "store push", "store sign")
 LACKING = re.compile(
     r"is not running|not running here|is not built|is not served here|no such deployment|has no such log"
-    r"|no answer from 127.0.0.1:1: |cannot be reached|no response cache here yet|config\.json: cannot be read"
+    r"|no answer from \S+: |cannot be reached|no response cache here yet|config\.json: cannot be read"
     r"|sizes are not among those that are known|chat-fp8: is neither a packaged recipe|recipes are runnable here"
     r"|(before|bench-1)\.json: |srv/package-1: |accept-\S+\.json: |(-tune|/target|05b44|pairs\.jsonl|log\.jsonl)\b.*: "
 )
