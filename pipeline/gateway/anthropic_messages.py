@@ -39,10 +39,21 @@ _LEFT_OUT = ("thinking", "redacted_thinking")
 
 
 _TEXT_BLOCK = Shape(known={"type", "text"}, idle={"cache_control", "citations"})
+_DOCUMENT = {"title", "context", "source", "citations"}
+# Within the result of a tool, or the content of a document.
+_INNER_BLOCK = Shape(
+    known={"type", "text", *_DOCUMENT},
+    idle={"cache_control"},
+    within={
+        "source": Shape(
+            known={"type", "data", "content"}, idle={"media_type"}, within={"content": _TEXT_BLOCK}
+        )
+    },
+)
 _BLOCK = Shape(
-    known={"type", "text", "id", "name", "input", "tool_use_id", "content"},
-    idle={"cache_control", "caller", "citations", "data", "is_error", "signature", "thinking"},
-    within={"content": _TEXT_BLOCK},
+    known={"id", "name", "input", "tool_use_id", "content", *_INNER_BLOCK.known},
+    idle={"cache_control", "caller", "data", "is_error", "signature", "thinking"},
+    within={"content": _INNER_BLOCK, **_INNER_BLOCK.within},
 )
 
 

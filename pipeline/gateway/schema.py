@@ -51,7 +51,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 # They ask for speed, or for a search that the server would have to run.
 _OPTIONAL = frozenset({"prediction", "priority", "web_search_options"})
 _TEXT_PART = Shape(
-    known={"type", "text"}, idle={"annotations", "cache_control", "citations", "logprobs", "refusal"}
+    known={"type", "text", "refusal"}, idle={"annotations", "cache_control", "citations", "logprobs"}
 )
 _TOOL_CALL = Shape(
     known={"id", "type", "function"},
@@ -60,7 +60,7 @@ _TOOL_CALL = Shape(
     for_template=True,
 )
 _MESSAGE = Shape(
-    known={"role", "content", "name", "tool_calls", "tool_call_id"},
+    known={"role", "content", "name", "refusal", "tool_calls", "tool_call_id"},
     idle={
         "annotations",
         "audio",
@@ -68,7 +68,6 @@ _MESSAGE = Shape(
         "function_call",
         "reasoning",
         "reasoning_content",
-        "refusal",
     },
     within={"content": _TEXT_PART, "tool_calls": _TOOL_CALL},
     for_template=True,

@@ -67,7 +67,7 @@ def test_a_key_is_sent(start: Start) -> None:
 
 
 def test_refusals_name_what_was_typed(start: Start) -> None:
-    running = start()
+    running = start(strict=True)
     for words, said in (
         (("--max-tokens", "100000"), "--max-tokens"),
         (("--model", "other"), "The model `other` does not exist; there are: tiny"),
