@@ -22,6 +22,8 @@ from tests.support.llmapi import served as llmapi_served
 from tests.support.served import CHECKPOINTS, SETTINGS, package_random, package_support_pair
 from tests.support.streams import stream
 
+pytestmark = pytest.mark.servers
+
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json"))
 PROMPT = TURN.format(QUESTIONS[2])
 # Torn characters, special tokens, anything.

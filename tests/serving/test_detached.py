@@ -76,6 +76,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     list(stop_deployments({name: one for name, one in records.items() if one.alive}, 30, print))
 
 
+@pytest.mark.servers
 def test_two_of_one_package_on_one_machine(cpu_package: Path, shell: Shell, tmp_path: Path) -> None:
     """In a store of its own, the second needs nothing of the first, and leaves with it alone."""
     words = ("--package", str(cpu_package), "--no-gateway")
@@ -96,6 +97,7 @@ def test_two_of_one_package_on_one_machine(cpu_package: Path, shell: Shell, tmp_
     assert shell.ps()["support"]["state"] == "ready"
 
 
+@pytest.mark.servers
 def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) -> None:
     moved = tmp_path / "package"
     moved.symlink_to(cpu_package)

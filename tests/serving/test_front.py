@@ -33,6 +33,8 @@ from tests.support.served import SETTINGS, package_support_pair
 from tests.support.streams import joined
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 MODEL = "/v2/models/tensorrt_llm_bls"
 BOMB = b"[" * 3_000_000
 

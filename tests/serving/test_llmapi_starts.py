@@ -15,6 +15,8 @@ from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
 from tests.support.llmapi import package, served, statuses, tensors
 from tests.support.streams import stream
 
+pytestmark = pytest.mark.servers
+
 MODEL = "tensorrt_llm"
 
 

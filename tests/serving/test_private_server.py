@@ -17,6 +17,8 @@ from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from tests.support.other_user import readable_by_nobody, require_root
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

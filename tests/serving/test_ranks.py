@@ -22,6 +22,8 @@ from pipeline.serving.server import TritonServer
 from tests.support.ranks import leader_of, two_ranks
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

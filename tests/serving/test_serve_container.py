@@ -20,6 +20,8 @@ from tests.support.containers import DIGEST, StandInDocker
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 IMAGE = container("1.2.1").image
 DIST = {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
 

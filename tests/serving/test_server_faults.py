@@ -21,6 +21,8 @@ from pipeline.serving.launch_embedded import Installation
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 
+pytestmark = pytest.mark.servers
+
 
 def processes(of: str) -> dict[int, str]:
     """Processes whose command line names a path: number -> command line."""

@@ -23,6 +23,8 @@ from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.servers
+
 
 @contextmanager
 def gateway_for(server: TritonServer, package: Path) -> Iterator[str]:
