@@ -7,7 +7,7 @@ properties but those that its schema names, unless the schema speaks of others. 
 
 A guide is compiled twice: in a process that the kernel ends at a budget (`grammar_server`), and if that succeeds, here,
 in a thread that lets others run. There are two such threads. One gives each guide little time, so that the usual ones
-do not wait for dear ones; what takes longer goes to the other.
+do not wait for expensive ones; what takes longer goes to the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .request import Guide, InvalidRequest
 _KEPT = 64  # compiled grammars, and as many reasons why others are none
 _KEPT_BYTES = 256 * 2**20
 _MAX_GUIDE_BYTES = 2**20
-_DEAR_NICENESS = 5  # the engine and its streams go before a dear guide
+_EXPENSIVE_NICENESS = 5  # the engine and its streams go before an expensive guide
 _ANSWER_S = 60.0  # of a busy machine, for a worker's answer
 _ATTEMPTS = 2  # the server may have been lost, and the worker that waited with it
 
@@ -84,7 +84,7 @@ class Grammars:
         self._vocab_size, self._end_id = vocab_size, vocabulary.end_id
         self._budget = budget or GrammarBudget()
         self._workers = _Workers(vocabulary, self._budget.memory_mib)
-        self._lanes = [ThreadPoolExecutor(1, name) for name in ("guides", "dear-guides")]
+        self._lanes = [ThreadPoolExecutor(1, name) for name in ("guides", "expensive-guides")]
         self._lock = threading.Lock()  # guards what follows
         self._ready: OrderedDict[Guide, tuple[LLMatcher, int]] = OrderedDict()  # and its bytes
         self._refused: OrderedDict[Guide, InvalidRequest] = OrderedDict()
@@ -166,7 +166,7 @@ class Grammars:
             _OverBudget: It takes too long, and is not to be `final`.
         """
         try:
-            grammar, size = self._workers.compile(guide, cpu_s, _DEAR_NICENESS if final else 0)
+            grammar, size = self._workers.compile(guide, cpu_s, _EXPENSIVE_NICENESS if final else 0)
             made = grammar_server.make_matcher(self._tokenizer, grammar)
         except _OverBudget:
             if not final:

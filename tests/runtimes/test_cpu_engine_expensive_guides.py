@@ -20,7 +20,7 @@ from tests.support.waiting import wait_for
 
 PROMPTS = prompts(4)
 # 90 bytes that take 22 s.
-DEAR = Guide(
+EXPENSIVE = Guide(
     "json_schema", '{"type":"integer","multipleOf":999983,"minimum":0,"maximum":1000000000000000000}'
 )
 LINKS = range(1_700)
@@ -54,16 +54,16 @@ def grammars() -> Iterator[Grammars]:
 
 def test_others_go_on_while_a_guide_is_compiled(engine: Engine) -> None:
     ended: list[str] = []
-    dear = ask(engine, "dear", DEAR)
-    again, chain = ask(engine, "again", DEAR), ask(engine, "chain", CHAIN)
+    expensive = ask(engine, "expensive", EXPENSIVE)
+    again, chain = ask(engine, "again", EXPENSIVE), ask(engine, "chain", CHAIN)
     for name, guide in (("free", None), ("usual", USUAL)):
         assert ask(engine, name, guide).wait().finish in {FinishReason.LENGTH, FinishReason.GUIDE}
-        ended += [sink.outputs[-1].request_id for sink in (dear, again, chain) if sink.done.is_set()]
-    assert not ended, "a usual guide waits for no dear one"
-    for sink in (dear, again, chain):
+        ended += [sink.outputs[-1].request_id for sink in (expensive, again, chain) if sink.done.is_set()]
+    assert not ended, "a usual guide waits for no expensive one"
+    for sink in (expensive, again, chain):
         assert sink.wait().finish is FinishReason.REFUSED
         assert "takes more than 1 s of processor time or 256 MiB of memory" in (sink.outputs[-1].error or "")
-    assert ask(engine, "once more", DEAR).wait().finish is FinishReason.REFUSED
+    assert ask(engine, "once more", EXPENSIVE).wait().finish is FinishReason.REFUSED
     assert engine.stats().running == 0
 
 
@@ -72,17 +72,17 @@ def test_a_guide_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monkey
         raise AssertionError("compiled again")
 
     got: list[Matcher | Exception] = []
-    for guide in (USUAL, DEAR):
+    for guide in (USUAL, EXPENSIVE):
         grammars.prepare(guide, [2], got.append)
     wait_for(lambda: len(got) == 2, "the end of compiling")
     monkeypatch.setattr(grammars._workers, "compile", none)
-    for guide in (USUAL, DEAR):
+    for guide in (USUAL, EXPENSIVE):
         grammars.prepare(guide, [2], got.append)
     assert [type(one) for one in got] == [Matcher, InvalidRequest] * 2
 
 
 def test_one_that_is_cancelled_or_left_ends_at_once(engine: Engine) -> None:
-    cancelled, left = ask(engine, "cancelled", DEAR), ask(engine, "left", CHAIN)
+    cancelled, left = ask(engine, "cancelled", EXPENSIVE), ask(engine, "left", CHAIN)
     engine.cancel("cancelled")
     assert cancelled.wait().finish is FinishReason.CANCELLED
     engine.close()
