@@ -57,6 +57,8 @@ from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer
 
 WINDOWS, EVERY_S = 6, 5.0
+# Workers that read or compile one request come and go, and are not shown.
+LEAST_SAMPLES = 12
 # Share of the time after which the package is exchanged: the second half is then of the new one alone.
 EXCHANGE_AT = 0.4
 # A package that answers the same as the recipe's own.
@@ -72,6 +74,10 @@ class Process:
     pid: int
     samples: list[tuple[float, int, float]] = field(default_factory=list)
 
+    @property
+    def lived_s(self) -> float:
+        return self.samples[-1][0] - self.samples[0][0]
+
     def slope(self, by: int) -> float:
         """MiB for each unit of a column of the samples, in their second half; 0 of one that lived too short."""
         second = self.samples[len(self.samples) // 2 :]
@@ -83,7 +89,7 @@ class Process:
         return {
             "name": self.name,
             "pid": self.pid,
-            "seconds": round(self.samples[-1][0] - self.samples[0][0]),
+            "seconds": round(self.lived_s),
             "first_mib": round(self.samples[0][2], 1),
             "last_mib": round(self.samples[-1][2], 1),
             "mib_per_hour": round(3600 * self.slope(0), 2),
@@ -229,8 +235,7 @@ def broken(soak: Soak, restarts: dict[str, int], allow_mib: float, allow_ttft: f
         yield f"restarted: {restarts}"
     for process in soak.processes.values():
         grown = 10_000 * process.slope(1)
-        lived = process.samples[-1][0] - process.samples[0][0]
-        if grown > allow_mib and lived > soak.seconds / 4:
+        if grown > allow_mib and process.lived_s > soak.seconds / 4:
             yield f"{process.name} grows by {grown:.2f} MiB per 10,000 requests; {allow_mib:g} are allowed"
     first, *_, last = soak.windows()
     if "p99_ms" not in first or "p99_ms" not in last:
@@ -388,7 +393,7 @@ def measure(
         "restarts": restarts,
         "exchanges": exchanges,
         "windows": soak.windows(),
-        "processes": [process.as_json() for process in soak.processes.values() if len(process.samples) > 1],
+        "processes": [one.as_json() for one in soak.processes.values() if len(one.samples) >= LEAST_SAMPLES],
         "broken": list(broken(soak, restarts, chosen.allow_mib, chosen.allow_ttft)),
     }
 

@@ -79,6 +79,9 @@ class ProcessMemory:
         return cls(kib["Anonymous"] / 1024, kib["Pss_Shmem"] / 1024)
 
 
+_HELPERS = ("front", "grammar_server", "text_server")
+
+
 def processes_below(pid: int) -> Iterator[DeploymentProcess]:
     """Yield a process and all that descend from it; what ends meanwhile is left out.
 
@@ -109,4 +112,7 @@ def _name(command: list[str]) -> str:
             return "worker" if "--worker" in command else word
         if word.endswith("process_guard.py"):
             return "guard"
+        # Module and script that the gateway and the engine run for each model, and their workers.
+        if (name := word.rpartition(".")[2]) in _HELPERS or (name := Path(word).stem) in _HELPERS:
+            return name
     return program
