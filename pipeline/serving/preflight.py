@@ -144,8 +144,9 @@ def _words(package: Path, options: ServeOptions) -> tuple[str, ...]:
 
 
 def _with_ports(found: tuple[Finding, ...], options: ServeOptions) -> tuple[Finding, ...]:
-    """Add ports that are taken, and mark what the options allow."""
-    return allow((*port_findings(options.ports.faults(options.address)), *found), options.allowed)
+    """Add ports that are taken, unless the server chooses others by itself, and mark what the options allow."""
+    taken = () if options.ports.movable else port_findings(options.ports.faults(options.address))
+    return allow((*taken, *found), options.allowed)
 
 
 def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
