@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLin
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where
 from pipeline.plan.preflight.software import release_of
+from pipeline.serving.launch import ServeOptions
 from pipeline.serving.launch_gpu import CHECKED, LaunchContext, LaunchPlan, plan_launch
-from pipeline.serving.preflight import port_findings, preflight, refuse
+from pipeline.serving.ports import Ports
+from pipeline.serving.preflight import check_local, port_findings, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.nvidia_smi import line, put_nvidia_smi
@@ -201,6 +204,15 @@ def test_docker_that_has_no_gpus_to_give() -> None:
 def test_ports_that_are_taken() -> None:
     (one,) = port_findings(["port 8001 is taken"])
     assert (one.severity, one.rule, one.problem) == ("error", "host.ports", "port 8001 is taken")
+
+
+@pytest.mark.parametrize("movable", [True, False])
+def test_only_ports_that_were_asked_for_refuse_a_start(movable: bool, tmp_path: Path) -> None:
+    cpu = DEPLOYMENT.model_copy(update={"runtime": "cpu", "requirements": None})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = replace(Ports.free(), grpc=taken.getsockname()[1], movable=movable)
+        rules = [one.rule for one in check_local(cpu, tmp_path, ServeOptions(ports))]
+    assert ("host.ports" in rules) is not movable
 
 
 def test_what_is_not_known_of_a_machine_is_not_judged() -> None:
