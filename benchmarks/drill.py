@@ -338,7 +338,7 @@ class Detached:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """Number of the supervisor's process."""
         record = RunningServer.read(self._store.running, self._name)
         assert record is not None, "it was started"
         return record.pid

@@ -105,7 +105,7 @@ def exit_reason(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessActivity:
-    """What a process and its descendants have done so far.
+    """Activity of a process and its descendants so far.
 
     Attributes:
         cpu_s: Processor time, in seconds; that of children which have ended stays.

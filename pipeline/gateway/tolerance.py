@@ -124,7 +124,7 @@ def clamped_headers(max_tokens: int | None) -> list[tuple[bytes, bytes]]:
 
 
 class _Findings:
-    """What `tolerate` finds in one request, and removes."""
+    """Findings of `tolerate` in one request, and their removal."""
 
     def __init__(self, template: ChatTemplate | None, *, strict: bool) -> None:
         self._template, self._strict = template, strict

@@ -86,7 +86,7 @@ def _has_bf16(root: Path) -> bool | None:
 
 
 def _cpuinfo(key: str, root: Path) -> str:
-    """What the kernel says of the first processor under a key; empty if nothing."""
+    """Read a key of the first processor in /proc/cpuinfo; empty if it is not there."""
     for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key and value.strip():

@@ -213,7 +213,7 @@ def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple
 
 
 def _behind(path_or_name: str, overrides: Sequence[str]) -> list[Fault]:
-    """What would refuse a recipe once its faults are mended."""
+    """Findings that would refuse a recipe once its faults are mended."""
     repaired = load_repaired(path_or_name, overrides)
     if repaired is None:
         return []

@@ -119,7 +119,7 @@ def _golden_faults(document: Document, file: Path) -> list[Fault]:
 
 
 def recipe_context(file: Path) -> dict[str, object]:
-    """What validators of a recipe need to know besides its values."""
+    """Facts that validators of a recipe need besides its values."""
     datasets = sorted(path.stem for path in resources.folder("calibration").glob("*.yaml"))
     return {"folder": file.resolve().parent, "datasets": datasets}
 

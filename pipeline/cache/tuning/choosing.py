@@ -138,7 +138,7 @@ def choose(
 def _candidates(
     measured: Measured, start: Setting, default: Setting, budget: float, confidence: float
 ) -> list[_Candidate]:
-    """Those that were fixed beforehand, and the best of each verifier where a half is large enough to show it."""
+    """List the candidates fixed beforehand, and the best of each verifier where a half is large enough to show it."""
     # Settings that differ in nothing but the score are one candidate.
     fixed = {replace(setting, min_score=0.0): setting for setting in (start, default)}
     candidates = [_Candidate(setting, _every(measured)) for setting in fixed.values()]
@@ -155,7 +155,7 @@ def _candidates(
 def _lowest_shown(
     measured: Measured, candidate: _Candidate, budget: float, confidence: float
 ) -> tuple[tuple[PairOutcome, PairOutcome] | None, float | None]:
-    """What the lowest threshold that keeps the budget does with all pairs and with those that show it; `can_show`."""
+    """Figures of the lowest threshold that keeps the budget, on all pairs and on those that show it; see `can_show`."""
     best, can_show = None, None
     for score in reversed(SCORES):
         outcome = measured.outcome(replace(candidate.setting, min_score=score), candidate.rows)

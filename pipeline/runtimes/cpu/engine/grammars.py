@@ -75,7 +75,7 @@ class Grammars:
         Args:
             vocabulary: Tokens of the model.
             vocab_size: Tokens that the model has logits for.
-            budget: Of each guide.
+            budget: Budget of each guide.
 
         Raises:
             ValueError: llguidance does not know this kind of tokenizer.
@@ -236,7 +236,7 @@ class _Workers:
         Args:
             guide: Form of answers.
             cpu_s: Processor time it may take.
-            niceness: Of the worker.
+            niceness: Niceness of the worker.
 
         Returns:
             The grammar as llguidance takes it, and the bytes that compiling it took.
