@@ -70,7 +70,7 @@ def serving(words: Sequence[str], name: str, store: Store, logs: Path) -> Iterat
 
     Args:
         words: Of its command line: recipe, overrides, options.
-        name: Of the recipe.
+        name: Name of the recipe.
         store: That has the package, or gets it.
         logs: Folder for what it prints.
     """

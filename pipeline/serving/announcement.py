@@ -36,7 +36,7 @@ class Announcement:
 
         Args:
             folder: Where records lie; None announces nowhere.
-            name: Of the recipe.
+            name: Name of the recipe.
             record: What is known from the start.
             components: What it consists of: "triton", and "gateway" if there is one. They are starting.
             ready_file: A file that is there, and new, while the deployment is ready; see `pipeline.serving.health`.

@@ -43,9 +43,9 @@ class DeploymentStatus:
     """One deployment, as it is now.
 
     Attributes:
-        name: Of the recipe.
+        name: Name of the recipe.
         record: What its supervisor says.
-        state: That of the record; "lost" where the supervisor has ended without having said so.
+        state: State of the record; "lost" where the supervisor has ended without having said so.
         reason: Why the state is not "ready".
         pids: Component -> its processes; empty where the supervisor does not answer. Of one that has ended, what it
             left is "remaining".

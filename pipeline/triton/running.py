@@ -228,7 +228,7 @@ def metrics_targets(folder: Path, name: str) -> Path:
 
     Args:
         folder: Where the records lie.
-        name: Of the recipe.
+        name: Name of the recipe.
     """
     return folder / "targets" / f"{name}.json"
 

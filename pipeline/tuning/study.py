@@ -313,7 +313,7 @@ def open_study(
 
     Args:
         store: Whose folder `tuning` it lies in.
-        name: Of the recipe.
+        name: Name of the recipe.
         asked: All that the figures depend on; another question is another search.
         space: What is tried.
         objectives: What is optimized.

@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def on_terminal(columns: int, *words: str) -> str:
-    """What a command prints on a terminal of a width."""
+    """Run a command on a terminal of a width, and return its output."""
     terminal, inside = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
     process = subprocess.Popen(

@@ -31,7 +31,7 @@ Install = Callable[[str], Program]
 
 @pytest.fixture(scope="module")
 def url(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a gateway in front of the checkpoint; no agent is told what the model takes and gives."""
+    """Address of a gateway in front of the checkpoint; no agent is told the limits of the model."""
     folder = tmp_path_factory.mktemp("long")
     make_answering_checkpoint(folder / "checkpoint", ANSWER, max_positions=131_072)
     (folder / "recipe.yaml").write_text(RECIPE, "utf-8")

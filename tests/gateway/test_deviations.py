@@ -45,7 +45,7 @@ LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body
 
 
 def differences(kind: Any, value: Any) -> set[str]:
-    """What of a value is not as its type says."""
+    """List the parts of a value that are not as its type says."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
         found = adapter.validate_json(json.dumps(value), strict=True)

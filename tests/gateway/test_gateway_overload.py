@@ -197,7 +197,7 @@ def test_headers_are_limited(refusing: Running, headers: bytes) -> None:
 @pytest.mark.parametrize("path", ["/v1/models", "/healthz"])
 @pytest.mark.parametrize("second", ["evil.example", "localhost"])
 def test_a_second_host_is_refused(refusing: Running, path: str, second: str) -> None:
-    """Of two, whoever stands before the gateway may have judged the other one."""
+    """Two of one name are refused: a proxy in front of the gateway may have judged the other one."""
     client = connect(refusing)
     client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nhost: {second}\r\n\r\n".encode())
     status, error = told(client)

@@ -46,7 +46,7 @@ def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """What a model writes, in pieces, and whether its limit of tokens ends it."""
+    """Pieces that a model writes, and whether its limit of tokens ends them."""
 
     pieces: Sequence[str]
     cut: bool

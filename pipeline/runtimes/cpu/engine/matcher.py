@@ -1,4 +1,4 @@
-"""What may come next in an answer that is held to a form: masks over the vocabulary, also for drafts."""
+"""Masks over the vocabulary for answers that are held to a form, also for drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine's processor cannot do as the model needs it: bf16 arithmetic, and exact sums of 8-bit products.
+"""Limits of this machine's processor that a model meets: no bf16 arithmetic, or inexact sums of 8-bit products.
 
 Asked of OpenVINO when an engine starts, because a package may be served on another machine than the one that made it.
 """
@@ -28,7 +28,7 @@ def check_precision(precision: str) -> None:
 
 
 def integer_options(model: ov.Model) -> Mapping[str, str]:
-    """What `model` must be compiled with besides, so that rounded inputs are multiplied exactly on this processor.
+    """Return the further options with which `model` multiplies rounded inputs exactly on this processor.
 
     OpenVINO multiplies 8-bit inputs and weights as integers. Processors without VNNI (AVX2, the first of AVX-512) sum
     pairs of products in 16 bits, which do not hold them: logits were off by 5% of the largest. There the same
