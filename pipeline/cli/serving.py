@@ -231,9 +231,9 @@ def serve_options_of(
         chosen: What is served.
         ports: Ports to take whatever the options say.
     """
+    from pipeline.keeper import RestartPolicy
     from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
-    from pipeline.serving.restart import RestartPolicy
 
     address, serving = values["address"], chosen.served_recipe.serving
     for name, opens in (("http", serving.http), ("grpc", serving.grpc)):
