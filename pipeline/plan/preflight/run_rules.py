@@ -12,19 +12,8 @@ from pipeline.contracts.rules import Rule, rule, rules
 from pipeline.errors import InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, offline_facts
-from pipeline.plan.preflight import (
-    budgets,
-    devices,
-    formats,
-    host,
-    releases,
-    serving,
-    software,
-    sourcing,
-    speculation,
-    splitting,
-    tokenizers,
-)
+from pipeline.plan.preflight import budgets, releases, serving, sourcing, speculation, splitting
+from pipeline.plan.preflight import machine as machines
 from pipeline.plan.preflight.context import Context, GeneratedConfig, make_context
 from pipeline.plan.preflight.finding import Check, Finding, Objection
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
@@ -34,11 +23,11 @@ from pipeline.recipe.validators import Problem, RecipeValues
 
 # Group -> checks of a recipe, its models, and what will be written for it.
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
-    "releases": releases.CHECKS,
-    "formats": formats.CHECKS,
+    "releases": releases.RELEASE_CHECKS,
+    "formats": releases.FORMAT_CHECKS,
     "splitting": splitting.CHECKS,
-    "speculation": speculation.CHECKS,
-    "tokenizers": tokenizers.CHECKS,
+    "speculation": speculation.SPECULATION_CHECKS,
+    "tokenizers": speculation.TOKENIZER_CHECKS,
     "budgets": budgets.CHECKS,
     "memory": budgets.MEMORY_CHECKS,
     "serving": serving.CHECKS,
@@ -47,9 +36,9 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
 }
 # Group -> checks of a machine, by what is needed of it.
 MACHINE_GROUPS: Mapping[str, Mapping[str, MachineCheck]] = {
-    "devices": devices.CHECKS,
-    "software": software.CHECKS,
-    "host": host.CHECKS,
+    "devices": machines.DEVICE_CHECKS,
+    "software": machines.SOFTWARE_CHECKS,
+    "host": machines.HOST_CHECKS,
 }
 RECIPE_CHECKS = {name: check for group in RECIPE_GROUPS.values() for name, check in group.items()}
 MACHINE_CHECKS = {name: check for group in MACHINE_GROUPS.values() for name, check in group.items()}
