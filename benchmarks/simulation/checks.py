@@ -16,7 +16,7 @@ from benchmarks.simulation.service import Service, StepTimes, cpu_service
 from benchmarks.simulation.simulator import Fleet, FleetResult, FleetSettings
 from benchmarks.simulation.traffic import Conversation
 from pipeline.plan.performance.engine import EngineSpeed
-from pipeline.plan.performance.published import (
+from pipeline.plan.performance.accuracy import (
     PublishedFigure,
     compute_figure,
     figures,

@@ -22,7 +22,7 @@ from pipeline.plan.preflight import Finding, findings
 from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, needs_to_build, needs_to_serve
 from pipeline.plan.preflight.run_rules import machine_findings
-from pipeline.prepare.packages_needed import needs_of_stage
+from pipeline.prepare.prepare import needs_of_stage
 from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
 
 _ALL: tuple[WayName, ...] = ("build", "local", "docker")

@@ -21,7 +21,7 @@ from pipeline.errors import SourceError, StoreError, UserError
 from pipeline.machine.packages import read_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
 from pipeline.prepare import Prepared
-from pipeline.prepare.packages_needed import needs_of_stage
+from pipeline.prepare.prepare import needs_of_stage
 from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.recipe import LocalSource, Recipe

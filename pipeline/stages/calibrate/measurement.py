@@ -17,7 +17,7 @@ from pipeline.errors import StageError
 from pipeline.models import Architecture, Format
 from pipeline.progress import Progress
 from pipeline.stages.calibrate.batches import Batch, forward
-from pipeline.stages.calibrate.experts import all_experts
+from pipeline.stages.calibrate.model import all_experts
 from pipeline.store import Json
 
 # ModelOpt's own defaults; the output projection stays as it is in all of them.

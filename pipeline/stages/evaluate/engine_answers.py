@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import StageError
 from pipeline.progress import Progress
-from pipeline.stages.evaluate.metrics import Export
+from pipeline.stages.evaluate.results import Export, perplexity
 
 _LOGITS = 1 << 24  # that are held at once
 
@@ -54,9 +54,9 @@ def engine_perplexity(answers: Sequence[EngineAnswer]) -> float | None:
     Args:
         answers: of one engine.
     """
-    told = [value for answer in answers for value in answer.log_probs or ()]
+    log_probs = [value for answer in answers for value in answer.log_probs or ()]
     complete = all(len(answer.tokens) == len(answer.log_probs or ()) for answer in answers)
-    return math.exp(-sum(told) / len(told)) if told and complete else None
+    return perplexity(-sum(log_probs), len(log_probs)) if log_probs and complete else None
 
 
 def score_answers(
@@ -117,4 +117,4 @@ def score_answers(
             hits += int((logits.argmax(dim=-1) == wanted).sum())
     if not math.isfinite(loss):
         raise StageError(f"{reader.directory} computes log probabilities that are not finite")
-    return AnswerScores(len(aims), hits / len(aims), math.exp(loss / len(aims)))
+    return AnswerScores(len(aims), hits / len(aims), perplexity(loss, len(aims)))
