@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pipeline.gateway.access_log import RequestRecord
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.false_hits import CacheHits
+from pipeline.gateway.api.responses.stored import StoredResponses
+from pipeline.gateway.api.sse import cancel_on_disconnect
 from pipeline.gateway.endpoints.endpoint import EndpointTable
-from pipeline.gateway.endpoints.false_hits import CacheHits
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_responses import cancel_on_disconnect
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.responses.stored_responses import StoredResponses
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter

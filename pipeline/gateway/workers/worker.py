@@ -16,8 +16,8 @@ from socket import socket
 from typing import Any
 
 from pipeline.client import AsyncClient, ClientError
+from pipeline.gateway.api.false_hits import CacheHit, CacheHits
 from pipeline.gateway.background import PreemptibleBlock
-from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import took_request
