@@ -34,7 +34,7 @@ from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.endpoints.description import DescriptionEndpoints
-from pipeline.gateway.endpoints.endpoint import DirectRoutes, EndpointFamily, EndpointTable
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.endpoints.operations import OperationEndpoints
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
@@ -45,6 +45,7 @@ from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import LocalTracer, Tracer
@@ -131,11 +132,10 @@ class Gateway:
             tenants.share_buckets(buckets)
         self._tracer = tracer or LocalTracer()
         self._families = [family(self.context) for family in _FAMILIES]
-        table = self.context.endpoints = EndpointTable(
-            one for family in self._families for one in family.endpoints()
-        )
+        table = RouteTable(route for family in self._families for route in family.endpoints())
+        self.context.routes = table.all
         application = Starlette(
-            routes=table.routes,
+            routes=table.starlette,
             lifespan=self._lifespan,
             exception_handlers={
                 ApiError: _answer_error,

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.cache.backend import Vector
-from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.api.answer_schemas import EmbeddingAnswer
 from pipeline.gateway.api.parsing import ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.schema import EmbeddingRequest
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.served_model import EmbeddingModel, embedding_model_name
 
 

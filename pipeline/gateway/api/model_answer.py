@@ -16,8 +16,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.client import Cached, ClientError, PromptTooLong
-from pipeline.gateway.access_log import RequestRecord
-from pipeline.gateway.api.false_hits import CacheHit, CacheHits
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.schema import ModelRequest
@@ -33,6 +31,7 @@ from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, from_client_error, to_api_error
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.records import CacheHit, CacheHits, RequestRecord
 from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
-from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.api.parsing import parse_request
 from pipeline.gateway.api.prompts import read_messages
 from pipeline.gateway.api.schema import TemplateFields
@@ -23,6 +22,7 @@ from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
 from pipeline.gateway.context import SMALL_BODY_BYTES
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
+from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
