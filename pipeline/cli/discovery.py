@@ -11,9 +11,9 @@ from typing import Any
 
 from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
+from pipeline.gateway.api.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, WaitLimits
-from pipeline.gateway.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
