@@ -39,14 +39,7 @@ class Estimate:
     high: float | None = None
 
     def scaled(self, factor: float) -> Estimate:
-        """Multiply value and ends by a factor.
-
-        Args:
-            factor: above 0, so that the low end stays the low one.
-
-        Returns:
-            A new estimate; ends that are not known stay unknown.
-        """
+        """Multiply value and ends by a factor above 0; ends that are not known stay unknown."""
         return self._with(lambda value: value * factor)
 
     def shortened(self) -> Estimate:
@@ -65,12 +58,7 @@ class Estimate:
 
 
 def rate_estimate(value: float, *, checked: bool) -> Estimate:
-    """Estimate something that grows with throughput.
-
-    Args:
-        value: as computed.
-        checked: whether held-out figures cover the like; without them there is no interval.
-    """
+    """Estimate a figure that grows with throughput; without an interval unless held-out figures cover it (`checked`)."""
     low, high = _ends("throughput")
     return Estimate(value, value * low, value * high) if checked else Estimate(value)
 
@@ -125,8 +113,7 @@ def figure_errors(use: Use, given: Mapping[str, Any] | None = None) -> tuple[Fig
     """Compute all published figures of one use.
 
     Args:
-        use: "calibrate" or "held-out".
-        given: replaces the fitted constants.
+        given: Replaces the fitted constants.
     """
     return tuple(FigureError(figure, compute_figure(figure, given)) for figure in figures(use))
 
@@ -166,8 +153,8 @@ def unchecked(
     Each dimension is looked at by itself: figures that were held aside are of combinations that no constant has seen.
 
     Args:
-        batch: requests at a time.
-        drafts: whether a draft's gain is in the forecast.
+        batch: Requests at a time.
+        drafts: Whether a draft's gain is in the forecast.
     """
     known, sizes, split = fitted_constants()["reach"][quantity], model.sizes, model.split
     kind = gpu_generation(device)

@@ -66,7 +66,7 @@ def _class(context: Context) -> Iterator[Objection]:
 
 
 def _served(context: Context) -> Iterator[Objection]:
-    """What the PyTorch backend reads itself must be a class that it has."""
+    """A checkpoint that the PyTorch backend reads itself must be of a class that it has."""
     known: list[str] = rule("model.served").facts["classes"]
     for model in context.models:
         if model.is_head or model.architecture is None or context.is_read(model):
@@ -82,7 +82,7 @@ def _served(context: Context) -> Iterator[Objection]:
 
 
 def _refused(context: Context) -> Iterator[Objection]:
-    """What the runtime itself said when it worked out what it will write."""
+    """Refusals of the runtime itself, when it worked out its settings."""
     for fault in context.emitted.refusals if context.emitted is not None else ():
         yield Objection((fault.key or KIND,), fault.problem, fault.fix)
 
@@ -141,7 +141,7 @@ def _build_flags(context: Context) -> Iterator[Objection]:
 
 
 def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
-    """What trtllm-build, or the engine that it would make, has against the value of a flag."""
+    """Faults that trtllm-build, or the engine that it would make, finds in the value of a flag."""
     words = trtllm_build.words_of(entry)
     faults = trtllm_build.check(version, words)
     yield from (fault.removeprefix(f"{' '.join(words)}: ") for fault in faults)
@@ -280,7 +280,7 @@ def _on_gpu(name: str) -> Check:
 
 
 def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeModel, str]]:
-    """What speaks against each model's formats on the GPU, each reason once: target and draft may share one."""
+    """Objections to each model's formats on the GPU, each reason once: target and draft may share one."""
     runtime = context.gpu_runtime
     assert runtime is not None, "the rule is about TensorRT-LLM"
     if context.gpu is None:

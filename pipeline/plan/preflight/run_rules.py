@@ -59,9 +59,9 @@ def findings(
     """Run all rules on a recipe, and return what they find, the gravest first.
 
     Args:
-        models: role -> what is known of it; by default what is known offline.
-        machine: where it is to be built or served; None judges no machine.
-        emitted: what the runtime will write; None leaves those rules out.
+        models: Role -> facts; by default those that are known offline.
+        machine: Where it is to be built or served; None judges no machine.
+        emitted: The runtime's settings; None leaves their rules out.
     """
     context = make_context(recipe, offline_facts(recipe) if models is None else models, machine, emitted)
     found = [
@@ -72,26 +72,15 @@ def findings(
 
 
 def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Finding, ...]:
-    """Run the rules of machines on needs alone, as of a package; return what they find, the gravest first.
-
-    Args:
-        needs: what the machine must have.
-        machine: what it has.
-    """
+    """Run the rules of machines on needs alone, as of a package; return what they find, the gravest first."""
     return _sorted(_of_machine(needs, machine))
 
 
 def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Raise if a finding refuses the recipe; else return the findings.
-
-    What is returned are warnings, notes, and errors that are allowed.
-
-    Args:
-        recipe: the recipe that was checked; its file and lines are named in the error.
-        found: all findings of the recipe, after `allow`.
+    """Raise if a finding (after `allow`) refuses the recipe; else return the findings.
 
     Raises:
-        InvalidInput: with every error that is not allowed as a fault, at its line of the recipe.
+        InvalidInput: With every error that is not allowed as a fault, at its line of the recipe.
     """
     stopping = [finding for finding in found if finding.stops]
     if stopping:
@@ -102,7 +91,7 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 
 def _of_recipe(context: Context) -> list[Finding]:
-    """Of a model whose class nothing here can run, only that is said: its sizes are then nobody's."""
+    """Findings of a recipe. A model whose class nothing here can run is refused for that alone, whatever its sizes."""
     found = list(_checked(context))
     classes = [one for one in found if one.rule in _CLASS]
     if not classes:

@@ -87,7 +87,7 @@ def _draft_length(context: Context) -> Iterator[Objection]:
 
 
 def _backend(context: Context) -> Iterator[Objection]:
-    """Of what will be written: ways to propose tokens that the backend has."""
+    """The settings name only ways to propose tokens that the backend has."""
     known: list[str] = rule("rt.backend_supports_spec").facts[context.kind]
     chosen = {flags["speculative_decoding_mode"] for _, flags in context.engines}
     chosen.add(_speculation(context.arguments).get("decoding_type"))
