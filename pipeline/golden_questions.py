@@ -78,7 +78,7 @@ class GoldenQuestion(BaseModel):
 
     @property
     def asked(self) -> str | list[dict[str, str]]:
-        """What a client is given: the text, or the messages."""
+        """The question as a client takes it: the text, or the messages."""
         return self.prompt if self.prompt is not None else [turn.model_dump() for turn in self.messages or ()]
 
     @property
@@ -87,14 +87,7 @@ class GoldenQuestion(BaseModel):
         return self.prompt if self.prompt is not None else (self.messages or ())[-1].content
 
     def fault(self, answer: str) -> str | None:
-        """Judge an answer.
-
-        Args:
-            answer: Text that the model generated.
-
-        Returns:
-            Why it is wrong; None if it is right.
-        """
+        """Return why an answer is wrong; None if it is right."""
         shown = repr(answer if len(answer) <= _SHOWN else answer[: _SHOWN - 1] + "…")
         if self.equals is not None and answer.strip() != self.equals.strip():
             return f"is not {self.equals!r}, but {shown}"

@@ -67,10 +67,9 @@ class InitialRecipe:
     """A recipe that fits, as values to be written, and why each derived value is what it is.
 
     Attributes:
-        recipe: The recipe.
-        values: What is to be written; None for a key that is left out on purpose.
+        values: Values to write; None for a key that is left out on purpose.
         reasons: Dotted key -> a sentence.
-        report: What `pipeline plan` says of it.
+        report: The report of `pipeline plan` on it.
         place: Where it is to run: "2 x l4-24g", or "this machine's CPU".
     """
 
@@ -85,8 +84,6 @@ def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | N
     """Propose a recipe for a model.
 
     Args:
-        request: The model, and what is wanted of the deployment.
-        store: Where the checkpoint may lie already.
         progress: Receives a line for each retry.
 
     Returns:
@@ -268,7 +265,7 @@ class _Draft:
     # On GPUs
 
     def on_gpus(self, kind: Kind) -> InitialRecipe:
-        """Of what the comparison says that serves within the SLO: the best format, on the fewest GPUs."""
+        """The best format on the fewest GPUs, among those that the comparison says serve within the SLO."""
         assert kind != "cpu", "the caller looked"
         version = _newest(kind, self.gpu)
         draft = self._known_draft(kind)

@@ -15,19 +15,14 @@ from pipeline.recipe.catalog import entries
 
 @dataclass(frozen=True, slots=True)
 class KnownDraft:
-    """A draft, and why it is known to fit.
-
-    Attributes:
-        draft: As a packaged recipe has it.
-        why: A sentence.
-    """
+    """A draft as a packaged recipe has it, and a sentence that says why it is known to fit."""
 
     draft: Draft
     why: str
 
     @property
     def values(self) -> dict[str, Any]:
-        """What a recipe says of it, defaults left out."""
+        """Values for a recipe, defaults left out."""
         keys = {"source", "revision", "method", "max_draft_tokens"}
         return self.draft.model_dump(mode="json", include=keys, exclude_defaults=True, exclude_none=True)
 
@@ -36,8 +31,6 @@ def known_draft(source: HubSource | LocalSource, sizes: ModelSizes, *, eagle: bo
     """Find a draft for a model.
 
     Args:
-        source: Of the model.
-        sizes: Of the model.
         eagle: Whether the runtime takes Eagle-3 heads.
 
     Returns:

@@ -75,9 +75,7 @@ class Prepared:
         """Check that this machine can make all that the store lacks, before any of it is made.
 
         Args:
-            executor: Who builds engines.
-            until: Name of the last step that is wanted.
-            afterwards: What else must be installed, because it runs when all is made.
+            afterwards: Further needs, of what runs when all is made.
 
         Raises:
             UserError: Distributions are missing, or nothing here builds engines; all of it in one text.
@@ -152,7 +150,7 @@ def prepare(
         allowed: Ids of rules whose errors are let pass, as `preflight.allowance` returns them.
 
     Raises:
-        InvalidInput: What the recipe asks for does not exist, or does not fit.
+        InvalidInput: The recipe asks for something that does not exist, or does not fit.
         SourceError: A checkpoint cannot be had.
     """
     facts = read_recipe_facts(recipe)
@@ -171,10 +169,7 @@ def plan_build(
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
 ) -> Prepared:
-    """Resolve what a recipe names, plan its build, and judge the checkpoints that are here.
-
-    Args:
-        facts: Of a recipe that preflight does not refuse.
+    """Resolve what a recipe names that preflight does not refuse, plan its build, and judge the checkpoints here.
 
     Raises:
         InvalidInput: A checkpoint that is here does not fit the recipe.
@@ -188,17 +183,10 @@ def plan_build(
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Load a recipe and judge it without download and store: what `pipeline recipes validate` prints.
-
-    Args:
-        path_or_name: a file, or the name of a packaged recipe.
-        overrides: values of `--set`.
-
-    Returns:
-        Warnings and notes.
+    """Load a recipe and judge it without download and store; return the warnings and notes of `recipes validate`.
 
     Raises:
-        InvalidInput: with all faults of the file, and all findings that are about none of them.
+        InvalidInput: With all faults of the file, and all findings that are about none of them.
     """
     try:
         recipe = load_recipe(path_or_name, overrides)
@@ -243,17 +231,10 @@ def _concerns(finding: Finding, replaced: Collection[str]) -> bool:
 
 
 def check_recipe(recipe: Recipe) -> tuple[Finding, ...]:
-    """Judge a recipe without download and store.
-
-    Args:
-        recipe: as it was loaded.
-
-    Returns:
-        Warnings and notes.
+    """Judge a recipe without download and store; return warnings and notes.
 
     Raises:
-        InvalidInput: What it asks for does not exist, or its runtime refuses it; with all findings that
-            stop it.
+        InvalidInput: With all findings that stop it.
     """
     return refuse(recipe, with_folder_problems(read_recipe_facts(recipe)).findings())
 
@@ -280,7 +261,7 @@ def step_states(
 
 
 def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]:
-    """What making one artifact of a recipe imports; nothing for a stage that the recipe does without.
+    """Distributions that making one artifact of a recipe imports; none for a stage that the recipe does without.
 
     Args:
         stage: fetch, dataset, calibrate, convert, evaluate, build or package.

@@ -44,7 +44,7 @@ class HandedOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a build did for one step."""
+    """The outcome of a build for one step."""
 
     step: Step
     artifact: Artifact
@@ -57,9 +57,6 @@ class Builder:
     """Executes one plan against one store.
 
     Attributes:
-        prepared: The plan, its sources and findings, as `prepare` returned them.
-        store: Gives what is made already, and takes what is made.
-        progress: Where steps say what they do.
         executor: Who builds engines, for runtimes that compile them.
         on_outcome: Called once for each step that was found or made.
     """
@@ -75,14 +72,11 @@ class Builder:
     def run(self, until: str = "package") -> Artifact:
         """Find or make the artifact of a step, and all that it is made from.
 
-        Args:
-            until: Name of the step.
-
         Raises:
             GateFailed: The calibrated model is over the recipe's budget; nothing after `evaluate` was made.
             HandedOver: Engines are to be built on another machine; all before them is made.
-            DamagedArtifact: What the store has is not what was published.
-            InvalidInput: What was fetched, or this machine, does not fit the recipe.
+            DamagedArtifact: An artifact of the store is not as it was published.
+            InvalidInput: A checkpoint that was fetched, or this machine, does not fit the recipe.
             UserError: There is no such step.
         """
         self._until = until
@@ -212,7 +206,6 @@ def preview_deployment(
     """Find the package of a recipe, or work out what its deployment.json will say. Nothing is made.
 
     Args:
-        offline: Do not ask the Hub.
         allowed: Ids of rules whose errors are let pass.
 
     Raises:
@@ -236,7 +229,7 @@ def preview_deployment(
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
-    """What a stage is given."""
+    """The input of a stage."""
 
     prepared: Prepared
     step: Step

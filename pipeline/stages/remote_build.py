@@ -120,7 +120,7 @@ def _printed(
     """Write the script, and keep from `store gc` what the build has and will get.
 
     Args:
-        folders: what is to be adopted, each with its folder, as the script leaves it.
+        folders: Steps to be adopted, each with its folder, as the script leaves it.
     """
     script = store.reports / f"{plan.recipe.name}-build.sh"
     awaited = gc.AwaitedBuild(
@@ -247,11 +247,11 @@ def _settled(recipe: Recipe, sources: Mapping[str, ResolvedSource]) -> dict[str,
 def adopt(prepared: Prepared, name: str, folder: Path, store: Store, progress: Progress) -> Artifact:
     """Copy into the store what another machine made for a step.
 
-    What it was made from, checksums, and of an engine all that it says of itself are checked as if it had been made
-    here. The folder is left as it is.
+    Its inputs, checksums, and all that an engine says of itself are checked as if it had been made here. The folder is
+    left as it is.
 
     Args:
-        name: Of the step: "build.target".
+        name: Name of the step: "build.target".
         folder: An artifact of another store, or what a script of engines left for the step.
 
     Raises:

@@ -55,7 +55,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """Models that lie together, in the order in which they load. Ranks of all are on the same GPUs, from the first on."""
+    """Models that lie together, in the order in which they load; ranks of all are on the same GPUs, from the first."""
 
     device: str  # "h100-sxm-80g"
     capacity: int  # bytes of one GPU, as its driver reports them

@@ -58,7 +58,7 @@ class Estimate:
 
 
 def rate_estimate(value: float, *, checked: bool) -> Estimate:
-    """Estimate a figure that grows with throughput; without an interval unless held-out figures cover it (`checked`)."""
+    """Estimate a figure that grows with throughput; its interval needs held-out figures (`checked`)."""
     low, high = _ends("throughput")
     return Estimate(value, value * low, value * high) if checked else Estimate(value)
 

@@ -41,14 +41,13 @@ def calibrate(
     """Quantize a checkpoint and write its exports into the folder `into`; returns the facts.
 
     Args:
-        dataset_dir: what `stages.dataset.freeze` left; may be None for format `none`, which measures nothing.
-        exports: sizes of each TensorRT-LLM checkpoint to write; may be empty.
+        dataset_dir: Folder of frozen samples; may be None for format `none`, which measures nothing.
+        exports: Sizes of each TensorRT-LLM checkpoint to write; may be empty.
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Raises:
         UserError: the model, the format or the parallelism cannot be done; found before the model is loaded.
-        StageError: ModelOpt failed, or a scale or a file is not as it must be; everything that is wrong is
-        listed.
+        StageError: ModelOpt failed, or a scale or a file is not as it must be; everything that is wrong is listed.
     """
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)

@@ -52,14 +52,11 @@ def measure(
     batches: Sequence[Batch],
     progress: Progress,
 ) -> list[float]:
-    """Insert the quantizers into a model and measure their scales.
+    """Insert the quantizers into a model, in place, and measure their scales.
 
     Args:
-        model: As transformers loaded it; it is changed in place.
         awq_block_size: Weights that share a scale, in AWQ formats.
         kv_cache: "fp8" measures keys and values, too.
-        batches: The samples.
-        progress: Shows samples, a task for each pass over them.
 
     Returns:
         Seconds of each pass over the samples.

@@ -99,8 +99,7 @@ def generate_sample(model: Any, dataset_dir: Path, tokenizer: Path) -> dict[str,
     """Have the fake-quantized model answer a question that was held out: the figure that everybody can read.
 
     Args:
-        dataset_dir: What `stages.dataset.freeze` left.
-        tokenizer: The checkpoint's tokenizer.json.
+        dataset_dir: Folder of frozen samples.
 
     Returns:
         "prompt", "answer" (greedy, at most 64 tokens), and "expected", the answer of the data set.

@@ -34,7 +34,6 @@ def export(model: Any, form: Format, source: Path, into: Path) -> None:
 
     Args:
         source: The checkpoint that was calibrated, whose configuration and tokenizer are taken over.
-        into: Folder to be made.
     """
     from modelopt.torch.export import export_hf_checkpoint
 
@@ -156,7 +155,7 @@ def align(model: Any, form: Format, dtype: torch.dtype) -> None:
     """Before any export, in place: q, k and v alike; gate and up, too, where engines want it; smoothing as stored.
 
     Args:
-        dtype: of 16 bits, in which a TensorRT-LLM checkpoint holds smoothing.
+        dtype: The 16-bit type in which a TensorRT-LLM checkpoint holds smoothing.
     """
     from modelopt.torch.export.quant_utils import preprocess_linear_fusion
 
@@ -173,7 +172,7 @@ def fold(model: Any, form: Format, dtype: torch.dtype) -> None:
     """Before the Hugging Face export, in place: one smoothing for all that read the same norm, as it is stored there.
 
     Args:
-        dtype: of the checkpoint's norms and smoothing.
+        dtype: Type of the checkpoint's norms and smoothing.
     """
     from modelopt.torch.export.quant_utils import preprocess_linear_fusion
 
@@ -229,7 +228,7 @@ def _smooth(module: Any, smoothing: Tensor, beside: Tensor | None = None) -> Non
 
     Args:
         smoothing: [in].
-        beside: what stays with the layer, if not all of it.
+        beside: Smoothing that stays with the layer, if not all of it; [in].
     """
     from modelopt.torch.quantization.model_calib import enable_stats_collection, finish_stats_collection
 

@@ -307,7 +307,7 @@ class SampleEncoder:
         return self._template
 
     def facts(self) -> dict[str, Json]:
-        """What the data set's facts say of tokenizer and template."""
+        """Facts of tokenizer and template."""
         facts: dict[str, Json] = {"tokenizer_sha256": sha256_of(self.directory / "tokenizer.json")}
         if self._template is not None:
             facts["template_date"] = TODAY.date().isoformat()

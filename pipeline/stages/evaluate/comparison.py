@@ -53,10 +53,7 @@ def evaluate(
 
     Args:
         reference_dir: The original, in the Hugging Face layout.
-        exports: What is compared with it.
         heldout: One {"tokens": […]} a line.
-        into: Folder for metrics.json.
-        progress: Where it is said how far the work is.
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Returns:

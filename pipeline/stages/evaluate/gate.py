@@ -80,9 +80,6 @@ def bars(histogram: KlHistogram) -> list[dict[str, float | int | str]]:
 def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: Progress) -> None:
     """Judge an evaluation by the budgets of a recipe, write the report, and say the figures of each export.
 
-    Args:
-        evaluation: Artifact of the step `evaluate`.
-
     Raises:
         GateFailed: A budget is exceeded; the message has the figures, what to try, and where the report is.
     """
@@ -145,7 +142,7 @@ def judge(metrics: Sequence[EvaluationMetrics], gate: Gate | None) -> GateVerdic
     """Hold the figures of every export against the budgets. Pure.
 
     Args:
-        metrics: Of each export, those of the files that the runtime loads first.
+        metrics: Figures of each export, those of the files that the runtime loads first.
         gate: The budgets; None lets everything pass.
     """
     checks = tuple(check for one in metrics for check in _checks(one, gate)) if gate is not None else ()
