@@ -22,8 +22,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import InvalidInput
-from pipeline.golden_judge import AnswerJudge
-from pipeline.golden_questions import GoldenQuestion, read_questions
+from pipeline.golden_questions import AnswerJudge, GoldenQuestion, read_questions
 from pipeline.reading import UnreadableFile, read_json
 
 __all__ = [
