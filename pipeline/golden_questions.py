@@ -197,7 +197,7 @@ class AnswerJudge:
     def __init__(self, cpu_s: float = _CPU_S) -> None:
         """
         Args:
-                        cpu_s: Processor time that judging one answer may take, in seconds.
+            cpu_s: Processor time that judging one answer may take, in seconds.
         """
         self._cpu_s = cpu_s
         self._process: subprocess.Popen[str] | None = None

@@ -26,8 +26,8 @@ def main(file: Path, url: str) -> None:
         for request in yaml.safe_load(file.read_text(encoding="utf-8")):
             filled = _filled(request, kept)
             response = _ask(client, filled)
-            deadline = time.monotonic() + 60
-            while "until" in filled and filled["until"].items() > response.json().items() and time.monotonic() < deadline:
+            deadline, wanted = time.monotonic() + 60, filled.get("until", {})
+            while wanted and not wanted.items() <= response.json().items() and time.monotonic() < deadline:
                 time.sleep(0.5)
                 response = _ask(client, filled)
             if "keep" in filled:
@@ -73,7 +73,9 @@ def _print(response: httpx.Response) -> None:
     elif kind.startswith("application/json") and response.content:
         print(json.dumps(response.json(), indent=1, ensure_ascii=False))
     elif response.request.url.path == "/metrics":
-        lines = {line if line.startswith("#") else line.rpartition(" ")[0] for line in response.text.splitlines()}
+        lines = {
+            line if line.startswith("#") else line.rpartition(" ")[0] for line in response.text.splitlines()
+        }
         print(*sorted(line for line in lines if "_bucket{" not in line), sep="\n")
     else:
         print(response.text)
@@ -104,7 +106,9 @@ def _joined(stream: str) -> list[str]:
 def _without_delta(value: Any, delta: list[str], name: str = "") -> Any:
     """The event without its text, which goes into `delta`, and without its number."""
     if isinstance(value, dict):
-        is_delta = "choices" in value or str(value.get("type", "")).endswith("delta") or name in ("delta", "choices")
+        is_delta = (
+            "choices" in value or str(value.get("type", "")).endswith("delta") or name in ("delta", "choices")
+        )
         return {
             key: delta.append(entry) or "…"
             if is_delta and key in TEXTS and isinstance(entry, str) and entry

@@ -39,12 +39,16 @@ MASKS = [
     (r"\b(process|pid) \d+", r"\1 N"),
     (r"\b(127\.0\.0\.1|localhost):\d+", r"\1:PORT"),
     (r"pipeline-[\w.]{8}/", "pipeline-XXXXXXXX/"),
-    (r"\b(made in|took|within|after|in) +\d+(?:\.\d+)? (s|ms|min)\b", r"\1 T \2"),
+    (r"\bmade in +[\d.]+ s +", "made in T s  "),
+    (r"\b(took|after|in) +\d+(?:\.\d+)? (s|ms|min)\b", r"\1 T \2"),
     (r"\b\d[\d,]* years? and|\b\d+(?:\.\d+)? (GiB|MiB|KiB) (?:free|available)", "N free"),
     (r'"(?:wall_s|seconds|duration_s|build_s|took_s|elapsed_s|samples_per_s)": ?\d+(?:\.\d+)?', '"seconds": N'),
 ]  # fmt: skip
-# Lines of progress, of which there are more on a slow machine.
-PROGRESS = re.compile(r"^\s+(?:importing |calibrate .* samples).*\n|^.*(?:FutureWarning|UserWarning).*\n", re.MULTILINE)
+# Lines of progress, of which a slow machine prints more; and warnings of libraries.
+PROGRESS = re.compile(
+    r"^ +[^:\n]+: (?:\d[\d.]* s|\d[\d.]*/.*|\d+ \w+ in [\d.]+ s|\d+/.*)\n|^.*(?:Future|User)Warning.*\n",
+    re.MULTILINE,
+)
 NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*(?:e-?\d+)?%?")
 
 
@@ -72,12 +76,18 @@ class Recorder:
         self._masks = self._own_masks(folder)
 
     def _own_masks(self, folder: Path) -> list[tuple[str, str]]:
-        names = {self.store: "STORE", self.work: "WORK", folder: "FOLDER", ROOT: "TREE", Path(sys.prefix): "PYTHON"}
+        names = {
+            self.store: "STORE",
+            self.work: "WORK",
+            folder: "FOLDER",
+            ROOT: "TREE",
+            Path(sys.prefix): "PYTHON",
+        }
         paths = [(re.escape(str(path)), name) for path, name in names.items()]
         return [*paths, *((rf"\b{port}\b", name) for name, port in self.ports.items())]
 
     def mask(self, text: str, *, measured: bool = False) -> str:
-        """Replace what differs from run to run; where figures are measured, also all numbers and the columns' widths."""
+        """Replace what differs from run to run; where figures are measured, also all numbers and widths of columns."""
         text = PROGRESS.sub("", text)
         for pattern, replacement in [*self._masks, *MASKS]:
             text = re.sub(pattern, replacement, text)
@@ -119,7 +129,9 @@ class Recorder:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="scripts/record_behaviour", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/record_behaviour",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--compare", action="store_true", help="diff two recordings")
     parser.add_argument("--only", help="run only this section")
