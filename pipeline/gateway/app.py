@@ -24,7 +24,7 @@ from pipeline.gateway.endpoints.batches import BatchEndpoints
 from pipeline.gateway.endpoints.completions import CompletionEndpoints
 from pipeline.gateway.endpoints.description import DescriptionEndpoints
 from pipeline.gateway.endpoints.embeddings import EmbeddingEndpoints
-from pipeline.gateway.endpoints.endpoint import DirectRoutes, EndpointFamily, EndpointTable
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.endpoints.false_hits import FalseHitEndpoints
 from pipeline.gateway.endpoints.files import FileEndpoints
 from pipeline.gateway.endpoints.message_batches import MessageBatchEndpoints
@@ -46,6 +46,7 @@ from pipeline.gateway.responses.stored_responses import (
     StoredResponseLimits,
     StoredResponses,
 )
+from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import LocalTracer, Tracer
@@ -132,11 +133,10 @@ class Gateway:
             tenants.share_buckets(buckets)
         self._tracer = tracer or LocalTracer()
         self._families = [family(self.context) for family in _FAMILIES]
-        table = self.context.endpoints = EndpointTable(
-            one for family in self._families for one in family.endpoints()
-        )
+        table = RouteTable(route for family in self._families for route in family.endpoints())
+        self.context.routes = table.all
         application = Starlette(
-            routes=table.routes,
+            routes=table.starlette,
             lifespan=self._lifespan,
             exception_handlers={
                 ApiError: _answer_error,

@@ -15,11 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.client import Cached, ClientError
-from pipeline.gateway.access_log import RequestRecord
-from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
 from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, to_api_error
 from pipeline.gateway.generation import Generation
 from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.records import CacheHit, CacheHits, RequestRecord
 from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.sse import KEEP_ALIVE_S, ReaderTooSlow, WriteCoalescer
 

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.cache.backend import Vector
-from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.endpoints.answers import EmbeddingAnswer
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.schema import EmbeddingRequest
 from pipeline.gateway.served_model import EmbeddingModel, embedding_model_name
 from pipeline.gateway.tolerance import ignored_headers, tolerate

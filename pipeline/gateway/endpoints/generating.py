@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.client import ClientError, PromptTooLong
-from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.context import SMALL_BODY_BYTES
 from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.http_responses import EventStream, ModelAnswer, RecordedAnswer, json_response
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.schema import ModelRequest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget

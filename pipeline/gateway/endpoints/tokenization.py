@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
-from pipeline.gateway.access_log import RequestRecord
 from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
 from pipeline.gateway.context import SMALL_BODY_BYTES
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.messages import read_messages
 from pipeline.gateway.parsing import parse_request
+from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.schema import TemplateFields
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
