@@ -362,7 +362,7 @@ def _with_usual_ports(launch: LaunchSettings, chosen: ChosenPackage) -> LaunchSe
 
 
 def _recipe_text(chosen: ChosenPackage) -> str | None:
-    from pipeline.recipe.yaml_reader import dump_yaml
+    from pipeline.documents import dump_yaml
 
     return None if chosen.settings is None else dump_yaml(dict(chosen.settings))
 
