@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline import __version__
+from pipeline.documents import dump_yaml
 from pipeline.errors import SourceError, StoreError, UserError
 from pipeline.machine.packages import read_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
@@ -24,7 +25,6 @@ from pipeline.prepare.prepare import needs_of_stage
 from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.recipe import LocalSource, Recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.resources import shell_script, write_script
 from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
