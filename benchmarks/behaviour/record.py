@@ -20,12 +20,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PORTS = ("GATEWAY_PORT", "GRPC_PORT", "METRICS_PORT", "HTTP_PORT", "SECOND_PORT")
 LARGEST_TEXT = 256 * 2**10
+AT_ONCE = 6
 
 # What differs from run to run, in every output.
 MASKS = [
@@ -100,7 +103,7 @@ class Recorder:
         """The command with its exit code, its output, and what it says on standard error."""
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.work, env=self.environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=600, check=False,
+            capture_output=True, text=True, errors="replace", timeout=3600, check=False,
         )  # fmt: skip
         errors = "".join(f"2> {line}\n" for line in self.mask(done.stderr, measured=measured).splitlines())
         return f"$ {command}\n[{done.returncode}]\n{self.mask(done.stdout, measured=measured)}{errors}\n"
@@ -120,7 +123,7 @@ class Recorder:
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 listed.append(f"{name}  {path.stat().st_size}  {digest}")
             else:
-                measured = "bench" in name or "report" in name
+                measured = "bench" in name or path.suffix in (".log", ".html")
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 (into / name).write_text(self.mask(text, measured=measured), encoding="utf-8")
         into.mkdir(parents=True, exist_ok=True)
@@ -146,11 +149,14 @@ def main() -> int:
         for section, commands in _sections(HERE / "commands.txt").items():
             if options.only in (None, section):
                 print(section, file=sys.stderr, flush=True)
-                outputs = [recorder.run(command, measured="measured" in section) for command in commands]
+                run = partial(recorder.run, measured="measured" in section)
+                with ThreadPoolExecutor(AT_ONCE if "parallel" in section else 1) as pool:
+                    outputs = list(pool.map(run, commands))
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"{section}.txt").write_text("".join(outputs), encoding="utf-8")
         recorder.copy(recorder.work, folder / "written")
         recorder.copy(recorder.store / "artifacts", folder / "store")
+        recorder.copy(recorder.store / "reports", folder / "reports")
     return 0
 
 
