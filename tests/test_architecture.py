@@ -19,6 +19,7 @@ FLOORS = (
     {"doctor", "acceptance"},
     {"tuning"},
     {"bench"},
+    {"frontend"},
     {"stages", "serving", "gateway"},
     {"prepare"},
     {"runtimes", "cache"},
@@ -31,7 +32,7 @@ FLOORS = (
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
     "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "acceptance",
-    "cli",
+    "frontend", "cli",
 }  # fmt: skip
 
 

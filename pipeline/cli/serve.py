@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from pipeline.cli.gateway import require_packages
-from pipeline.cli.gateway_options import StartsGateway, gateway_option_names, gateway_options, given_words
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.serving import (
@@ -23,9 +20,11 @@ from pipeline.cli.serving import (
     stop_on_signals,
     supervision_options,
 )
+from pipeline.cli.settings_options import options_of
+from pipeline.gateway.settings import GatewaySettings, GatewayStart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pipeline.cli.serving import ChosenPackage
     from pipeline.recipe import Recipe
@@ -34,7 +33,15 @@ if TYPE_CHECKING:
     from pipeline.store import Store
 
 
-@click.command(name="serve", cls=StartsGateway)
+class _Repeatable(click.Command):
+    """A command that can be started again by another process: it keeps its options as they were given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_GIVEN], _, _ = self.make_parser(ctx).parse_args(list(args))
+        return super().parse_args(ctx, args)
+
+
+@click.command(name="serve", cls=_Repeatable)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
 @store_option
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
 @launch_options
 @supervision_options
-@gateway_options
+@options_of(GatewaySettings, "gateway_settings")
 @click.pass_context
 def command(
     context: click.Context,
@@ -62,6 +69,7 @@ def command(
     no_gateway: bool,
     dry_run: bool,
     as_json: bool,
+    gateway_settings: GatewaySettings,
     **options: Any,
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
@@ -93,6 +101,7 @@ def command(
         raise click.UsageError("--no-wait goes with --detach")
     if not (dry_run or detach):
         drop_unwritable_output()
+    options |= {"allowed_hosts": gateway_settings.allowed_hosts, "traces": gateway_settings.traces}
     report = reporter(silent=as_json)
     shelf = Store.at(store)
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
@@ -115,7 +124,7 @@ def command(
         gateway: GatewayLaunch | None = None
         if not no_gateway:
             served = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(_gateway_launch(context, served, shelf))
+            gateway = stack.enter_context(_gateway_launch(gateway_settings, served, shelf))
         serve(
             [(chosen.folder, of) for chosen, of in packages],
             report,
@@ -127,46 +136,47 @@ def command(
 
 @contextmanager
 def _gateway_launch(
-    context: click.Context, recipes: Sequence[Recipe], store: Store
+    settings: GatewaySettings, recipes: Sequence[Recipe], store: Store
 ) -> Iterator[GatewayLaunch]:
-    """Bind the sockets of the gateway that is to be started, and make its command line.
+    """Bind the sockets of the gateway that is to be started, and make its message.
 
     Args:
-        context: Of this command, whose `gateway_options` are handed on.
-        recipes: What is served; their servers are announced in `store`, where the gateway finds them by name.
-        store: Of artifacts.
+        settings: Settings of the gateway.
+        recipes: Recipes that are served; their servers are announced in `store`, where the gateway finds them by name.
+        store: Store of artifacts.
 
     Raises:
         UserError: The file of keys has faults, or a package for Python is missing.
         ServerError: The address cannot be bound.
     """
-    values = context.params
-    require_packages(recipes, store, values["traces"], values["limits_redis"])
+    from pipeline.frontend.requirements import require_packages
+
+    require_packages(recipes, store, settings)
+    from pipeline.frontend.process import CHILD
     from pipeline.gateway.http_server import bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.serving.gateway_process import GatewayLaunch
 
-    tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
-    words = given_words(context, gateway_option_names() - {"port"})
-    usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
-    port = values["port"]
-    if usual and not _can_bind(values["host"], port):
+    tenants = Tenants.load(settings.keys) if settings.keys else Tenants()
+    host, port = settings.host, settings.port
+    if "port" not in settings.model_fields_set and not _can_bind(host, port):
         port = 0
-    with bound_sockets(values["host"], port) as sockets:
-        for one in sockets:
-            words += ["--listen-fd", str(one.fileno())]
-        host, port = values["host"], sockets[0].getsockname()[1]
+    with bound_sockets(host, port) as sockets:
+        port = sockets[0].getsockname()[1]
+        start = GatewayStart(
+            recipes=tuple(recipe.name for recipe in recipes),
+            store=store.root,
+            settings=settings.model_copy(update={"port": port}),
+            sockets=tuple(listening.fileno() for listening in sockets),
+            parent=os.getpid(),
+        )
         yield GatewayLaunch(
-            command=(
-                *(sys.executable, "-m", "pipeline.cli.main", "gateway"),
-                *(recipe.name for recipe in recipes),
-                *words,
-                *("--port", str(port), "--parent", str(os.getpid()), "--store", str(store.root)),
-            ),
-            sockets=sockets,
+            CHILD,
+            start,
+            sockets,
             url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
             needs_key=tenants.require_keys,
-            drain_s=values["drain_s"],
+            drain_s=settings.drain_s,
         )
 
 
@@ -212,7 +222,7 @@ def _detach(
 
     names = [chosen.deployment.name for chosen, _ in packages]
     # It writes to its log, where reasons are wanted also by those who print nothing.
-    words = given_words(context, without={"detach", "no_wait", "build", "quiet"})
+    words = _given_argv(context, without={"detach", "no_wait", "build", "quiet"})
     command = (
         *(sys.executable, "-m", "pipeline.cli.main", "serve"),
         *context.params["recipes"],
@@ -232,3 +242,24 @@ def _detach(
     click.echo(
         f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, shelf)}"
     )
+
+
+_GIVEN = "pipeline.given"  # key of click's `Context.meta`: name of an option -> its words
+
+
+def _given_argv(context: click.Context, *, without: Collection[str]) -> list[str]:
+    """Return the options of the command as they were given, without some, for another command line."""
+    given: dict[str, Any] = context.meta[_GIVEN]
+    argv: list[str] = []
+    for option in context.command.params:
+        if not isinstance(option, click.Option) or option.name not in given or option.name in without:
+            continue
+        value = given[option.name]
+        if option.count:
+            argv += [option.opts[0]] * value
+        elif option.is_flag:
+            argv.append(option.opts[0] if value else option.secondary_opts[0])
+        else:
+            for text in value if isinstance(value, list) else (value,):
+                argv += [option.opts[0], text]
+    return argv

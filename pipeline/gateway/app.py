@@ -6,7 +6,7 @@ What an endpoint does is in its family's module, in `pipeline.gateway.endpoints`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -16,9 +16,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pipeline.gateway.access_log import AccessLog
-from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.bounds import MAX_BODY_BYTES
-from pipeline.gateway.context import GatewayContext
+from pipeline.gateway.context import GatewayContext, GatewayParts
 from pipeline.gateway.endpoints.anthropic_messages import MessageEndpoints
 from pipeline.gateway.endpoints.batches import BatchEndpoints
 from pipeline.gateway.endpoints.completions import CompletionEndpoints
@@ -34,24 +33,14 @@ from pipeline.gateway.endpoints.responses import ResponseEndpoints
 from pipeline.gateway.endpoints.tokenization import TokenizationEndpoints
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.metric_names import MetricNames
-from pipeline.gateway.metrics import GatewayMetrics, Restarts
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import ModelStatus
-from pipeline.gateway.prompt_log import PromptLog
-from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.redis_losses import RedisLosses
-from pipeline.gateway.responses.stored_responses import (
-    SqlStoredResponses,
-    StoredResponseLimits,
-    StoredResponses,
-)
 from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.traces import LocalTracer, Tracer
 from pipeline.gateway.web import FORM, JSON, AllowedHosts, WebGuard, with_azure_paths, with_cors
-from pipeline.gateway.workers.worker import GatewayWorker
 
 # In the order in which they are matched, and described at /openapi.json.
 _FAMILIES: Sequence[type[EndpointFamily]] = (
@@ -77,61 +66,32 @@ class Gateway:
         self,
         models: Mapping[str, ServedModel],
         tenants: Tenants,
+        settings: GatewaySettings = GatewaySettings(),
+        parts: GatewayParts = GatewayParts(),
         *,
-        hosts: AllowedHosts | None = None,
-        origins: Sequence[str] = (),
         max_body_bytes: int = MAX_BODY_BYTES,
-        tracer: Tracer | None = None,
-        prompt_log: PromptLog | None = None,
-        metric_names: Sequence[MetricNames] = (),
-        restarts: Restarts = dict,
-        kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
-        followers: Sequence[RecordFollower] = (),
-        batches: BatchStorage | None = None,
-        worker: GatewayWorker | None = None,
-        stored_responses: StoredResponses | None = None,
-        buckets: RedisBuckets | None = None,
     ) -> None:
         """
         Args:
-            models: name -> model.
-            tenants: who may ask.
-            hosts: that requests may name; by default those of loopback.
-            origins: other web pages that may ask.
-            max_body_bytes: largest body of a request.
-            tracer: exports spans; by default none are.
-            prompt_log: what of prompts and answers goes into the log; by default nothing.
-            metric_names: whose names the metrics are shown under besides the gateway's own.
-            restarts: reads how often what serves each model was restarted.
-            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
-            followers: replace models when another package is served, or at another address.
-            batches: keeps files and batches; by default they are refused.
-            worker: the parent of this process, if it is one of several; models are those that it has shared.
-            stored_responses: keeps responses for /v1/responses; by default the memory of this process.
-            buckets: in which limits are shared with other gateways, and beside which losses of servers are; None: each
-                gateway has its own.
+            models: name -> model; those of `parts.worker`, if there is one, are shared already.
         """
-        self.models = dict(models)
-        shared = None if worker is None else worker.place.metrics
-        self.metrics = GatewayMetrics(self.models, names=metric_names, restarts=restarts, shared=shared)
-        self.context = GatewayContext(
+        self.models, worker, origins = dict(models), parts.worker, settings.allowed_origins
+        self.metrics = GatewayMetrics(
             self.models,
-            tenants,
-            self.metrics,
-            max_body_bytes=max_body_bytes,
-            kv_cache_usage=kv_cache_usage,
-            followers=followers,
-            batches=batches,
-            worker=worker,
-            stored_responses=stored_responses or SqlStoredResponses.of_gateway(StoredResponseLimits()),
+            names=settings.metric_names,
+            restarts=lambda: {follower.name: follower.restarts for follower in parts.followers},
+            shared=None if worker is None else worker.place.metrics,
         )
-        self._buckets = buckets
+        self.context = GatewayContext(
+            self.models, tenants, self.metrics, parts, max_body_bytes=max_body_bytes
+        )
+        self._buckets = buckets = parts.buckets
         # The parent of several workers counts losses for all of them.
         self._losses = None if buckets is None or worker is not None else RedisLosses(buckets.address)
         if buckets is not None:
             buckets.on_fallback = self.metrics.count_limits_fallback
             tenants.share_buckets(buckets)
-        self._tracer = tracer or LocalTracer()
+        self._tracer = parts.tracer
         self._families = [family(self.context) for family in _FAMILIES]
         table = RouteTable(route for family in self._families for route in family.endpoints())
         self.context.routes = table.all
@@ -148,12 +108,12 @@ class Gateway:
         )
         direct = DirectRoutes(table.direct, application)
         guarded = WebGuard(
-            direct, hosts or AllowedHosts(), origins,
+            direct, AllowedHosts(settings.host, settings.allowed_hosts), origins,
             keys=tenants.require_keys, content_types=lambda path: (FORM if path in table.forms else JSON,),
         )  # fmt: skip
 
         def logged(app: ASGIApp) -> ASGIApp:
-            return AccessLog(app, self._tracer, self.metrics, table, prompt_log=prompt_log)
+            return AccessLog(app, self._tracer, self.metrics, table, prompt_log=parts.prompt_log)
 
         self.app = with_azure_paths(logged(with_cors(guarded, origins)))
         self.context.application = logged(direct)

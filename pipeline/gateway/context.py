@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -23,16 +24,21 @@ from pipeline.gateway.http_responses import cancel_on_disconnect
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import CacheHits, RequestRecord
-from pipeline.gateway.responses.stored_responses import StoredResponses
+from pipeline.gateway.redis_limits import RedisBuckets
+from pipeline.gateway.responses.stored_responses import (
+    SqlStoredResponses,
+    StoredResponseLimits,
+    StoredResponses,
+)
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
-
-if TYPE_CHECKING:
-    from pipeline.gateway.workers.worker import GatewayWorker
+from pipeline.gateway.traces import LocalTracer, Tracer
+from pipeline.gateway.workers.worker import GatewayWorker
 
 # Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.
 SMALL_BODY_BYTES = 8 * 1024
@@ -55,47 +61,62 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """Parts of a gateway that are made outside it.
+
+    Attributes:
+        batches: storage of files and batches; None: there is no place for them that all gateways share, and they are
+            refused.
+        stored_responses: storage of responses for /v1/responses; None: the memory of this process.
+        followers: replace models when another package is served, or at another address.
+        kv_cache_usage: reads the share of each engine's KV cache that is used, by model; called in a thread.
+        worker: the parent of this process, if it is one of several; None if it serves the gateway alone.
+        tracer: exports spans.
+        prompt_log: logs prompts and answers; None: neither is logged.
+        buckets: limits shared with other gateways, beside which losses of servers are; None: this gateway has its own.
+    """
+
+    batches: BatchStorage | None = None
+    stored_responses: StoredResponses | None = None
+    followers: Sequence[RecordFollower] = ()
+    kv_cache_usage: Callable[[], Mapping[str, float]] = dict
+    worker: GatewayWorker | None = None
+    tracer: Tracer = field(default_factory=LocalTracer)
+    prompt_log: PromptLog | None = None
+    buckets: RedisBuckets | None = None
+
+
 class GatewayContext:
-    """What all endpoints of a gateway share."""
+    """Models, tenants, metrics and storage that all endpoints of a gateway share.
+
+    Attributes:
+        routes: all routes; set when they are complete.
+        application: answers requests without the guards against web pages: those of batches; set when it is complete.
+        draining: whether the gateway is stopping, and takes nothing new.
+        max_body_bytes: largest body of a request.
+    """
 
     def __init__(
         self,
         models: Mapping[str, ServedModel],
         tenants: Tenants,
         metrics: GatewayMetrics,
+        parts: GatewayParts,
         *,
         max_body_bytes: int,
-        kv_cache_usage: Callable[[], Mapping[str, float]],
-        followers: Sequence[RecordFollower],
-        batches: BatchStorage | None,
-        stored_responses: StoredResponses,
-        worker: GatewayWorker | None = None,
     ) -> None:
-        """
-        Args:
-            models: name -> model; followers replace them.
-            tenants: who may ask.
-            metrics: of the gateway.
-            max_body_bytes: largest body of a request.
-            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
-            followers: replace models when another package is served, or at another address.
-            batches: keeps files and batches; None: there is no place for them that all gateways share.
-            stored_responses: keeps responses for /v1/responses.
-            worker: the parent of this process, if it is one of several; None if it serves the gateway alone.
-        """
         self.models, self.tenants, self.metrics = models, tenants, metrics
-        self.kv_cache_usage, self.stored_responses = kv_cache_usage, stored_responses
-        self.followers = {follower.name: follower for follower in followers}
-        self.batches = batches
-        self.hits = CacheHits() if worker is None else worker.hits
-        self.worker = worker
+        self.kv_cache_usage, self.batches, self.worker = parts.kv_cache_usage, parts.batches, parts.worker
+        own = parts.stored_responses
+        self.stored_responses = SqlStoredResponses.of_gateway(StoredResponseLimits()) if own is None else own
+        self.followers = {follower.name: follower for follower in parts.followers}
+        self.hits = CacheHits() if parts.worker is None else parts.worker.hits
         self.parsers = ParserThreads()
         self.state_threads = ThreadPoolExecutor(_STATE_THREADS, "state")
-        # Set by the gateway when they are complete.
         self.routes: Sequence[ApiRoute] = ()
-        # Answers requests without the guards against web pages: those of batches.
         self.application: ASGIApp = _not_ready
-        self.draining = False  # whether the gateway is stopping, and takes nothing new
+        self.draining = False
         self.max_body_bytes = max_body_bytes
         self._arriving_bytes = 0
 

@@ -18,7 +18,7 @@ from typing import Literal
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-MetricNames = Literal["vllm", "gen_ai"]
+from pipeline.gateway.settings import MetricNames
 
 # vLLM's for time to first token (up to 160 s), and some between for targets such as 150 or 300 ms.
 TTFT_BUCKETS_S = (

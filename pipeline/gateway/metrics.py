@@ -33,11 +33,11 @@ from pipeline.gateway.metric_names import (
     QUEUE_BUCKETS_S,
     TOKEN_BUCKETS,
     TTFT_BUCKETS_S,
-    MetricNames,
     View,
 )
 from pipeline.gateway.model_status import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import MetricNames
 
 # Model -> component -> number of restarts.
 Restarts = Callable[[], Mapping[str, Mapping[str, int]]]

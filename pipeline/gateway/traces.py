@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from pipeline.client import request_headers
 from pipeline.errors import UserError
 from pipeline.extras import install_line
+from pipeline.gateway.settings import TRACES_VARIABLES
 
-ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
@@ -139,7 +139,7 @@ def make_tracer(endpoint: str | None) -> Tracer:
     Raises:
         UserError: an endpoint is named, and OpenTelemetry is not installed.
     """
-    if endpoint is None and not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+    if endpoint is None and not any(os.environ.get(name) for name in TRACES_VARIABLES):
         return LocalTracer()
     try:
         return OtlpTracer(endpoint)

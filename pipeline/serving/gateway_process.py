@@ -1,4 +1,4 @@
-"""The gateway as a child of the supervisor: a command line that somebody above gives, and sockets that outlive it.
+"""The gateway as a child of the supervisor: a message that somebody above gives, and sockets that outlive it.
 
 The supervisor holds the listening sockets and hands them down, so that connections wait, and are not refused, while a
 gateway is started again.
@@ -24,6 +24,7 @@ from pipeline.keeper import HealthIssue, StartCancelled
 from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, open_log, rotate
+from pipeline.settings import Settings
 
 _BACKLOG = 2048
 _POLL_S = 0.05
@@ -35,7 +36,8 @@ class GatewayLaunch:
     """How a gateway is started.
 
     Attributes:
-        command: Command line of a gateway that takes `sockets` by their descriptors, and ends when its parent does.
+        command: Command line of a gateway; the descriptor that it reads `message` from follows.
+        message: Settings of the gateway: it takes `sockets` by their descriptors, and ends when its parent does.
         sockets: Bound, and not listening yet.
         url: For clients, as http://host:port.
         needs_key: Whether requests need an API key.
@@ -44,6 +46,7 @@ class GatewayLaunch:
     """
 
     command: tuple[str, ...]
+    message: Settings
     sockets: Sequence[socket.socket]
     url: str
     needs_key: bool = False
@@ -80,14 +83,15 @@ class GatewayProcess:
             ServerError: It ended, or does not answer in time.
         """
         rotate(self.log_file)
-        with open_log(self.log_file) as output:
+        message = self.launch.message.to_descriptor()
+        with open_log(self.log_file) as output, os.fdopen(message):
             self._process = subprocess.Popen(
-                self.launch.command,
+                (*self.launch.command, str(message)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, SUPERVISOR: own_mark()},
-                pass_fds=[one.fileno() for one in self.launch.sockets],
+                pass_fds=[message, *(listening.fileno() for listening in self.launch.sockets)],
                 start_new_session=True,
                 umask=0o077,
             )

@@ -19,8 +19,9 @@ from pipeline.client.testing import Ending, Reply
 from pipeline.errors import UserError
 from pipeline.gateway.access_log import LOG_FIELDS, JsonFormatter
 from pipeline.gateway.prompt_log import PromptLog
+from pipeline.gateway.settings import TRACES_VARIABLES
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.traces import ENDPOINT_VARIABLES, LocalTracer, TraceContext, make_tracer
+from pipeline.gateway.traces import LocalTracer, TraceContext, make_tracer
 from tests.gateway.conftest import Running, Start
 from tests.support.otlp import Receiver, receiving
 from tests.support.waiting import wait_for
@@ -32,7 +33,7 @@ SPAN = st.text("0123456789abcdef", min_size=16, max_size=16).filter(lambda text:
 
 @pytest.fixture(autouse=True)
 def no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ENDPOINT_VARIABLES:
+    for name in TRACES_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -23,13 +23,15 @@ from pathlib import Path
 
 import uvloop
 
+from pipeline.cache.redis import RedisAddress
 from pipeline.errors import ServerError
 from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.settings import GatewayStart, WorkerPlace
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 from pipeline.gateway.workers.shared_usage import SharedUsage
-from pipeline.gateway.workers.worker import REPORT_S, WorkerPlace
+from pipeline.gateway.workers.worker import REPORT_S
 from pipeline.process_state import ProcessPulse, ProcessStat, exit_reason
 
 _log = logging.getLogger("pipeline.gateway")
@@ -57,36 +59,29 @@ class WorkerPool:
 
     def __init__(
         self,
+        start: GatewayStart,
         sockets: Sequence[socket.socket],
-        command: Callable[[WorkerPlace], Sequence[str]],
-        workers: int,
-        *,
+        command: Sequence[str],
         tenants: Tenants,
-        max_waiting: int,
-        batch_slots: int | None = None,
-        drain_s: float,
         on_ready: Callable[[], None] = lambda: None,
-        inherit: Sequence[int] = (),
-        losses: RedisLosses | None = None,
     ) -> None:
         """
         Args:
+            start: the gateway's; each worker gets it with its place.
             sockets: bound; workers inherit them under the same numbers.
-            command: command line of a worker.
-            workers: how many there are to be.
-            tenants: whose limits workers share.
-            max_waiting: requests that may wait for a model.
-            batch_slots: requests of batches that a model answers at once; None: half of what it takes.
-            drain_s: how long requests may still take after a stop, in seconds.
+            command: command line of a worker; the descriptor with its `GatewayStart` follows.
+            tenants: those of `start.settings.keys`, whose limits workers share.
             on_ready: called when all workers listen for the first time.
-            inherit: descriptors that workers get besides.
-            losses: of servers, counted together with other gateways; None: by this gateway alone.
         """
-        self._sockets, self._command, self._count = sockets, command, workers
-        self._usage = SharedUsage.create(tenants, workers)
-        self._coordinator = Coordinator(max_waiting=max_waiting, batch_slots=batch_slots, losses=losses)
-        self._drain_s, self._on_ready = drain_s, on_ready
-        self._inherit = inherit
+        self._start, self._sockets, self._command, self._on_ready = start, sockets, command, on_ready
+        settings, self._count = start.settings, start.settings.workers
+        self._usage = SharedUsage.create(tenants, self._count)
+        redis = settings.limits_redis
+        self._coordinator = Coordinator(
+            max_waiting=settings.max_waiting,
+            batch_slots=settings.batch_slots,
+            losses=None if redis is None else RedisLosses(RedisAddress.parse(redis)),
+        )
         self._running: dict[int, _WorkerProcess] = {}
         self._failure: ServerError | None = None
 
@@ -99,9 +94,21 @@ class WorkerPool:
         for one in self._sockets:
             one.listen(_BACKLOG)
         with (
+            tempfile.TemporaryFile() as keys,
             _own_folder() as folder,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            settings = self._start.settings
+            if settings.keys is not None:
+                # A worker that is started again must know the same tenants.
+                keys.write(settings.keys.read_bytes())
+                keys.flush()
+                settings = settings.model_copy(update={"keys": Path(f"/dev/fd/{keys.fileno()}")})
+            sockets = tuple(listening.fileno() for listening in self._sockets)
+            self._inherited = (*sockets, keys.fileno())
+            self._start = self._start.model_copy(
+                update={"settings": settings, "sockets": sockets, "parent": os.getpid()}
+            )
             runner.run(self._run(folder))
         if self._failure is not None:
             raise self._failure
@@ -126,7 +133,7 @@ class WorkerPool:
             one.close()
         for worker in self._running.values():
             self._signal(worker, signal.SIGTERM)
-        _, late = await asyncio.wait(keepers, timeout=self._drain_s + _SPARE_S)
+        _, late = await asyncio.wait(keepers, timeout=self._start.settings.drain_s + _SPARE_S)
         for worker in self._running.values():
             self._signal(worker, signal.SIGKILL)
         if late:
@@ -160,18 +167,25 @@ class WorkerPool:
         """Run worker `number` once. Returns its exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
-            place = WorkerPlace(number, self._count, theirs.fileno(), self._usage.descriptor, metrics)
-            process = await asyncio.create_subprocess_exec(
-                *self._command(place),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(
-                    *(one.fileno() for one in self._sockets),
-                    *(place.link, place.usage),
-                    *self._inherit,
-                ),
-                # Ctrl-C is for the parent, which tells its workers.
-                start_new_session=True,
+            place = WorkerPlace(
+                number=number,
+                workers=self._count,
+                link=theirs.fileno(),
+                usage=self._usage.descriptor,
+                metrics=metrics,
             )
+            message = self._start.model_copy(update={"worker": place}).to_descriptor()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    str(message),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(*self._inherited, place.link, place.usage, message),
+                    # Ctrl-C is for the parent, which tells its workers.
+                    start_new_session=True,
+                )
+            finally:
+                os.close(message)
         worker = self._running[number] = _WorkerProcess(process, ProcessPulse(process.pid))
         link = await WorkerLink.over(ours, partial(self._receive, number, worker), lambda: None)
         self._coordinator.attach(number, link)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from math import inf
-from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -20,54 +18,25 @@ from pipeline.gateway.background import PreemptibleBlock
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import took_request
+from pipeline.gateway.metrics import share_metrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import WorkerPlace
+from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
+from pipeline.gateway.workers.shared_usage import SharedUsage
 
 REPORT_S = 0.5
 # The parent answers at once. It does not while it is stopped, and then it is started again with all its workers.
 _ANSWER_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """What a worker inherits of its parent.
-
-    Attributes:
-        number: of the worker, from 0; one that is started again has the same.
-        workers: how many there are.
-        link: descriptor of its end of the socket pair.
-        usage: descriptor of the memory with the limits of tenants.
-        metrics: folder of the files with counters and histograms.
-    """
-
-    number: int
-    workers: int
-    link: int
-    usage: int
-    metrics: Path
-
-    def as_word(self) -> str:
-        """Write it as one word of a command line."""
-        return json.dumps({**asdict(self), "metrics": str(self.metrics)})
-
-    @classmethod
-    def of_word(cls, word: str) -> WorkerPlace:
-        """Read what `as_word` wrote."""
-        values = json.loads(word)
-        return cls(**{**values, "metrics": Path(values["metrics"])})
-
-
 class GatewayWorker:
     """The parent of this worker, as its gateway asks it."""
 
     def __init__(self, place: WorkerPlace) -> None:
-        """
-        Args:
-            place: of this worker.
-        """
         self.place = place
         self.hits: CacheHits = _SharedHits(self)
         self._link: WorkerLink | None = None
@@ -78,6 +47,13 @@ class GatewayWorker:
         self._watched: dict[str, SharedReadiness] = {}
         self._report: Callable[[], Mapping[str, ModelStatus]] = dict
         self._reporting: asyncio.Task[None] | None = None
+
+    @classmethod
+    def join(cls, place: WorkerPlace, tenants: Tenants) -> GatewayWorker:
+        """Share limits and metrics with the other workers from now on, and the rest when the gateway starts."""
+        SharedUsage(place.usage, tenants, place.workers).share(place.number)
+        share_metrics(place.metrics, place.number)
+        return cls(place)
 
     async def connect(self, report: Callable[[], Mapping[str, ModelStatus]]) -> None:
         """Open the link, and begin to report.
