@@ -36,6 +36,8 @@ from pathlib import Path
 from benchmarks.gateway_server import model_at
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.context import GatewayParts
+from pipeline.gateway.api.batches.storage import StorageLimits
+from pipeline.gateway.api.responses.stored import StoredResponseLimits
 from pipeline.gateway.server import GatewayServer, bound_sockets
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.state.opening import open_state

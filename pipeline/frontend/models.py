@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
+from pipeline.gateway.api.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewayStart
-from pipeline.gateway.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.prepare import prepare
 from pipeline.progress import Silent

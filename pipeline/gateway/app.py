@@ -16,21 +16,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pipeline.gateway.access_log import AccessLog
+from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
+from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
+from pipeline.gateway.api.chat import CompletionEndpoints
+from pipeline.gateway.api.embeddings import EmbeddingEndpoints
+from pipeline.gateway.api.false_hits import FalseHitEndpoints
+from pipeline.gateway.api.messages import MessageEndpoints
+from pipeline.gateway.api.models import ModelEndpoints
+from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
+from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.context import GatewayContext, GatewayParts
-from pipeline.gateway.endpoints.anthropic_messages import MessageEndpoints
-from pipeline.gateway.endpoints.batches import BatchEndpoints
-from pipeline.gateway.endpoints.completions import CompletionEndpoints
 from pipeline.gateway.endpoints.description import DescriptionEndpoints
-from pipeline.gateway.endpoints.embeddings import EmbeddingEndpoints
 from pipeline.gateway.endpoints.endpoint import EndpointFamily
-from pipeline.gateway.endpoints.false_hits import FalseHitEndpoints
-from pipeline.gateway.endpoints.files import FileEndpoints
-from pipeline.gateway.endpoints.message_batches import MessageBatchEndpoints
-from pipeline.gateway.endpoints.models import ModelEndpoints
 from pipeline.gateway.endpoints.operations import OperationEndpoints
-from pipeline.gateway.endpoints.responses import ResponseEndpoints
-from pipeline.gateway.endpoints.tokenization import TokenizationEndpoints
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metrics import GatewayMetrics

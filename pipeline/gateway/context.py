@@ -17,10 +17,11 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.responses.stored import SqlStoredResponses, StoredResponseLimits, StoredResponses
+from pipeline.gateway.api.sse import cancel_on_disconnect
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_responses import cancel_on_disconnect
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
@@ -28,11 +29,6 @@ from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import CacheHits, RequestRecord
 from pipeline.gateway.redis_limits import RedisBuckets
-from pipeline.gateway.responses.stored_responses import (
-    SqlStoredResponses,
-    StoredResponseLimits,
-    StoredResponses,
-)
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants

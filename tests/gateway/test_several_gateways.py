@@ -15,10 +15,10 @@ import pytest
 
 from pipeline.cache.encryption import KEY, AesGcmCodec
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.batches import runner
-from pipeline.gateway.batches.storage import BatchStorage
-from pipeline.gateway.responses.redis_responses import RedisStoredResponses
-from pipeline.gateway.responses.stored_responses import (
+from pipeline.gateway.api.batches import runner
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.responses.redis import RedisStoredResponses
+from pipeline.gateway.api.responses.stored import (
     NoStoredResponses,
     SqlStoredResponses,
     StoredResponses,

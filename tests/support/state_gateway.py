@@ -15,8 +15,8 @@ from pathlib import Path
 
 import openai
 
+from pipeline.gateway.api.batches import claims, runner
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.batches import claims, runner
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings

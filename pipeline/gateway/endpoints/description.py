@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline import __version__
-from pipeline.gateway.endpoints.answers import ErrorAnswer
+from pipeline.gateway.api.answer_schemas import ErrorAnswer
 from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.web import own_page
