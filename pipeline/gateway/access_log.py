@@ -24,7 +24,7 @@ from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.routes import RouteTable
-from pipeline.gateway.traces import TraceContext, Tracer, random_hex
+from pipeline.gateway.traces import Tracer, parse_traceparent, random_hex
 from pipeline.printable import PrintableFormatter, json_text
 
 _log = logging.getLogger("pipeline.gateway")
@@ -94,14 +94,14 @@ class AccessLog:
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        parent = TraceContext.parse(headers.get(b"traceparent", b"").decode("latin-1"))
+        parent = parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
         route = self._routes.template(scope["path"])
         span = self._tracer.start_span(_span_name(scope, route), parent)
         record = RequestRecord(
             given if _REQUEST_ID.fullmatch(given) else random_hex(32), span, prompt_log=self._prompt_log
         )
         scope["record"] = record
-        traceparent = span.context.traceparent()
+        traceparent = span.traceparent()
         own = [(b"x-request-id", record.id.encode()), (b"traceparent", traceparent.encode())]
         if is_anthropic(scope):
             own.append((b"request-id", record.id.encode()))
@@ -155,7 +155,7 @@ class AccessLog:
             return
         context, exception = record.span.context, record.exception if failed else None
         line = {
-            "request_id": record.id, "trace_id": context.trace_id, "span_id": context.span_id,
+            "request_id": record.id, "trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}",
             "method": scope["method"], "path": path, "status": record.status, "outcome": outcome,
             "ms": round((ended - record.began) * 1e3, 1), **fields,
             "error": record.error, "error_type": record.error_type,

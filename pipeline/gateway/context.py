@@ -33,7 +33,7 @@ from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
-from pipeline.gateway.traces import LocalTracer, Tracer
+from pipeline.gateway.traces import Tracer
 from pipeline.gateway.workers.worker import GatewayWorker
 
 # Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.
@@ -78,7 +78,7 @@ class GatewayParts:
     followers: Sequence[RecordFollower] = ()
     kv_cache_usage: Callable[[], Mapping[str, float]] = dict
     worker: GatewayWorker | None = None
-    tracer: Tracer = field(default_factory=LocalTracer)
+    tracer: Tracer = field(default_factory=Tracer)
     prompt_log: PromptLog | None = None
     buckets: RedisBuckets | None = None
 

@@ -32,7 +32,7 @@ from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings, MetricNames, Spread
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
-from pipeline.gateway.traces import LocalTracer, Tracer
+from pipeline.gateway.traces import Tracer
 from tests.support.servers.started import Servers, started_servers
 from tests.support.state_places import StatePlace
 
@@ -236,7 +236,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
                 stored_responses=stored_responses,
                 followers=followers(upstream.url),
                 kv_cache_usage=kv_cache_usage,
-                tracer=tracer or LocalTracer(),
+                tracer=tracer or Tracer(),
                 prompt_log=prompt_log,
                 buckets=buckets,
             ),
