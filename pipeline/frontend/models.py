@@ -73,8 +73,8 @@ def load_served_model(
     """Load a model for the gateway, behind the response cache of its recipe.
 
     Args:
-        store: store of artifacts; the cache's files lie there, too.
-        worker: gives the model its queue and readiness; None if this process serves the gateway alone.
+        store: Store of artifacts, and of the cache's files.
+        worker: Worker that shares queue and readiness of the model; None if this process serves the gateway alone.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
