@@ -19,9 +19,9 @@ from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.prompt_log import PromptLog
-from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.state.opening import open_state
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import make_tracer

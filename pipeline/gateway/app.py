@@ -34,10 +34,10 @@ from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import ModelStatus
-from pipeline.gateway.redis_losses import RedisLosses
 from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.web import FORM, JSON, AllowedHosts, WebGuard, with_azure_paths, with_cors
 

@@ -28,9 +28,9 @@ from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import CacheHits, RequestRecord
-from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Tracer

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import Fault, InvalidInput
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import SharedBuckets, Tenant, TenantLimits
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.private_files import warn_if_readable
 
 _KEY_HEADERS = ("authorization", "api-key", "x-api-key")
@@ -79,7 +80,7 @@ class Tenants:
         tenants = dict.fromkeys((self._by_key or {}).values())
         return [tenant for tenant in tenants if tenant.limits != TenantLimits()]
 
-    def share_buckets(self, shared: SharedBuckets) -> None:
+    def share_buckets(self, shared: RedisBuckets) -> None:
         """Take what tenants may use in a minute from buckets that other gateways take from, too."""
         for tenant in self.limited:
             tenant.shared = shared

@@ -26,10 +26,10 @@ from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings, MetricNames, Spread
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer

@@ -26,7 +26,7 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
-from pipeline.gateway.workers.shared_usage import SharedUsage
+from pipeline.gateway.workers.link import SharedUsage
 from tests.gateway.conftest import Upstream
 from tests.support.names import HostsFile
 from tests.support.waiting import wait_for

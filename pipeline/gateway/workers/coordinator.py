@@ -20,7 +20,7 @@ from pipeline.gateway.lost_servers import LostServers
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.readiness import Readiness
 from pipeline.gateway.records import CacheHit, CacheHits
-from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 

@@ -26,7 +26,7 @@ from pipeline.gateway.settings import WorkerPlace
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
-from pipeline.gateway.workers.shared_usage import SharedUsage
+from pipeline.gateway.workers.link import SharedUsage
 
 REPORT_S = 0.5
 # The parent answers at once. It does not while it is stopped, and then it is started again with all its workers.
