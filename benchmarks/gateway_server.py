@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.pool import WorkerPool

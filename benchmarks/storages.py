@@ -38,9 +38,9 @@ from pipeline.gateway.app import Gateway
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.api.batches.storage import StorageLimits
 from pipeline.gateway.api.responses.stored import StoredResponseLimits
-from pipeline.gateway.server import GatewayServer, bound_sockets
+from pipeline.gateway.app import GatewayServer, bound_sockets
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.state.opening import open_state
+from pipeline.gateway.state import open_state
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 

@@ -21,8 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.client import request_headers
 from pipeline.gateway.errors import internal_error, is_anthropic
 from pipeline.gateway.metrics import GatewayMetrics
-from pipeline.gateway.prompt_log import PromptLog
-from pipeline.gateway.records import RequestRecord
+from pipeline.gateway.records import PromptLog, RequestRecord
 from pipeline.gateway.routes import RouteTable
 from pipeline.gateway.traces import Tracer, parse_traceparent, random_hex
 from pipeline.printable import PrintableFormatter, json_text

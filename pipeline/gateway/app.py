@@ -1,13 +1,16 @@
-"""The ASGI application of a gateway: families of endpoints, and the middleware around them.
+"""The ASGI application of a gateway: families of endpoints with the middleware around them, and its HTTP server.
 
-What an endpoint does is in its family's module, in `pipeline.gateway.endpoints`.
+The families are in `pipeline.gateway.api` and `pipeline.gateway.endpoints`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from socket import socket
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pipeline.gateway.access_log import AccessLog
+from pipeline.gateway.access_log import AccessLog, log_request
 from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
 from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
 from pipeline.gateway.api.chat import CompletionEndpoints
@@ -26,12 +29,14 @@ from pipeline.gateway.api.models import ModelEndpoints
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
+from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.context import GatewayContext, GatewayParts
 from pipeline.gateway.endpoints.description import DescriptionEndpoints
 from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.endpoints.operations import OperationEndpoints
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
+from pipeline.gateway.http_server import HttpServer
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import ModelStatus
 from pipeline.gateway.routes import DirectRoutes, RouteTable
@@ -172,3 +177,54 @@ async def _internal_error(request: Request, _: Exception) -> Response:
 async def _not_found(request: Request, _: Exception) -> Response:
     text = f"Unknown request URL: {request.method} {request.url.path}"
     return error_response(request.scope, ApiError(404, text, code="unknown_url"))
+
+
+class GatewayServer(HttpServer):
+    """Server of a gateway.
+
+    On SIGTERM and Ctrl-C it stops listening, and completes the requests that are under way; those that take longer than
+    `drain_s` are broken off, so that clients see that the answer is not complete.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        host: str,
+        port: int,
+        *,
+        limits: ConnectionLimits | None = None,
+        drain_s: int = 30,
+    ) -> None:
+        """
+        Args:
+            gateway: to serve.
+            host: address or name to listen on.
+            port: 0 takes a free one.
+            limits: on connections; None: the default ones.
+            drain_s: how long requests may still take after a stop, in seconds.
+        """
+        super().__init__(gateway.app, host, port, self._note_refusal, limits=limits, drain_s=drain_s)
+        self._gateway = gateway
+        self.on_start: Callable[[], None] = lambda: None  # called when it listens
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        # Templates, tokenizers and modules stay. Each time the collector looks through them, all streams halt.
+        gc.freeze()
+        if self.started:
+            self.on_start()
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        self._gateway.context.draining = True
+        await super().shutdown(sockets)
+
+    def _note_refusal(self, error: ApiError) -> None:
+        self._gateway.metrics.count_request("other", "", error.status)
+        line = {
+            "status": error.status,
+            "outcome": error.status,
+            "error": error.message,
+            "error_type": error.code,
+        }
+        log_request(logging.INFO, line)

@@ -25,9 +25,8 @@ from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
-from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.records import CacheHits, RequestRecord
+from pipeline.gateway.records import CacheHits, PromptLog, RequestRecord
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.shared_redis import RedisBuckets

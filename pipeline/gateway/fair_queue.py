@@ -16,9 +16,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from pipeline.gateway.background import BackgroundSlots
+from pipeline.gateway.blame import Attempt, Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.lost_servers import LostServers
-from pipeline.gateway.work import Attempt, Work
 
 _SMOOTHING = 0.1  # of the mean service time
 

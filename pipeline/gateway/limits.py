@@ -63,7 +63,10 @@ class TenantUsage:
     """
 
     def __init__(
-        self, memory: bytearray | memoryview, process: int = 0, exclusive: AbstractContextManager[object] = _NO_LOCK
+        self,
+        memory: bytearray | memoryview,
+        process: int = 0,
+        exclusive: AbstractContextManager[object] = _NO_LOCK,
     ) -> None:
         """
         Args:

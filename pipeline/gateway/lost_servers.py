@@ -14,10 +14,9 @@ from hashlib import blake2b
 from typing import Any
 
 from pipeline.client import ClientError, ConnectFailed, ServerLost
-from pipeline.gateway.blame import LossJudge
+from pipeline.gateway.blame import Attempt, LossJudge, Refusal, Work, tenant_hold
 from pipeline.gateway.errors import QUARANTINED, ApiError
 from pipeline.gateway.shared_redis import RedisLosses
-from pipeline.gateway.work import Attempt, Refusal, Work, tenant_hold
 
 _log = logging.getLogger("pipeline.gateway")
 

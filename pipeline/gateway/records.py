@@ -8,10 +8,37 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pipeline.gateway.prompt_log import PromptLog
+from pipeline.cache.response_cache import Redactor
 from pipeline.gateway.traces import Span
 
 _REMEMBERED = 10_000  # requests
+
+
+class PromptLog:
+    """What of prompts and answers goes into the log."""
+
+    def __init__(self, redactor: Redactor | None) -> None:
+        """
+        Args:
+            redactor: judges texts; None: all are logged as they are.
+        """
+        self._redactor = redactor
+
+    def fields(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of a request's line.
+
+        Args:
+            prompts: as the engine got them.
+            answers: of each choice, as far as they came.
+
+        Returns:
+            {"prompts": [text], "answers": [text]}
+        """
+        return {"prompts": list(map(self._shown, prompts)), "answers": list(map(self._shown, answers))}
+
+    def _shown(self, text: str) -> str:
+        held = None if self._redactor is None else self._redactor.objection(text, "")
+        return text if held is None else f"[left out: holds {held}]"
 
 
 @dataclass(slots=True)

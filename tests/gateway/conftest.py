@@ -19,15 +19,14 @@ from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import StoredResponses
 from pipeline.gateway.api.tools.prompt import ToolSectionTemplate
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
+from pipeline.gateway.records import PromptLog
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings, MetricNames, Spread
 from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants

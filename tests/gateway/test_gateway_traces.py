@@ -19,7 +19,7 @@ from pipeline.cache.redaction import Redaction
 from pipeline.client.testing import Ending, Reply
 from pipeline.errors import UserError
 from pipeline.gateway.access_log import LOG_FIELDS, JsonFormatter
-from pipeline.gateway.prompt_log import PromptLog
+from pipeline.gateway.records import PromptLog
 from pipeline.gateway.settings import TRACES_VARIABLES
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import Span, Tracer, make_tracer, parse_traceparent

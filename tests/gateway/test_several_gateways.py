@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.cache.encryption import KEY, AesGcmCodec
 from pipeline.client.testing import Ending, Received, Reply
+from pipeline.gateway import database
 from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.redis import RedisStoredResponses
@@ -23,10 +24,9 @@ from pipeline.gateway.api.responses.stored import (
     SqlStoredResponses,
     StoredResponses,
 )
+from pipeline.gateway.database import PostgresDatabase
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.state import postgres
-from pipeline.gateway.state.opening import open_state
-from pipeline.gateway.state.postgres import PostgresDatabase
+from pipeline.gateway.state import open_state
 from pipeline.recipe import CacheSettings
 from tests.gateway.conftest import Start, Upstream, opened_place, places
 from tests.gateway.test_gateway_batches import (
@@ -280,7 +280,7 @@ def test_a_conversation_goes_on_at_any_gateway(
 def test_a_server_that_is_away_fails_what_needs_it_and_nothing_else(
     kind: str, tmp_path: Path, servers: Servers, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(database, "_ANSWER_S", 2.0)
     with opened_place(kind, tmp_path, servers) as place, ExitStack() as stack:
         batches = place.batches() if kind == "postgres" else None
         running = start(Reply(["ok"]), batches=batches, stored_responses=place.responses())

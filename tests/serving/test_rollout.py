@@ -14,11 +14,10 @@ import httpx
 import pytest
 
 from pipeline.errors import ServerError, UserError
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.golden import GoldenBudgets, GoldenSet, write_document
 from pipeline.golden_questions import GoldenQuestion

@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.tenants import Tenants
 from pipeline.machine.processes import processes_below

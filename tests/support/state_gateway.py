@@ -16,11 +16,10 @@ from pathlib import Path
 import openai
 
 from pipeline.gateway.api.batches import claims, runner
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.state.opening import open_state
+from pipeline.gateway.state import open_state
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 from pipeline.recipe.response_cache import PgvectorSettings

@@ -26,12 +26,11 @@ from pipeline.gateway.access_log import log_to_stderr
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import SqlStoredResponses, StoredResponseLimits
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.pool import WorkerPool

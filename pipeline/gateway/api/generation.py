@@ -17,13 +17,13 @@ from pipeline.gateway.api.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.api.response_format import AnswerForm
 from pipeline.gateway.api.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools, resolve_tools
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.lost_servers import work_digest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Span
-from pipeline.gateway.work import Work
 
 _SEED_BITS = 63
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.client import AsyncClient, ServerLost
 from pipeline.gateway.background import Preempted
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import LostServers
@@ -21,7 +22,6 @@ from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.readiness import Readiness
 from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.shared_redis import RedisLosses
-from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 

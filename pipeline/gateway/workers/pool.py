@@ -29,8 +29,7 @@ from pipeline.gateway.settings import GatewayStart, WorkerPlace
 from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
-from pipeline.gateway.workers.link import LinkMessage, WorkerLink
-from pipeline.gateway.workers.link import SharedUsage
+from pipeline.gateway.workers.link import LinkMessage, SharedUsage, WorkerLink
 from pipeline.gateway.workers.worker import REPORT_S
 from pipeline.process_state import ProcessPulse, ProcessStat, exit_reason
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.client import AsyncClient, ClientError
 from pipeline.gateway.background import PreemptibleBlock
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import took_request
@@ -24,9 +25,7 @@ from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import WorkerPlace
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.work import Work
-from pipeline.gateway.workers.link import LinkMessage, WorkerLink
-from pipeline.gateway.workers.link import SharedUsage
+from pipeline.gateway.workers.link import LinkMessage, SharedUsage, WorkerLink
 
 REPORT_S = 0.5
 # The parent answers at once. It does not while it is stopped, and then it is started again with all its workers.

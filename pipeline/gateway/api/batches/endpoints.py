@@ -31,10 +31,10 @@ from pipeline.gateway.api.batches.runner import BatchRunner
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.parsing import parse_request, validate_request
 from pipeline.gateway.context import GatewayContext
+from pipeline.gateway.database import disk_errors
 from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.state.database import disk_errors
 
 _FORM_BYTES = 64 * 1024  # of a form besides its file
 _UPLOADS_OF_TENANT = 4  # at once: each takes room on the disk before it is known whether it may be kept

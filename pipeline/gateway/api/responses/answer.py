@@ -33,10 +33,10 @@ from pipeline.gateway.api.responses.stored import Item, StoredConversation, Stor
 from pipeline.gateway.api.sse import KEEP_ALIVE, encode_event, encode_json, encode_text
 from pipeline.gateway.api.translated import AnswerItem, AnswerItems, ItemStep
 from pipeline.gateway.bounds import MAX_MESSAGES, MAX_REFERRED
+from pipeline.gateway.database import known_form
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.state.database import known_form
 from pipeline.gateway.traces import Span
 
 _READ_AT_ONCE = 16

@@ -30,8 +30,8 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponseLimits,
     StoredResponses,
 )
+from pipeline.gateway.database import PostgresDatabase
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.state.postgres import PostgresDatabase
 from pipeline.recipe import CacheSettings
 
 
