@@ -78,11 +78,8 @@ class AccessLog:
     ) -> None:
         """
         Args:
-            app: the application.
-            tracer: starts a span for each request.
-            metrics: count each request.
-            routes: of the application; spans and metrics name requests by them.
-            prompt_log: what of prompts and answers goes into the log; None: nothing.
+            routes: routes of the application; spans and metrics name requests by them.
+            prompt_log: logs prompts and answers; None: neither is logged.
         """
         self._app, self._tracer, self._metrics, self._prompt_log = app, tracer, metrics, prompt_log
         self._routes = routes
@@ -92,12 +89,14 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
         parent = parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
         route = self._routes.template(scope["path"])
         span = self._tracer.start_span(_span_name(scope, route), parent)
         record = RequestRecord(
-            given if _REQUEST_ID.fullmatch(given) else random_hex(32), span, prompt_log=self._prompt_log
+            request_id if _REQUEST_ID.fullmatch(request_id) else random_hex(32),
+            span,
+            prompt_log=self._prompt_log,
         )
         scope["record"] = record
         traceparent = span.traceparent()
@@ -167,14 +166,14 @@ def log_request(level: int, fields: Mapping[str, Any]) -> None:
     """Write the log line of a request.
 
     Args:
-        level: of the line, a number of `logging`.
+        level: level of `logging`.
         fields: some of `LOG_FIELDS`, and prompts and answers if they are wanted.
     """
     _log.log(level, "%s", _TextLine(fields), extra={"fields": fields})
 
 
 class _TextLine:
-    """A request's line for people: key=value, without what is not known."""
+    """Line of a request for people: key=value, without what is not known."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -203,11 +202,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(*, as_json: bool) -> None:
-    """Write the log to standard error.
-
-    Args:
-        as_json: whether a line is a JSON object, with no time before it.
-    """
+    """Write the log to standard error, as text with the time, or as a JSON object a line."""
     handler = logging.StreamHandler(sys.stderr)
     text = PrintableFormatter("%(asctime)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if as_json else text)
@@ -215,7 +210,7 @@ def log_to_stderr(*, as_json: bool) -> None:
 
 
 def _span_name(scope: Scope, route: str | None) -> str:
-    """Names of spans are few: paths that nothing answers are no part of them."""
+    """Name a span. Names are few: paths that nothing answers are no part of them."""
     method = scope["method"] if scope["method"] in _METHODS else "HTTP"
     return f"{method} {route}" if route else method
 
@@ -241,7 +236,7 @@ def _http_attributes(
 
 
 def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
-    """The `tracestate` to propagate: as it came, or shortened as the standard says (section 3.3.1.5)."""
+    """Make the `tracestate` to propagate: as it came, or shortened as the standard says (section 3.3.1.5)."""
     state = b",".join(value for name, value in headers if name == b"tracestate").decode("latin-1")
     if len(state) > _STATE_CHARS:
         members = [part.strip() for part in state.split(",") if len(part.strip()) <= _MEMBER_CHARS]
@@ -253,6 +248,6 @@ def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str]
 
 
 def _quoted(value: Any) -> str:
-    """A value of a line that is split at spaces."""
+    """Write a value of a line that is split at spaces."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return json_text(text) if re.search(r'[\s"=]', text) else text

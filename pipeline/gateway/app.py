@@ -153,7 +153,7 @@ class Gateway:
             await context.worker.aclose()
 
     def _report(self) -> dict[str, ModelStatus]:
-        """What this process tells the parent of the workers, about twice a second."""
+        """Make the report for the parent of the workers, about twice a second."""
         self.metrics.count_elsewhere()
         return self.context.model_status()
 
@@ -164,13 +164,13 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answer what Starlette itself refuses: a form that cannot be parsed."""
+    """Answer a request that Starlette itself refuses: a form that cannot be parsed."""
     assert isinstance(error, HTTPException)
     return error_response(request.scope, ApiError(error.status_code, error.detail))
 
 
 async def _internal_error(request: Request, _: Exception) -> Response:
-    """The exception goes on to the access log, which has the request's id, and its record."""
+    """Answer a fault of ours. The exception goes on to the access log, which has the request's id and its record."""
     return internal_error().response(request.scope)
 
 
@@ -195,14 +195,6 @@ class GatewayServer(HttpServer):
         limits: ConnectionLimits | None = None,
         drain_s: int = 30,
     ) -> None:
-        """
-        Args:
-            gateway: to serve.
-            host: address or name to listen on.
-            port: 0 takes a free one.
-            limits: on connections; None: the default ones.
-            drain_s: how long requests may still take after a stop, in seconds.
-        """
         super().__init__(gateway.app, host, port, self._note_refusal, limits=limits, drain_s=drain_s)
         self._gateway = gateway
         self.on_start: Callable[[], None] = lambda: None  # called when it listens

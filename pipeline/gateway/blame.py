@@ -32,9 +32,9 @@ class Work:
     """A request as blame knows it.
 
     Attributes:
-        digest: of everything that decides the work, tenant and model included: equal requests have the same one.
+        digest: hash of everything that decides the work, tenant and model included: equal requests have the same one.
         tenant: name; "" where tenants are not told apart, and then none is convicted.
-        request_id: for the log.
+        request_id: id for the log.
         alone: whether it has a turn of its own when it is a suspect, as lines of batches have, which nobody waits for.
     """
 
@@ -45,7 +45,7 @@ class Work:
 
     @property
     def party(self) -> tuple[str, str]:
-        """Suspects with the same one go out together."""
+        """Group of suspects that go out together."""
         return self.tenant, self.digest if self.alone else ""
 
 
@@ -188,10 +188,6 @@ class LossJudge:
     """
 
     def __init__(self, policy: BlamePolicy = BlamePolicy()) -> None:
-        """
-        Args:
-            policy: bounds of blame.
-        """
         self.policy = policy
         self.losses = self.quarantined = self.cool_downs = 0
         self._losses: deque[_Loss] = deque(maxlen=_MOST_LOSSES)
@@ -220,7 +216,6 @@ class LossJudge:
         """Take over what other gateways hold, in place of what they held before.
 
         Args:
-            now: time.
             held: digest of a request in quarantine, or `tenant_hold` of a tenant that cools down -> seconds left.
         """
         self._held = {name: now + wait_s for name, wait_s in held.items()}
@@ -266,11 +261,6 @@ class LossJudge:
 
     def lost(self, now: float, attempt: Attempt, server: str) -> Refusal | None:
         """Note that the server of an attempt was lost.
-
-        Args:
-            now: time.
-            attempt: that was under way.
-            server: that it was sent to.
 
         Returns:
             The quarantine of the request, if one begins.

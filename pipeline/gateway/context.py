@@ -1,4 +1,4 @@
-"""What all endpoints of a gateway share: its models, tenants and metrics, and how a request is admitted and read.
+"""Shared base of all endpoints of a gateway: models, tenants, metrics, and how a request is admitted and read.
 
 Requests that take long to parse are parsed in threads, so that streams go on meanwhile.
 """
@@ -116,7 +116,7 @@ class GatewayContext:
         self._arriving_bytes = 0
 
     async def status(self) -> GatewayStatus:
-        """Return what the gateway, all its workers together, says of its models.
+        """Return the status of all models, over all workers of the gateway.
 
         Raises:
             ApiError: 503, if the parent of the workers does not answer.
@@ -124,14 +124,14 @@ class GatewayContext:
         return GatewayStatus(self.model_status()) if self.worker is None else await self.worker.status()
 
     def model_status(self) -> dict[str, ModelStatus]:
-        """Return what this process says of each model."""
+        """Return the status of each model in this process."""
         stalled = self.metrics.stalled()
-        found = {}
+        statuses = {}
         for name, model in self.models.items():
             follower = self.followers.get(name)
-            found[name] = ModelStatus(
+            statuses[name] = ModelStatus(
                 deployment=model.deployment,
-                endpoints=[one.url for one in model.client.endpoints],
+                endpoints=[endpoint.url for endpoint in model.client.endpoints],
                 fault=model.readiness.fault,
                 stale=None if follower is None else follower.fault,
                 replaced_requests=0 if follower is None else follower.replaced_requests,
@@ -140,7 +140,7 @@ class GatewayContext:
                 stalled=stalled[name],
                 loss_events=model.queue.loss_events,
             )
-        return found
+        return statuses
 
     async def authenticate(self, request: Request) -> Tenant:
         """Find the tenant of a request, and count the request.
@@ -206,9 +206,9 @@ class GatewayContext:
         *arguments: _Parameters.args,
         **named: _Parameters.kwargs,
     ) -> _Result:
-        """Call what reads or writes files, batches or stored responses, in threads of their own.
+        """Read or write files, batches or stored responses in threads of their own.
 
-        A server of them that hangs then holds up nothing else.
+        A server of these that hangs then holds up nothing else.
         """
         run = partial(call, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self.state_threads, run)
@@ -226,7 +226,7 @@ class GatewayContext:
         """
         model = self.models.get(name) or self._find_alias(name)
         if model is None:
-            known = [one for model in self.models.values() for one in model.names]
+            known = [own for model in self.models.values() for own in model.names]
             text = f"The model `{name}` does not exist; there are: {', '.join(known)}"
             raise ApiError(404, text, param="model", code="model_not_found")
         return model
@@ -269,10 +269,9 @@ class ParserThreads:
         """Call `parse` in a thread. What it raises is raised here.
 
         Args:
-            parse: parses the request.
-            request: of the client, who may leave meanwhile.
-            size: of the body, in bytes.
-            tenant: of the request; tenants take turns.
+            request: the client's; it may leave meanwhile.
+            size: bytes of the body.
+            tenant: the request's; tenants take turns.
 
         Raises:
             ApiError: 429, if too many requests wait for a thread, or those of the tenant took too long to read; 499, if

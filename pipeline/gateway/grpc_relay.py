@@ -180,9 +180,7 @@ def check_message(content: bytes, *, compressed: bool, limits: MessageLimits) ->
     """Look at a message of any method. Raises MessageRefused if it would harm Triton.
 
     Args:
-        content: Of the message.
         compressed: Whether it is compressed, by gzip or deflate.
-        limits: Of what clients may send.
     """
     if compressed:
         unpacking = zlib.decompressobj(wbits=47)
@@ -225,8 +223,7 @@ class GrpcRelay:
     def __init__(self, socket_path: str, limits: MessageLimits | None = None) -> None:
         """
         Args:
-            socket_path: Of the socket that Triton listens on.
-            limits: Of what clients send; None for the default ones.
+            socket_path: Path of the socket that Triton listens on.
         """
         self.limits, self.total = limits or MessageLimits(), MessageTotal()
         self._path = socket_path

@@ -55,7 +55,7 @@ class _Levels(Structure):
 
 
 class TenantUsage:
-    """What a tenant has used of its limits, in memory that several processes may share.
+    """Usage of a tenant's limits, in memory that several processes may share.
 
     Attributes:
         levels: buckets of requests, of tokens, and of seconds of reading.
@@ -133,7 +133,7 @@ class _TokenBucket:
 
 
 class Tenant:
-    """One tenant: its limits, and what it has used of them."""
+    """One tenant: its limits, and its usage of them."""
 
     def __init__(
         self,
@@ -146,8 +146,7 @@ class Tenant:
     ) -> None:
         """
         Args:
-            name: of the tenant, "" for everybody where no keys are needed.
-            limits: what it may use.
+            name: "" for everybody where no keys are needed.
             clock: monotonic time in seconds.
             background: whether its requests only get slots of a model that others leave.
             reads_metrics: whether its keys read the figures of all tenants by name.
@@ -249,7 +248,7 @@ class Tenant:
         """Charge a request that `count_request` has counted, and count its choices as running within the block.
 
         Args:
-            tokens: of its prompts, and at most of its answers, in all choices together.
+            tokens: tokens of its prompts and, at most, of its answers, in all choices together.
             choices: number of answers.
 
         Raises:

@@ -38,7 +38,7 @@ PROBE_ID = "readiness-probe"
 
 
 class Pausable(Protocol):
-    """What waits while a model cannot be asked; a `fair_queue.FairQueue` is one."""
+    """Queue of requests that wait while a model cannot be asked; a `fair_queue.FairQueue` is one."""
 
     @property
     def slots(self) -> int:
@@ -98,12 +98,12 @@ class ModelReadiness(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One server, and what is known of it.
+    """One server.
 
     Attributes:
-        fault: why it cannot be asked; empty if it can.
-        suspected_at: when a request was last lost there, by `time.monotonic()`. A probe that began before does not
-            show that the server is well again.
+        fault: reason why it cannot be asked; empty if it can.
+        suspected_at: time of the last loss of a request there, by `time.monotonic()`. A probe that began before does
+            not show that the server is well again.
         wake: set to look at once.
         task: looks after it.
     """
@@ -123,9 +123,9 @@ class Readiness:
     ) -> None:
         """
         Args:
-            name: of the model, for the log.
+            name: name of the model, for the log.
             client: sends the model's requests. Its endpoints are marked as ill while they are.
-            queue: of the model; paused while all servers are ill.
+            queue: the model's; paused while all servers are ill.
             slots_per_server: requests that each server takes at once: the queue has so many for each that is well.
                 None: it keeps those that it has.
         """
@@ -180,7 +180,7 @@ class Readiness:
 
         Args:
             url: host:port of the server.
-            reason: what happened.
+            reason: description of the loss.
         """
         for one in self._watched:
             if one.endpoint.url == url:
@@ -192,7 +192,7 @@ class Readiness:
         """Count the model as not ready, whatever probes find.
 
         Args:
-            reason: why it is, such as that its server is being started again; empty ends this.
+            reason: text such as "its server is being started again"; empty ends this.
         """
         if reason != self._suspended:
             self._suspended = reason

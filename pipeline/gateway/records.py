@@ -15,7 +15,12 @@ _REMEMBERED = 10_000  # requests
 
 
 class PromptLog:
-    """What of prompts and answers goes into the log."""
+    """Prompts and answers in the log, for those who want them there.
+
+    The judge is the response cache's (`pipeline.cache.redaction`): it finds keys, e-mail addresses, payment cards, bank
+    accounts, national ids and telephone numbers. Nothing is blacked out within a text: a text that holds one is left
+    out, and the line says what it holds.
+    """
 
     def __init__(self, redactor: Redactor | None) -> None:
         """
@@ -25,15 +30,7 @@ class PromptLog:
         self._redactor = redactor
 
     def fields(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, Any]:
-        """Return the fields of a request's line.
-
-        Args:
-            prompts: as the engine got them.
-            answers: of each choice, as far as they came.
-
-        Returns:
-            {"prompts": [text], "answers": [text]}
-        """
+        """Return the fields of a line: prompts as the engine got them, and answers as far as they came."""
         return {"prompts": list(map(self._shown, prompts)), "answers": list(map(self._shown, answers))}
 
     def _shown(self, text: str) -> str:

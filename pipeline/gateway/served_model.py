@@ -248,9 +248,8 @@ class ServedModel:
         """Render a prompt by the chat template, and count its tokens. Safe to call from any thread.
 
         Args:
-            prompt: A text, which stays as it is, or messages.
-            tools: of the request.
-            variables: what else the template is given.
+            prompt: a text, which stays as it is, or messages.
+            variables: further variables of the template.
 
         Returns:
             The text that the engine gets, and its number of tokens.

@@ -130,8 +130,8 @@ class SharedRedis:
     def __init__(self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S) -> None:
         """
         Args:
-            address: of the server; the password is that of the environment.
-            timeout_s: to connect, and for an answer.
+            address: the password is that of the environment.
+            timeout_s: seconds to connect, and for an answer.
         """
         from redis import asyncio as aioredis
         from redis import exceptions
@@ -154,13 +154,12 @@ class SharedRedis:
         """Return a Lua script as a command for `run`."""
         return self.client.register_script(text)
 
-    async def run(self, command: Any, keys: Sequence[str], words: Sequence[Any]) -> Any:
+    async def run(self, command: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a command, and return what it returns.
 
         Args:
             command: takes `keys` and `args`; a script, for example.
-            keys: that it touches.
-            words: its arguments.
+            keys: keys that it touches.
 
         Raises:
             BackendDown: the server does not answer in time, or fails.
@@ -168,7 +167,7 @@ class SharedRedis:
         errors = self._exceptions
         with self._breaker.attempt():
             try:
-                return await command(keys=keys, args=words)
+                return await command(keys=keys, args=arguments)
             except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
                 raise ServerUnreachable(f"{self.address}: {error}") from error
             except errors.RedisError as error:
@@ -222,9 +221,9 @@ class RedisBuckets:
     ) -> None:
         """
         Args:
-            address: of the server; the password is that of the environment.
-            timeout_s: to connect, and for an answer.
-            lease_s: how long choices count as running without being renewed.
+            address: the password is that of the environment.
+            timeout_s: seconds to connect, and for an answer.
+            lease_s: seconds that choices count as running without being renewed.
         """
         self.address = address
         self.on_fallback: Callable[[], None] = lambda: None
@@ -326,8 +325,8 @@ class RedisLosses:
     def __init__(self, address: RedisAddress, *, timeout_s: float = _REPORT_TIMEOUT_S) -> None:
         """
         Args:
-            address: of the server; the password is that of the environment.
-            timeout_s: to connect, and for an answer.
+            address: the password is that of the environment.
+            timeout_s: seconds to connect, and for an answer.
         """
         self._redis = SharedRedis(address, timeout_s=timeout_s)
         self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
@@ -347,9 +346,9 @@ class RedisLosses:
         """Count a loss that a request was in flight at.
 
         Args:
-            digest: of the request.
-            ran_s: for how many seconds it had been in flight.
-            counted: is called with the number of losses that all gateways together know of.
+            digest: digest of the request; see `lost_servers.work_digest`.
+            ran_s: seconds for which it had been in flight.
+            counted: called with the number of losses that all gateways together know of.
         """
 
         async def count() -> None:
@@ -370,12 +369,7 @@ class RedisLosses:
         self._start(forget())
 
     def hold(self, name: str, wait_s: float) -> None:
-        """Have all gateways send nothing of a digest, or of a tenant, to a server.
-
-        Args:
-            name: by which they know it.
-            wait_s: for how many seconds.
-        """
+        """Have all gateways send nothing of a digest, or of a tenant (`blame.tenant_hold`), to a server for a time."""
 
         async def hold() -> None:
             await self._redis.run(self._hold, [_HELD], [name, repr(wait_s)])

@@ -108,7 +108,7 @@ class Span:
 
         Args:
             attributes: attributes of the span; those that are None are left out.
-            error: what went wrong, if that makes it a failed operation.
+            error: description of the fault, if it makes this a failed operation.
             ended: when it ended; None is now.
         """
         self.span.set_attributes({name: value for name, value in attributes.items() if value is not None})

@@ -46,7 +46,7 @@ class DescriptionEndpoints(EndpointFamily):
 
 @lru_cache(maxsize=4)
 def _render(routes: tuple[ApiRoute, ...], models: tuple[str, ...]) -> tuple[str, str]:
-    """The description as JSON, and as a page."""
+    """Render the description as JSON, and as a page."""
     api = describe_api(routes, models)
     text = (resources.files("pipeline.gateway") / "docs.html").read_text("utf-8")
     return json.dumps(api), Environment(autoescape=True).from_string(text).render(api=api)
@@ -61,11 +61,11 @@ def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str,
     """
     used = {kind for one in routes for kind in (one.request, one.form, one.response) if kind is not None}
     kinds = sorted(used | {ErrorAnswer}, key=lambda kind: kind.__name__)
-    references, found = models_json_schema(
+    references, document = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=f"{_REFERENCE}{{model}}"
     )
     of = {kind: references[kind, "validation"] for kind in kinds}
-    schemas: dict[str, Any] = found["$defs"]
+    schemas: dict[str, Any] = document["$defs"]
     for one in routes:
         if one.request is not None and "model" in one.request.model_fields:
             model = schemas[of[one.request]["$ref"].removeprefix(_REFERENCE)]["properties"]["model"]

@@ -1,4 +1,4 @@
-"""What people and probes ask of the gateway itself: the page to chat at, metrics, health."""
+"""Endpoints of the gateway itself, for people and probes: the page to chat at, metrics, health."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OperationEndpoints(EndpointFamily):
 
     @ApiRoute("GET", "/metrics", "Metrics for Prometheus.", logged=False, media_type="text/plain")
     async def _metrics(self, request: Request) -> Response:
-        """Without a key, or by one that may not read them, no tenant is named. A key that is not known is refused."""
+        """Render the metrics. Only a key that may read them sees tenants by name; an unknown key is refused."""
         tenants = self.context.tenants
         named = not tenants.require_keys
         if tenants.require_keys and tenants.has_key(request.headers):
@@ -40,7 +40,7 @@ class OperationEndpoints(EndpointFamily):
         return Response(page, headers={"content-type": content_type})
 
     def _count_marks(self) -> None:
-        """What `pipeline cache review` marked as wrong, before the metrics are read."""
+        """Count the answers that `pipeline cache review` marked as wrong, before the metrics are read."""
         for model in self.context.models.values():
             if model.cache is not None:
                 model.cache.count_marks()
@@ -51,7 +51,7 @@ class OperationEndpoints(EndpointFamily):
 
     @ApiRoute("GET", "/health", "200 while any model can be asked, else 503.", logged=False, media_type="")
     async def _health(self, request: Request) -> Response:
-        """As vLLM's: a status without a body."""
+        """Answer as vLLM does: a status without a body."""
         return Response(status_code=(await self._ready(request)).status_code)
 
     @ApiRoute("GET", "/version", "The version of the gateway.", logged=False)
@@ -60,7 +60,7 @@ class OperationEndpoints(EndpointFamily):
 
     @ApiRoute("GET", "/readyz", "200 while any model can be asked.", logged=False)
     async def _ready(self, _: Request) -> Response:
-        """200 if any model can be asked, with what is wrong with the others, and which package each model is of."""
+        """Answer 200 if any model can be asked, with faults of the others, and the package of each model."""
         status = await self.context.status()
         return JSONResponse(*readiness_page(status.models, draining=self.context.draining))
 

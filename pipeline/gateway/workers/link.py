@@ -1,4 +1,4 @@
-"""What workers of the gateway share with their parent: messages over a socket pair, and memory with limits of tenants.
+"""Link between workers of the gateway and their parent: messages over a socket pair, and memory with limits of tenants.
 
 Messages are JSON objects, one a line. A request takes from the buckets of its tenant at once and without asking another
 process: the memory is mapped by all, and locked for a few microseconds while it is changed. The lock is the kernel's
@@ -33,8 +33,8 @@ class WorkerLink(asyncio.Protocol):
     def __init__(self, receive: Callable[[LinkMessage], None], lost: Callable[[], None]) -> None:
         """
         Args:
-            receive: is called with each message.
-            lost: is called once when the other process is gone.
+            receive: called with each message.
+            lost: called once when the other process is gone.
         """
         self._receive, self._lost = receive, lost
         self._transport: asyncio.Transport | None = None

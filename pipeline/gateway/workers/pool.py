@@ -23,10 +23,8 @@ from pathlib import Path
 
 import uvloop
 
-from pipeline.cache.redis import RedisAddress
 from pipeline.errors import ServerError
 from pipeline.gateway.settings import GatewayStart, WorkerPlace
-from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
 from pipeline.gateway.workers.link import LinkMessage, SharedUsage, WorkerLink
@@ -69,18 +67,13 @@ class WorkerPool:
             start: the gateway's; each worker gets it with its place.
             sockets: bound; workers inherit them under the same numbers.
             command: command line of a worker; the descriptor with its `GatewayStart` follows.
-            tenants: those of `start.settings.keys`, whose limits workers share.
+            tenants: tenants of `start.settings.keys`, whose limits workers share.
             on_ready: called when all workers listen for the first time.
         """
         self._start, self._sockets, self._command, self._on_ready = start, sockets, command, on_ready
-        settings, self._count = start.settings, start.settings.workers
+        self._count = start.settings.workers
         self._usage = SharedUsage.create(tenants, self._count)
-        redis = settings.limits_redis
-        self._coordinator = Coordinator(
-            max_waiting=settings.max_waiting,
-            batch_slots=settings.batch_slots,
-            losses=None if redis is None else RedisLosses(RedisAddress.parse(redis)),
-        )
+        self._coordinator = Coordinator(start.settings)
         self._running: dict[int, _WorkerProcess] = {}
         self._failure: ServerError | None = None
 
@@ -90,8 +83,8 @@ class WorkerPool:
         Raises:
             ServerError: a worker did not start.
         """
-        for one in self._sockets:
-            one.listen(_BACKLOG)
+        for listening in self._sockets:
+            listening.listen(_BACKLOG)
         with (
             tempfile.TemporaryFile() as keys,
             _own_folder() as folder,
@@ -128,8 +121,8 @@ class WorkerPool:
         watching = asyncio.create_task(self._watch())
         await self._stopping.wait()
         watching.cancel()
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
         for worker in self._running.values():
             self._signal(worker, signal.SIGTERM)
         _, late = await asyncio.wait(keepers, timeout=self._start.settings.drain_s + _SPARE_S)

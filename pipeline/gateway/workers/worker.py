@@ -55,11 +55,7 @@ class GatewayWorker:
         return cls(place)
 
     async def connect(self, report: Callable[[], Mapping[str, ModelStatus]]) -> None:
-        """Open the link, and begin to report.
-
-        Args:
-            report: describes the models of this process.
-        """
+        """Open the link, and begin to send what `report` returns."""
         self._report = report
         self._link = await WorkerLink.over(socket(fileno=self.place.link), self._receive, self._lose)
         self._reporting = asyncio.create_task(self._keep_reporting())
@@ -107,7 +103,7 @@ class GatewayWorker:
             del self._asked[number]
 
     async def status(self) -> GatewayStatus:
-        """Return what all workers together say."""
+        """Return the status of all workers together."""
         self._send_report()
         return GatewayStatus.of_json(await self.ask("status"))
 
@@ -274,7 +270,7 @@ class SharedReadiness:
         )
 
     def hear(self, message: LinkMessage) -> None:
-        """Take what the parent has found out."""
+        """Take over the state of the servers from the parent."""
         self.fault = message["fault"]
         self._client.use_servers(message["servers"])
         for one in self._client.endpoints:
@@ -313,12 +309,12 @@ class SharedReadiness:
         self.stop()
 
     def last_chunks(self) -> dict[str, float]:
-        """When the last part of an answer came from each server."""
+        """Return the time of the last part of an answer from each server."""
         return {one.url: one.last_chunk_at for one in self._client.endpoints if one.last_chunk_at > -inf}
 
 
 class _SharedHits(CacheHits):
-    """What the cache answered, remembered by the parent: a report may come to another worker than the answer did."""
+    """Hits that the parent remembers: a report may come to another worker than the answer did."""
 
     def __init__(self, worker: GatewayWorker) -> None:
         super().__init__()
@@ -328,5 +324,5 @@ class _SharedHits(CacheHits):
         self._worker.tell("remember", tenant=tenant, id=request_id, hit=hit)
 
     async def take(self, tenant: str, request_id: str) -> CacheHit | None:
-        found = await self._worker.ask("recall", tenant=tenant, id=request_id)
-        return None if found is None else CacheHit(*found)
+        hit = await self._worker.ask("recall", tenant=tenant, id=request_id)
+        return None if hit is None else CacheHit(*hit)
