@@ -343,7 +343,7 @@ def _with_usual_ports(options: dict[str, Any], chosen: ChosenPackage) -> dict[st
 
 
 def _recipe_text(chosen: ChosenPackage) -> str | None:
-    from pipeline.recipe.yaml_reader import dump_yaml
+    from pipeline.documents import dump_yaml
 
     return None if chosen.settings is None else dump_yaml(dict(chosen.settings))
 

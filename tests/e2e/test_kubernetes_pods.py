@@ -22,8 +22,8 @@ import openai
 import pytest
 import yaml
 
+from pipeline.documents import dump_yaml
 from pipeline.recipe import load_recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports
