@@ -84,7 +84,7 @@ class WebGuard:
         """
         Args:
             hosts: hosts that requests may name.
-            origins: pages that may send requests, such as https://chat.example; `*` is all. The gateway's own always may.
+            origins: pages that may send requests, such as https://chat.example; `*` is all. The gateway's always may.
             keys: whether requests need an API key, which pages of other origins do not know.
             content_types: path -> types of bodies, the usual one first; "" among them is a body without a type.
             refusal: makes the answer to a request that is refused.

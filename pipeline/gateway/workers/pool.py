@@ -16,6 +16,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,15 +30,15 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
 from pipeline.gateway.workers.link import LinkMessage, SharedUsage, WorkerLink
 from pipeline.gateway.workers.worker import REPORT_S
+from pipeline.keeper import RestartPolicy
 from pipeline.process_state import ProcessPulse, ProcessStat, exit_reason
 
 _log = logging.getLogger("pipeline.gateway")
 
 _BACKLOG = 2048
 _START_S = 120.0
-# A worker that ran for so long before it failed is started again at once; else after a pause that doubles.
-_STEADY_S = 60.0
-_LONGEST_PAUSE_S = 30.0
+_RESTARTS = RestartPolicy()
+_REMEMBERED_FAILURES = 16
 _SPARE_S = 5.0  # for workers to end after their drain
 
 
@@ -134,9 +135,8 @@ class WorkerPool:
 
     async def _keep(self, number: int, metrics: Path) -> None:
         """Run worker `number`, again and again, until the pool stops."""
-        failures = 0
+        failures: deque[float] = deque(maxlen=_REMEMBERED_FAILURES)
         while not self._stopping.is_set():
-            began = time.monotonic()
             try:
                 why = exit_reason(await self._serve(number, metrics))
             except OSError as error:
@@ -147,8 +147,8 @@ class WorkerPool:
                 self._failure = ServerError(f"worker {number} of the gateway {why} before it was ready")
                 self._stopping.set()
                 return
-            failures = 0 if time.monotonic() - began > _STEADY_S else failures + 1
-            pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 2)) if failures > 1 else 0.0
+            failures.append(time.monotonic())
+            pause_s = _RESTARTS.pause_before_restart(failures, failures[-1])
             _log.error("worker %d of the gateway %s; it is started again", number, why)
             self._coordinator.restarts += 1
             with contextlib.suppress(TimeoutError):
