@@ -141,7 +141,7 @@ def locate_models(start: GatewayStart, store: Store) -> list[LocatedModel]:
         )
         for name in start.recipes
     ]
-    known = [one.recipe.name for one in named]
+    known = [deployment.recipe.name for deployment in named]
     if "" in endpoints and len(known) == 1:
         endpoints = {known[0]: (*endpoints.get(known[0], ()), *endpoints[""])}
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
@@ -150,21 +150,22 @@ def locate_models(start: GatewayStart, store: Store) -> list[LocatedModel]:
         for name in endpoints
         if name not in known
     ]
-    found = []
-    for one in named:
+    located = []
+    for deployment in named:
         try:
             left_s = 0.0 if faults else deadline - time.monotonic()
-            found.append(_locate(one, store, endpoints.get(one.recipe.name, ()), left_s))
+            urls = endpoints.get(deployment.recipe.name, ())
+            located.append(_locate(deployment, store, urls, left_s))
         except UserError as error:
             faults.append(str(error))
-    faults += _faults_of_aliases([one.recipe for one in found])
+    faults += _faults_of_aliases([model.recipe for model in located])
     if faults:
         raise UserError("\n".join(faults))
-    return found
+    return located
 
 
 def _faults_of_aliases(recipes: Sequence[Recipe]) -> list[str]:
-    """Names that would mean several models."""
+    """Find names that would mean several models."""
     by_name: dict[str, list[str]] = {}
     for recipe in recipes:
         for name in (recipe.name, *recipe.serving.aliases):

@@ -63,16 +63,16 @@ def serve_gateway(start: GatewayStart, say: Callable[[str], None], warn: Callabl
         located = locate_models(start, store)
         if start.worker is None and (advice := _advice(settings, keys=tenants.require_keys)):
             warn(advice)
-        names = [one.recipe.name for one in located]
+        names = [model.recipe.name for model in located]
         on_ready = partial(_say_ready, say, names, settings.host, sockets[0])
         if settings.workers > 1 and start.worker is None:
             WorkerPool(start, sockets, _WORKER, tenants, on_ready).run()
             return
         worker = None if start.worker is None else GatewayWorker.join(start.worker, tenants)
         load = partial(load_served_model, store=store, start=start, worker=worker)
-        models = {one.recipe.name: load(one) for one in located}
+        models = {model.recipe.name: load(model) for model in located}
         followers = record_followers(located, store, load)
-        caches = [one.recipe.cache for one in located]
+        caches = [model.recipe.cache for model in located]
         # The parent of the workers removes the folder when all of them have ended.
         shared = None if worker is None else worker.place.metrics / "responses.sqlite"
         try:
