@@ -26,7 +26,8 @@ class Option:
     """Command-line form of a field, where its name and type do not say it.
 
     Attributes:
-        name: Option, such as "--allowed-host" or "--container/--no-container"; by default the field's name.
+        name: Option, such as "--allowed-host", "--container/--no-container" or "-d --detach"; by default the field's
+            name.
         metavar: Placeholder of the value in the help.
         envvar: Environment variable that gives the value where the option is absent.
         parse: Function from the option's text to the field's value, which raises ValueError with what is wrong; by
@@ -57,13 +58,13 @@ class Settings(BaseModel):
         yield from ()
 
     def to_descriptor(self) -> int:
-        """Write the settings as JSON into an anonymous file, for a child process that inherits its descriptor.
+        """Write the settings that were set as JSON into an anonymous file, for a child process that inherits it.
 
         Returns:
             The descriptor, positioned at the start and not inherited unless passed on; the caller closes it.
         """
         descriptor = os.memfd_create("settings")
-        os.write(descriptor, self.model_dump_json().encode())
+        os.write(descriptor, self.model_dump_json(exclude_unset=True).encode())
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 

@@ -6,71 +6,82 @@ import os
 import shlex
 import sys
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
-from pipeline.cli.serving import (
-    choose_package,
-    launch_options,
-    serve_options_of,
-    stop_on_signals,
-    supervision_options,
-)
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
+from pipeline.serving.deployments import recipe_of
+from pipeline.serving.settings import LaunchSettings, SupervisionSettings
+from pipeline.settings import Option, Settings
+from pipeline.stages.served_package import PackageSettings, choose_package
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pipeline.cli.serving import ChosenPackage
     from pipeline.recipe import Recipe
     from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.serving.launch import ServeOptions
+    from pipeline.stages.served_package import ChosenPackage
     from pipeline.store import Store
 
 
-class _Repeatable(click.Command):
-    """A command that can be started again by another process: it keeps its options as they were given."""
+class _Mode(Settings):
+    """Things to do with what is served."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_GIVEN], _, _ = self.make_parser(ctx).parse_args(list(args))
-        return super().parse_args(ctx, args)
+    detach: Annotated[bool, Option("-d --detach")] = Field(
+        default=False, description="Return when it is ready, and leave it running: see ps, logs, stop."
+    )
+    no_wait: bool = Field(default=False, description="With --detach: return at once.")
+    detached: Annotated[int | None, Option(hidden=True)] = None  # descriptor of a `_ServeStart`
+    no_gateway: bool = Field(
+        default=False, description="Run Triton alone, without the OpenAI API in front of it."
+    )
+    dry_run: bool = Field(
+        default=False, description="Print what would be run, also of what is not built yet."
+    )
+    as_json: Annotated[bool, Option("--json")] = Field(
+        default=False, description="With --dry-run: print one JSON object."
+    )
 
 
-@click.command(name="serve", cls=_Repeatable)
+class _ServeStart(Settings):
+    """Everything that a supervisor needs to know: from its command line, or as a message from `serve --detach`."""
+
+    recipes: tuple[str, ...]
+    overrides: tuple[str, ...]
+    store: Path | None
+    mode: _Mode
+    wanted: PackageSettings
+    launch: LaunchSettings
+    supervision: SupervisionSettings
+    gateway: GatewaySettings
+
+
+@click.command(name="serve")
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
 @store_option
-@click.option(
-    "-d", "--detach", is_flag=True, help="Return when it is ready, and leave it running: see ps, logs, stop."
-)
-@click.option("--no-wait", is_flag=True, help="With --detach: return at once.")
-@click.option("--detached", is_flag=True, hidden=True)
-@click.option("--no-gateway", is_flag=True, help="Run Triton alone, without the OpenAI API in front of it.")
-@click.option("--dry-run", is_flag=True, help="Print what would be run, also of what is not built yet.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
-@launch_options
-@supervision_options
-@options_of(GatewaySettings, "gateway_settings")
-@click.pass_context
+@options_of(_Mode, "mode")
+@options_of(PackageSettings, "wanted")
+@options_of(LaunchSettings, "launch")
+@options_of(SupervisionSettings, "supervision")
+@options_of(GatewaySettings, "gateway")
 def command(
-    context: click.Context,
-    /,
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
-    detach: bool,
-    no_wait: bool,
-    detached: bool,
-    no_gateway: bool,
-    dry_run: bool,
-    as_json: bool,
-    gateway_settings: GatewaySettings,
-    **options: Any,
+    mode: _Mode,
+    wanted: PackageSettings,
+    launch: LaunchSettings,
+    supervision: SupervisionSettings,
+    gateway: GatewaySettings,
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
 
@@ -84,54 +95,88 @@ def command(
     pipeline serve --package ./package --port 8000 --grpc-port 9001 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
+    start = _ServeStart(
+        recipes=recipes, overrides=overrides, store=store, mode=mode, wanted=wanted, launch=launch,
+        supervision=supervision, gateway=gateway,
+    )  # fmt: skip
+    _serve(start if mode.detached is None else _ServeStart.from_descriptor(mode.detached))
+
+
+def _serve(start: _ServeStart) -> None:
     from pipeline.dropping_output import drop_unwritable_output
+    from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
-    from pipeline.serving.serve import serve
+    from pipeline.serving.serve import serve, stop_on_signals
     from pipeline.store import Store
 
-    alone = [name for name in ("http_port", "grpc_port", "metrics_port", "log", "package") if options[name]]
-    if len(recipes) > 1 and (alone or dry_run):
-        named = ", ".join(
-            f"--{name.replace('_', '-')}" for name in [*alone, *(["dry_run"] if dry_run else [])]
-        )
-        raise click.UsageError(f"{named}: name one RECIPE then; several get free ports")
-    if as_json and not dry_run:
-        raise click.UsageError("--json goes with --dry-run")
-    if no_wait and not detach:
-        raise click.UsageError("--no-wait goes with --detach")
-    if not (dry_run or detach):
+    mode, wanted, launch, supervision = start.mode, start.wanted, start.launch, start.supervision
+    _check_usage(start)
+    if not (mode.dry_run or mode.detach):
         drop_unwritable_output()
-    options |= {"allowed_hosts": gateway_settings.allowed_hosts, "traces": gateway_settings.traces}
-    report = reporter(silent=as_json)
-    shelf = Store.at(store)
+    report = reporter(silent=mode.as_json)
+    store = Store.at(start.store)
+    options = ServeOptions(
+        Ports.free(),
+        launch,
+        supervision,
+        supervision.restart_policy,
+        store,
+        allowed_hosts=start.gateway.allowed_hosts,
+        allowed=frozenset(wanted.allowed),
+        traces=traces_endpoint(start.gateway.traces),
+    )
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
-    for recipe in recipes or (None,):
-        chosen = choose_package(recipe, overrides, shelf, options, report, preview=dry_run)
+    for name in start.recipes or (None,):
+        recipe = None if name is None else recipe_of(name, start.overrides, store)
+        chosen = choose_package(recipe, store, wanted, report, preview=mode.dry_run)
         serving = chosen.served_recipe.serving
-        ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else None
-        packages.append((chosen, serve_options_of(options, shelf, chosen, ports=ports)))
-    if dry_run:
-        _show(*packages[0], as_json=as_json)
+        ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else launch.choose_ports(serving)
+        packages.append((chosen, replace(options, ports=ports, recipe=chosen.argv, settings=chosen.settings)))
+    if mode.dry_run:
+        _show(*packages[0], as_json=mode.as_json)
         return
-    if detach:
-        _detach(context, packages, shelf, wait=not no_wait)
+    if mode.detach:
+        _detach(start, packages, store)
         return
     from pipeline.private_files import owner_only
 
     with ExitStack() as stack:
         # What was built before may be read by others, such as the user of a container.
         stack.enter_context(owner_only())
-        gateway: GatewayLaunch | None = None
-        if not no_gateway:
+        started: GatewayLaunch | None = None
+        if not mode.no_gateway:
             served = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(_gateway_launch(gateway_settings, served, shelf))
+            started = stack.enter_context(_gateway_launch(start.gateway, served, store))
         serve(
-            [(chosen.folder, of) for chosen, of in packages],
+            [(chosen.folder, options) for chosen, options in packages],
             report,
             stop_on_signals(),
-            gateway=gateway,
-            stopped_by=_stop_command(packages, shelf) if detached else "Ctrl-C",
+            gateway=started,
+            stopped_by="Ctrl-C" if mode.detached is None else _stop_command(packages, store),
         )
+
+
+def _check_usage(start: _ServeStart) -> None:
+    mode = start.mode
+    if len(start.recipes) > 1:
+        of_one = {
+            "--http-port": start.launch.http_port,
+            "--grpc-port": start.launch.grpc_port,
+            "--metrics-port": start.launch.metrics_port,
+            "--log": start.supervision.log,
+            "--package": start.wanted.package,
+            "--dry-run": mode.dry_run,
+        }
+        if named := ", ".join(option for option, value in of_one.items() if value):
+            raise click.UsageError(f"{named}: name one RECIPE then; several get free ports")
+    if mode.as_json and not mode.dry_run:
+        raise click.UsageError("--json goes with --dry-run")
+    if mode.no_wait and not mode.detach:
+        raise click.UsageError("--no-wait goes with --detach")
+    if not start.recipes and start.wanted.package is None:
+        raise click.UsageError("name a RECIPE, or a folder with --package")
+    if not start.recipes and start.overrides:
+        raise click.UsageError("--set changes a RECIPE: name one beside --package")
 
 
 @contextmanager
@@ -141,9 +186,7 @@ def _gateway_launch(
     """Bind the sockets of the gateway that is to be started, and make its message.
 
     Args:
-        settings: Settings of the gateway.
         recipes: Recipes that are served; their servers are announced in `store`, where the gateway finds them by name.
-        store: Store of artifacts.
 
     Raises:
         UserError: The file of keys has faults, or a package for Python is missing.
@@ -204,62 +247,32 @@ def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> Non
         click.echo(str(made))
 
 
-def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], shelf: Store) -> str:
+def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], store: Store) -> str:
     names = (chosen.deployment.name for chosen, _ in packages)
-    return shlex.join(("pipeline", "stop", *names, *shelf.words))
+    return shlex.join(("pipeline", "stop", *names, *store.words))
 
 
-def _detach(
-    context: click.Context,
-    packages: Sequence[tuple[ChosenPackage, ServeOptions]],
-    shelf: Store,
-    *,
-    wait: bool,
-) -> None:
+def _detach(start: _ServeStart, packages: Sequence[tuple[ChosenPackage, ServeOptions]], store: Store) -> None:
     """Start this command again as a process of its own, and wait until it is ready."""
-
     from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
-    names = [chosen.deployment.name for chosen, _ in packages]
-    # It writes to its log, where reasons are wanted also by those who print nothing.
-    words = _given_argv(context, without={"detach", "no_wait", "build", "quiet"})
-    command = (
-        *(sys.executable, "-m", "pipeline.cli.main", "serve"),
-        *context.params["recipes"],
-        *words,
-        "--detached",
-    )
-    started = start_detached(command, shelf.running, shelf.logs, names)
+    names, wait = [chosen.deployment.name for chosen, _ in packages], not start.mode.no_wait
+    # All is built by now.
+    wanted = start.wanted.model_copy(update={"build": False})
+    update = {"wanted": wanted, "mode": _Mode(no_gateway=start.mode.no_gateway, detached=0)}
+    with os.fdopen(start.model_copy(update=update).to_descriptor()) as message:
+        descriptor = message.fileno()
+        command = (sys.executable, "-m", "pipeline.cli.main", "serve", "--detached", str(descriptor))
+        started = start_detached(command, store, names, inherit=[descriptor])
     try:
         if wait:
             wait_until_ready(started, note)
     except DetachedEnded as error:
         if is_quiet():
-            click.echo("\n".join(error.said), err=True)
+            click.echo("\n".join(error.last_lines), err=True)
         raise
-    logs = shlex.join(("pipeline", "logs", names[0], *shelf.words))
+    logs = shlex.join(("pipeline", "logs", names[0], *store.words))
     state = "runs" if wait else "starts"
     click.echo(
-        f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, shelf)}"
+        f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, store)}"
     )
-
-
-_GIVEN = "pipeline.given"  # key of click's `Context.meta`: name of an option -> its words
-
-
-def _given_argv(context: click.Context, *, without: Collection[str]) -> list[str]:
-    """Return the options of the command as they were given, without some, for another command line."""
-    given: dict[str, Any] = context.meta[_GIVEN]
-    argv: list[str] = []
-    for option in context.command.params:
-        if not isinstance(option, click.Option) or option.name not in given or option.name in without:
-            continue
-        value = given[option.name]
-        if option.count:
-            argv += [option.opts[0]] * value
-        elif option.is_flag:
-            argv.append(option.opts[0] if value else option.secondary_opts[0])
-        else:
-            for text in value if isinstance(value, list) else (value,):
-                argv += [option.opts[0], text]
-    return argv

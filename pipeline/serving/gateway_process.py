@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from pipeline.errors import ServerError
 from pipeline.keeper import HealthIssue, StartCancelled
+from pipeline.machine.processes import start_process
 from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, open_log, rotate
@@ -85,16 +86,9 @@ class GatewayProcess:
         rotate(self.log_file)
         message = self.launch.message.to_descriptor()
         with open_log(self.log_file) as output, os.fdopen(message):
-            self._process = subprocess.Popen(
-                (*self.launch.command, str(message)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, SUPERVISOR: own_mark()},
-                pass_fds=[message, *(listening.fileno() for listening in self.launch.sockets)],
-                start_new_session=True,
-                umask=0o077,
-            )
+            inherit = [message, *(listening.fileno() for listening in self.launch.sockets)]
+            command = (*self.launch.command, str(message))
+            self._process = start_process(command, output, {SUPERVISOR: own_mark()}, inherit=inherit)
         self._check = _GatewayCheck(self._process.pid, self.launch.sockets[0])
         deadline = time.monotonic() + self.launch.start_deadline_s
         while not self._check.answered:

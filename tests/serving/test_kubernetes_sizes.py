@@ -24,6 +24,7 @@ from pipeline.runtimes import runtime_of
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.store import Store
 from tests.support.kubernetes import Object, objects, pod_specs
 
@@ -58,7 +59,11 @@ def files(name: str, place: str, machine: str, *, sized: bool = True) -> dict[st
     image = "own/serve:1" if deployment.requirements is None else None
     package = Path("/srv/artifacts/package-" + "0" * 20)
     return manifest_files(
-        "kubernetes", deployment, package, ServeOptions(Ports(None, 8001, 8002), image=image), more
+        "kubernetes",
+        deployment,
+        package,
+        ServeOptions(Ports(None, 8001, 8002), LaunchSettings(image=image)),
+        more,
     )
 
 
