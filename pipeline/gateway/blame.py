@@ -130,7 +130,7 @@ class _Loss:
     """A server that was lost, until it was well again and beyond.
 
     Attributes:
-        at: when it was noticed.
+        at: time at which it was noticed.
         suspected: tenants that were under suspicion at that time -> since when.
         tenants: tenants that had requests in flight -> whether one was sent while the tenant was under suspicion.
         passed: whether a request that was in flight was answered when it was asked again.
@@ -165,7 +165,7 @@ class _Suspect:
 
     Attributes:
         loss: the latest one.
-        age_s: how long it had run then.
+        age_s: seconds for which it had run then.
         losses: number of losses.
         alone: how many of these found no other request in flight that had been at a loss before.
         until: end of its quarantine.
@@ -353,7 +353,7 @@ class LossJudge:
         return Refusal("quarantined", wait_s, suspect.losses)
 
     def _trial_s(self, now: float, work: Work) -> float | None:
-        """How long the trial of a request takes; None if it is no suspect."""
+        """Return the seconds of a request's trial; None if it is no suspect."""
         policy = self.policy
         if (suspect := self._suspects.get(work.digest)) is not None:
             return min(suspect.age_s + 1.0, policy.turn_s, policy.turns_s / len(suspect.loss.tenants))

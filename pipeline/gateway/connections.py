@@ -148,11 +148,7 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def check(self, now: float) -> None:
-        """End the connection if the client is late; called about twice a second.
-
-        Args:
-            now: by the loop's clock, in seconds.
-        """
+        """End the connection if the client is late; called about twice a second with the loop's time."""
         idle, limits = self.cycle is None or self.cycle.response_complete, self._limits
         if self._is_stalled(now, idle=idle):
             self.abort()

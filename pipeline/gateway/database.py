@@ -99,11 +99,7 @@ class StorageFailed(ApiError):
 
 @contextmanager
 def disk_errors(place: object) -> Iterator[None]:
-    """Turn what the disk of this machine refuses in the block into `StorageFull` or `StorageFailed`.
-
-    Args:
-        place: name of what is on that disk, for the log.
-    """
+    """Turn errors of the disk in the block into `StorageFull` or `StorageFailed`; `place` names it in the log."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -115,13 +111,12 @@ def disk_errors(place: object) -> Iterator[None]:
 
 
 class ServerFaults:
-    """Turns what a server of state refuses into `ApiError`; the log says when that began, and when it ended."""
+    """Turns errors of a server of state into `ApiError`; the log says when they began, and when they ended.
+
+    `what` names in the log what the server stores.
+    """
 
     def __init__(self, what: str) -> None:
-        """
-        Args:
-            what: name of what the server stores, for the log.
-        """
         self._what, self._fault = what, ""
 
     @contextmanager
@@ -176,11 +171,7 @@ class SqliteDatabase:
 
     @classmethod
     def in_memory(cls, tables: str) -> SqliteDatabase:
-        """Make a database that ends with this process.
-
-        Args:
-            tables: template of the tables.
-        """
+        """Make a database that ends with this process, with tables by a template."""
 
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -265,7 +256,6 @@ class PostgresDatabase:
         """
         Args:
             url: as libpq reads it, without a password. Nothing is connected before the first use.
-            codec: seals what is stored.
             tables: templates of the tables.
 
         Raises:

@@ -177,10 +177,10 @@ class MessageInspector:
 
 
 def check_message(content: bytes, *, compressed: bool, limits: MessageLimits) -> None:
-    """Look at a message of any method. Raises MessageRefused if it would harm Triton.
+    """Look at a message of any method, perhaps compressed by gzip or deflate.
 
-    Args:
-        compressed: Whether it is compressed, by gzip or deflate.
+    Raises:
+        MessageRefused: it would harm Triton.
     """
     if compressed:
         unpacking = zlib.decompressobj(wbits=47)
@@ -218,13 +218,9 @@ _OUTPUTS = _outputs_class()
 
 
 class GrpcRelay:
-    """Serves a gRPC port: makes for each connection one to Triton, and passes bytes in both directions."""
+    """Serves a gRPC port: makes for each connection one to the socket of Triton, and passes bytes in both directions."""
 
     def __init__(self, socket_path: str, limits: MessageLimits | None = None) -> None:
-        """
-        Args:
-            socket_path: Path of the socket that Triton listens on.
-        """
         self.limits, self.total = limits or MessageLimits(), MessageTotal()
         self._path = socket_path
         self._open: set[_Client] = set()

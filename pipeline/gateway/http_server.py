@@ -37,7 +37,6 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
     """Bind sockets to an address, or to all addresses of a name, so that nobody else can listen there.
 
     Args:
-        host: address or name.
         port: 0 takes a free one.
 
     Raises:

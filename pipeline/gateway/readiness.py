@@ -50,7 +50,7 @@ class Pausable(Protocol):
 
 
 class ModelReadiness(Protocol):
-    """Whether a model can be asked: `Readiness`, or a worker's copy of it (`workers.worker.SharedReadiness`)."""
+    """Readiness of a model: `Readiness`, or a worker's copy of it (`workers.worker.SharedReadiness`)."""
 
     @property
     def fault(self) -> str | None: ...

@@ -99,8 +99,7 @@ class DirectRoutes:
     def __init__(self, handlers: Mapping[str, Handler], app: ASGIApp) -> None:
         """
         Args:
-            handlers: path -> handler of a POST to it.
-            app: answers everything else.
+            handlers: path -> handler of a POST to it; `app` answers everything else.
         """
         self._handlers, self._app = handlers, app
 

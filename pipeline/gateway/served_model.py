@@ -220,10 +220,9 @@ class ServedModel:
             await self._unused.wait()
 
     def replace(self, model: ServedModel) -> None:
-        """Let another package go on where this one is: requests that have not been sent yet go to it, in their order.
+        """Let another package take over the queue, with its own number of slots.
 
-        Args:
-            model: takes over the queue; it has as many slots as the new package.
+        Requests that have not been sent yet go to it, in their order.
         """
         slots, model.queue = model.queue.slots, self.queue
         model.queue.resize(slots)

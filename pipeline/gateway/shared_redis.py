@@ -155,11 +155,7 @@ class SharedRedis:
         return self.client.register_script(text)
 
     async def run(self, command: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a command, and return what it returns.
-
-        Args:
-            command: takes `keys` and `args`; a script, for example.
-            keys: keys that it touches.
+        """Run a command, such as a script, and return its result.
 
         Raises:
             BackendDown: the server does not answer in time, or fails.

@@ -96,11 +96,10 @@ class Tenants:
         return any(name in headers for name in _KEY_HEADERS)
 
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
-        """Find the tenant of a request.
+        """Find the tenant of a request by its headers.
 
-        Args:
-            headers: of the request: a key stands in `Authorization: Bearer …`, as OpenAI's clients send it, or in
-                `api-key` (Azure's clients) or `x-api-key` (Anthropic's).
+        A key stands in `Authorization: Bearer …`, as OpenAI's clients send it, or in `api-key` (Azure's clients) or
+        `x-api-key` (Anthropic's).
 
         Raises:
             ApiError: 401, if a key is needed and none that is known is given.

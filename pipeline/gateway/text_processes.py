@@ -210,13 +210,9 @@ class TextProcesses:
 
 
 class ProcessTemplate(ChatTemplate):
-    """A chat template whose renderings are made in processes."""
+    """A chat template, the same as that of the processes, whose renderings are made there."""
 
     def __init__(self, template: ChatTemplate, processes: TextProcesses) -> None:
-        """
-        Args:
-            template: the same as that of the processes.
-        """
         super().__init__(template.sources, template.special_tokens)
         self._processes = processes
 
@@ -227,13 +223,9 @@ class ProcessTemplate(ChatTemplate):
 
 
 class ProcessTokenizer:
-    """Tokenizer of prompts that leaves long texts to workers."""
+    """Tokenizer of prompts that leaves long texts to the processes, which have the same `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Any, processes: TextProcesses) -> None:
-        """
-        Args:
-            tokenizer: a `tokenizers.Tokenizer`, the same as that of the processes.
-        """
         self._tokenizer, self._processes = tokenizer, processes
 
     def encode_batch_fast(self, texts: Sequence[str]) -> Sequence[Any]:

@@ -46,7 +46,6 @@ class AllowedHosts:
     def __init__(self, listens_on: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
         """
         Args:
-            listens_on: address or name.
             names: without port; `*.example.com` stands for all below it, `*` for all.
         """
         self.loopback = _is_loopback(listens_on)

@@ -53,10 +53,9 @@ def _render(routes: tuple[ApiRoute, ...], models: tuple[str, ...]) -> tuple[str,
 
 
 def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str, Any]:
-    """Describe routes by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
+    """Describe routes, in their order, by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
 
     Args:
-        routes: in the order in which they are to be shown.
         models: names that requests may have.
     """
     used = {kind for one in routes for kind in (one.request, one.form, one.response) if kind is not None}
