@@ -1,6 +1,6 @@
 """The ASGI application of a gateway: families of endpoints with the middleware around them, and its HTTP server.
 
-The families are in `pipeline.gateway.api` and `pipeline.gateway.endpoints`.
+Most families are in `pipeline.gateway.api`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.connections import ConnectionLimits
-from pipeline.gateway.context import GatewayContext, GatewayParts
-from pipeline.gateway.endpoints.description import DescriptionEndpoints
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
-from pipeline.gateway.endpoints.operations import OperationEndpoints
+from pipeline.gateway.context import EndpointFamily, GatewayContext, GatewayParts
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import HttpServer
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import ModelStatus
+from pipeline.gateway.operations import DescriptionEndpoints, OperationEndpoints
 from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewaySettings

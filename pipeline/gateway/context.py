@@ -27,7 +27,7 @@ from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import CacheHits, PromptLog, RequestRecord
-from pipeline.gateway.routes import ApiRoute
+from pipeline.gateway.routes import ApiRoute, Handler, routes_of
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
@@ -248,6 +248,23 @@ class GatewayContext:
 
 async def _not_ready(*_: object) -> None:
     raise AssertionError("the gateway is not complete yet")
+
+
+class EndpointFamily:
+    """Endpoints that belong together, over what all endpoints of the gateway share."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self.context = context
+
+    def endpoints(self) -> Sequence[tuple[ApiRoute, Handler]]:
+        """Return the endpoints, in the order in which they are matched and described."""
+        return routes_of(self)
+
+    async def start(self) -> None:
+        """Begin what goes on beside requests; called once, in the event loop that serves."""
+
+    async def aclose(self) -> None:
+        """End what `start` began; called once, when no request is under way any more."""
 
 
 class ParserThreads:
