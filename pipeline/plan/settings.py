@@ -85,7 +85,7 @@ class BuildSettings(PreparationSettings):
 
 
 class InitSettings(Settings):
-    """What a user says of a recipe that does not exist yet; None leaves it open."""
+    """A user's wishes for a recipe that does not exist yet; None leaves one open."""
 
     gpu: Annotated[str | None, Option(metavar="NAME", complete=_complete_gpu)] = Field(
         default=None,
