@@ -17,10 +17,9 @@ from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
-from pipeline.serving.deployments import recipe_of
+from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.settings import Option, Settings
-from pipeline.stages.served_package import PackageSettings, choose_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,9 +103,11 @@ def command(
 
 def _serve(start: _ServeStart) -> None:
     from pipeline.dropping_output import drop_unwritable_output
+    from pipeline.serving.deployments import recipe_of
     from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
     from pipeline.serving.serve import serve, stop_on_signals
+    from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
     mode, wanted, launch, supervision = start.mode, start.wanted, start.launch, start.supervision
@@ -122,7 +123,7 @@ def _serve(start: _ServeStart) -> None:
         supervision.restart_policy,
         store,
         allowed_hosts=start.gateway.allowed_hosts,
-        allowed=frozenset(wanted.allowed),
+        allowed=wanted.allowed,
         traces=traces_endpoint(start.gateway.traces),
     )
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
