@@ -18,7 +18,7 @@ FLOORS = (
     {"cli"},
     {"doctor", "acceptance"},
     {"tuning"},
-    {"bench"},
+    {"bench", "deploy"},
     {"stages", "serving", "gateway"},
     {"prepare"},
     {"runtimes", "cache"},
@@ -30,8 +30,8 @@ FLOORS = (
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
-    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "acceptance",
-    "cli",
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "deploy", "bench", "doctor",
+    "acceptance", "cli",
 }  # fmt: skip
 
 
