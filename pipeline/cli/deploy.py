@@ -130,7 +130,7 @@ def command(
 
 def _package(chosen: ChosenPackage, store: Store, *, offline: bool, details: bool) -> DeployedPackage:
     """Describe the package; the details are for a cluster, which fetches and builds packages itself."""
-    from pipeline.recipe.yaml_reader import dump_yaml
+    from pipeline.documents import dump_yaml
     from pipeline.stages.builder import UNKNOWN_PACKAGE
     from pipeline.store.signature import VerifyKeys
 

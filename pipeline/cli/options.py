@@ -71,7 +71,7 @@ def _devices(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 api_key_option = click.option(
     "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
-    help="Of the gateway. In the environment it is not seen by others on this machine.",
+    help="API key of the gateway. In the environment, others on this machine do not see it.",
 )  # fmt: skip
 
 
@@ -115,9 +115,10 @@ def complete_running(
     """Complete the name of a deployment that is announced in the store."""
     from click.shell_completion import CompletionItem
 
-    from pipeline.cli.named import running_names
+    from pipeline.serving.deployments import announced_names
+    from pipeline.store import Store
 
-    names = running_names(context.params.get("store"))
+    names = announced_names(Store.at(context.params.get("store")))
     return [CompletionItem(name, help="running") for name in names if name.startswith(incomplete)]
 
 

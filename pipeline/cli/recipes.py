@@ -12,10 +12,10 @@ import click
 
 from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
+from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.recipe import find_recipe, packaged
 from pipeline.recipe.catalog import SCHEMA_FILE, copy_recipe, entries, schema_is_current, schema_text
-from pipeline.recipe.yaml_reader import dump_yaml
 
 if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding
@@ -63,7 +63,7 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool)
     pipeline recipes show tiny-cpu
     pipeline recipes show tiny-cpu --resolved --set quantization.format=int4_awq
     """
-    from pipeline.cli.named import is_recipe, recipe_of
+    from pipeline.serving.deployments import is_recipe, recipe_of
     from pipeline.store import Store
 
     if is_recipe(recipe) and not (resolved or as_json or overrides):
@@ -140,7 +140,7 @@ def schema(check: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """Of one recipe: why it is not valid, or what is to be known of it."""
+    """Result of checking one recipe: why it is not valid, or else its findings."""
 
     error: InvalidInput | None = None
     findings: tuple[Finding, ...] = ()

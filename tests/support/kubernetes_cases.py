@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
 from pipeline.deploy.targets import deployment_files
+from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import Deployment, LaunchSpec
