@@ -278,7 +278,9 @@ def kill_triton(record: RunningServer) -> None:
             process.kill()
 
 
-def empty_panels(board: Any, prometheus: Prometheus, names: list[str], scale: TimeScale) -> tuple[int, list[str]]:
+def empty_panels(
+    board: Any, prometheus: Prometheus, names: list[str], scale: TimeScale
+) -> tuple[int, list[str]]:
     """Run every query of the dashboard, for each model until one has data.
 
     Returns:
@@ -288,7 +290,9 @@ def empty_panels(board: Any, prometheus: Prometheus, names: list[str], scale: Ti
     empty = []
     for panel in panels:
         for target in panel["targets"]:
-            query = target["expr"].replace("$__rate_interval", scale.duration(300)).replace("$namespace", ".*")
+            query = (
+                target["expr"].replace("$__rate_interval", scale.duration(300)).replace("$namespace", ".*")
+            )
             if not any(prometheus.has_data(query.replace("$model", name)) for name in names):
                 empty.append(f"{panel['title']}: {query}")
     return len(panels), empty

@@ -1,4 +1,4 @@
-"""`pipeline deploy`: files by which other tools run a deployment: a docker script, a compose file, systemd, Kubernetes."""
+"""`pipeline deploy`: files by which Docker, Compose, systemd or Kubernetes run a deployment."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def command(
 
     if cluster.model_fields_set and target != "kubernetes":
         named = ", ".join(
-            f"--{name.replace('_', '-')}" for name in ClusterSettings.model_fields if name in cluster.model_fields_set
+            f"--{name.replace('_', '-')}"
+            for name in ClusterSettings.model_fields
+            if name in cluster.model_fields_set
         )
         raise click.UsageError(f"{named}: goes with --target kubernetes")
     store = Store.at(options.pop("store"))

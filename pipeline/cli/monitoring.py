@@ -125,7 +125,9 @@ def command(
     watched = []
     for recipe, running in ((deployment.recipe, deployment.server) for deployment in deployments):
         gateway = "" if running is None else urlsplit(running.gateway_url).netloc
-        targets = tuple(address for name, address in tritons if name == recipe.name) or metrics_targets(opened.running.absolute(), recipe.name)
+        targets = tuple(address for name, address in tritons if name == recipe.name) or metrics_targets(
+            opened.running.absolute(), recipe.name
+        )
         watched.append(WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), targets))
         tritons_here = f"as {targets} says" if isinstance(targets, Path) else ", ".join(targets)
         note(f"{recipe.name}: gateway {', '.join(watched[-1].gateways)}; Triton {tritons_here}")

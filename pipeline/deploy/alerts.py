@@ -292,7 +292,7 @@ def _counter(*phases: Sequence[int]) -> str:
 
 
 def _histogram(metric: str, of: str, bound_s: float, *phases: Sequence[int]) -> dict[str, str]:
-    """A histogram with 60 observations a minute; phases: minutes, 0 for up to the bound, 1 for up to twice the bound."""
+    """A histogram with 60 observations a minute; phases: minutes, and 0 for up to the bound or 1 for up to twice it."""
     series = {f"{metric}_count{{{of}}}": _counter(*((minutes, 60) for minutes, _ in phases))}
     for index, bound in enumerate((f"{bound_s:g}", f"{2 * bound_s:g}", "+Inf")):
         counted = ((minutes, 60 if bucket <= index else 0) for minutes, bucket in phases)

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -102,7 +102,7 @@ class Cluster:
     gateway_waits_s, gateway_leaves_s = GATEWAY_WAITS_S, GATEWAY_LEAVES_S
     server_leaves_s = GATEWAY_LEAVES_S + GATEWAY_WAITS_S
     redis_port, ssh_port, ssh_keys = REDIS_PORT, SSH_PORT, DEFAULT_KEYS
-    redis_folders = {"data": 64 * MIB}
+    redis_folders: ClassVar[dict[str, int]] = {"data": 64 * MIB}
     # The APIs of OpenAI, Anthropic and Azure, which ask for keys.
     public_paths = ("/v1", "/openai")
 

@@ -47,7 +47,9 @@ def dashboard(recipes: Sequence[Recipe], namespace: str | None = None) -> dict[s
     panels: list[dict[str, Any]] = []
 
     def place(panel: Mapping[str, Any], x: int, y: int, columns: int, height: int) -> None:
-        panels.append({"id": len(panels) + 1, **panel, "gridPos": {"x": x, "y": y, "w": columns, "h": height}})
+        panels.append(
+            {"id": len(panels) + 1, **panel, "gridPos": {"x": x, "y": y, "w": columns, "h": height}}
+        )
 
     y = 0
     for title, row in table["rows"].items():

@@ -35,7 +35,10 @@ _QUESTIONS = "golden.jsonl"
 
 
 def kubernetes_files(
-    package: DeployedPackage, launch: ServeOptions, settings: DeploySettings, cluster_settings: ClusterSettings
+    package: DeployedPackage,
+    launch: ServeOptions,
+    settings: DeploySettings,
+    cluster_settings: ClusterSettings,
 ) -> dict[str, str]:
     """Write the folder that runs a package in a cluster.
 
@@ -70,7 +73,12 @@ def kubernetes_files(
     if own.expose is not None:
         rendered += ["components/expose/kustomization.yaml", f"components/expose/{cluster.exposing_file}"]
     if cluster.nodes > 1:
-        places = ("components/rdma", "components/exclusive-topology", "overlays/rdma", "overlays/rdma-namespace")
+        places = (
+            "components/rdma",
+            "components/exclusive-topology",
+            "overlays/rdma",
+            "overlays/rdma-namespace",
+        )
         rendered += [f"{place}/kustomization.yaml" for place in places]
     values = {
         "c": cluster,
@@ -104,4 +112,7 @@ def _built_recipe(cluster: Cluster) -> dict[str, str]:
     if golden is None or cluster.questions is None:
         return {"recipe.yaml": text}
     section = golden.model_dump(mode="json") | {"file": _QUESTIONS}
-    return {"recipe.yaml": yaml_block({**yaml.safe_load(text), "golden": section}), _QUESTIONS: cluster.questions}
+    return {
+        "recipe.yaml": yaml_block({**yaml.safe_load(text), "golden": section}),
+        _QUESTIONS: cluster.questions,
+    }

@@ -61,9 +61,10 @@ def _replicas(text: str) -> Replicas:
 class DeploySettings(Settings):
     """What a deployment has besides Triton's own ports, image and GPUs."""
 
-    port: int = Field(8080, ge=1, le=65535, description="Port of the gateway, on --address.")
+    port: int = Field(default=8080, ge=1, le=65535, description="Port of the gateway, on --address.")
     gateway_image: Annotated[str | None, Option(metavar="NAME")] = Field(
-        None, description="Image of the gateway, for compose and kubernetes; by default that of the Dockerfile."
+        default=None,
+        description="Image of the gateway, for compose and kubernetes; by default that of the Dockerfile.",
     )
     memory: Annotated[
         str | None,
@@ -72,49 +73,54 @@ class DeploySettings(Settings):
             parse=_matching(r"[1-9]\d*[KMGT]", "write a number and K, M, G or T, like 64G"),
         ),
     ] = Field(
-        None,
+        default=None,
         description="Most host memory that Triton may take, such as 64G; by default all, and in a cluster what the "
         "weights need.",
     )
-    user: str = Field("pipeline", description="Who runs the systemd unit.")
+    user: str = Field(default="pipeline", description="Who runs the systemd unit.")
 
 
 class ScalingPolicy(Settings):
     """When servers are added and taken away."""
 
     requests: float = Field(
-        0.7, description="Target of running and waiting requests, as a share of those that a server answers at once."
+        default=0.7,
+        description="Target of running and waiting requests, as a share of those that a server answers at once.",
     )
-    spare: int = Field(1, description="Servers on top of those that the requests ask for.")
+    spare: int = Field(default=1, description="Servers on top of those that the requests ask for.")
     queue_time: float = Field(
-        0.5, description="Wait for a slot (p95), as a share of the target of the time to first token (p95)."
+        default=0.5,
+        description="Wait for a slot (p95), as a share of the target of the time to first token (p95).",
     )
-    kv_cache: float = Field(0.8, description="Share of the KV cache in use.")
-    interval_s: int = Field(15, description="Time from one look to the next.")
+    kv_cache: float = Field(default=0.8, description="Share of the KV cache in use.")
+    interval_s: int = Field(default=15, description="Time from one look to the next.")
     up_window_s: int = Field(
-        0, description="Time for which the least demand counts before servers are added."
+        default=0, description="Time for which the least demand counts before servers are added."
     )
     up_percent: int = Field(
-        100, description="Most servers added in a minute, in percent of those there are; or `up_pods`, if more."
+        default=100,
+        description="Most servers added in a minute, in percent of those there are; or `up_pods`, if more.",
     )
-    up_pods: int = Field(4, description="See `up_percent`.")
+    up_pods: int = Field(default=4, description="See `up_percent`.")
     down_window_s: int = Field(
-        600, description="Time for which the greatest demand counts before servers are taken away."
+        default=600, description="Time for which the greatest demand counts before servers are taken away."
     )
     down_percent: int = Field(
-        10, description="Most servers taken away in a minute, in percent; or `down_pods`, if more."
+        default=10, description="Most servers taken away in a minute, in percent; or `down_pods`, if more."
     )
-    down_pods: int = Field(1, description="See `down_percent`.")
+    down_pods: int = Field(default=1, description="See `down_percent`.")
     max_waiting: float = Field(
-        0.25,
+        default=0.25,
         description="Requests that may wait in all gateways, as a share of those that the least number of servers "
         "answers at once; more get 429.",
     )
     lost_node_s: int = Field(
-        30, description="Time after which pods of a node that does not answer are made anew elsewhere."
+        default=30,
+        description="Time after which pods of a node that does not answer are made anew elsewhere.",
     )
     gateway_cpu: int = Field(
-        70, description="Mean use of the processors that gateways request, in percent, above which some are added."
+        default=70,
+        description="Mean use of the processors that gateways request, in percent, above which some are added.",
     )
 
 
@@ -131,16 +137,16 @@ class ClusterSettings(Settings):
             parse=_matching(_LABEL, "write at most 63 lower-case letters, digits and hyphens"),
         ),
     ] = Field(
-        None,
+        default=None,
         description="Kubernetes: where everything lies; by default a namespace with the name of the recipe.",
     )
     replicas: Annotated[Replicas, Option(metavar="N|LEAST:MOST", parse=_replicas, default="1:4")] = Field(
-        Replicas(least=1, most=4),
+        default=Replicas(least=1, most=4),
         description="Kubernetes: servers; with scaling between these bounds, else the least.",
     )
-    gateways: int = Field(2, ge=1, description="Kubernetes: least number of gateways.")
+    gateways: int = Field(default=2, ge=1, description="Kubernetes: least number of gateways.")
     gpus_per_node: int = Field(
-        8,
+        default=8,
         ge=1,
         description="Kubernetes: GPUs of one machine. A model that needs more is spread over several, by a "
         "LeaderWorkerSet.",
@@ -149,10 +155,11 @@ class ClusterSettings(Settings):
         str | None,
         Option(metavar="NAME", parse=_matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "is no host name")),
     ] = Field(
-        None, description="Kubernetes: name by which clients outside of the cluster reach the gateway."
+        default=None,
+        description="Kubernetes: name by which clients outside of the cluster reach the gateway.",
     )
     expose: Annotated[Exposure | None, Option(metavar="ingress:CLASS|gateway:NAME", parse=_exposure)] = Field(
-        None,
+        default=None,
         description="Kubernetes: what leads them there: an Ingress of this class, or an HTTPRoute of this Gateway.",
     )
     packages: Annotated[
@@ -164,36 +171,34 @@ class ClusterSettings(Settings):
             ),
         ),
     ] = Field(
-        None,
+        default=None,
         description="Kubernetes: object store with the packages, from which each pod fetches its own; by default a "
         "volume. `pipeline store push` sends them there, and takes the same addresses.",
     )
     build_image: Annotated[str | None, Option(metavar="NAME")] = Field(
-        None, description="Kubernetes: image of the Job that builds the package."
+        default=None, description="Kubernetes: image of the Job that builds the package."
     )
     storage_class: Annotated[str | None, Option(metavar="NAME")] = Field(
-        None, description="Kubernetes: class of that volume; by default the cluster's own."
+        default=None, description="Kubernetes: class of that volume; by default the cluster's own."
     )
     redis: Annotated[
         str | None,
         Option(
             metavar="URL",
-            parse=_matching(
-                r"(redis|valkey)s?://[^\s/@]+", "write redis://HOST:PORT, or rediss:// for TLS"
-            ),
+            parse=_matching(r"(redis|valkey)s?://[^\s/@]+", "write redis://HOST:PORT, or rediss:// for TLS"),
         ),
     ] = Field(
-        None,
+        default=None,
         description="Kubernetes: Redis or Valkey server that gateways share; by default one is part of the manifests.",
     )
     prometheus: Annotated[
         str, Option(metavar="URL", parse=_matching(r"https?://\S+", "write http://HOST:PORT"))
     ] = Field(
-        "http://prometheus-operated.monitoring.svc:9090",
+        default="http://prometheus-operated.monitoring.svc:9090",
         description="Kubernetes: Prometheus server that scaling asks.",
     )
     runbook_url: Annotated[str, Option(metavar="URL")] = Field(
-        "how-to/alerts.html",
+        default="how-to/alerts.html",
         description="Kubernetes: page that alerts link to; the documentation has it.",
     )
 

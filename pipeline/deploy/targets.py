@@ -114,9 +114,7 @@ def compose_file(package: DeployedPackage, launch: ServeOptions, settings: Deplo
         recipe=package.recipe_text,
         address=launch.address,
         reached="127.0.0.1" if launch.address == "0.0.0.0" else launch.address,
-        published=[
-            (outer[name], inner) for name, inner in server.ports.items() if outer[name] is not None
-        ],
+        published=[(outer[name], inner) for name, inner in server.ports.items() if outer[name] is not None],
         devices=[str(device) for device in launch.devices],
         settings=settings,
         server=server,
@@ -158,4 +156,3 @@ def systemd_unit(
         program=shlex.join(program),
         command=" ".join(map(exec_argument, command)),
     )
-

@@ -56,7 +56,12 @@ def yaml_scalar(value: Any) -> str:
     ("'a: {b'", "'8080'", '8080', '"two\\\\nlines"')
     """
     text = yaml.dump(
-        [value], Dumper=_LineDumper, default_flow_style=True, allow_unicode=True, sort_keys=False, width=math.inf
+        [value],
+        Dumper=_LineDumper,
+        default_flow_style=True,
+        allow_unicode=True,
+        sort_keys=False,
+        width=math.inf,
     )
     return str(text).strip()[1:-1]
 
@@ -105,13 +110,15 @@ def _compose_scalar(value: Any) -> str:
 def _line(value: Any) -> str:
     """Text of a shell script or a unit file, where a line break would begin another line."""
     text = str(value)
-    if re.search(r"[\x00-\x1f\x7f]", text.replace("\n  ", "")):
+    if re.search(r"[\x00-\x1f\x7f]", text):
         raise UserError(f"{text!r} has characters that the file cannot hold")
     return text
 
 
 def _literal(text: str, indent: int) -> Markup:
     """Text of several lines for Compose, as a literal block whose key stands at this indentation."""
+    if re.search("[\r\x85\u2028\u2029]", text):
+        return Markup(_compose_scalar(text))
     lines = yaml_block({"": text.replace("$", "$$")}).partition(": ")[2].rstrip("\n")
     return Markup(lines.replace("\n", "\n" + " " * indent))
 
@@ -131,14 +138,19 @@ def _environment(template: str) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"quantity": quantity, "reserved": reserved, "block": _literal, "shell": shlex.quote}
+    environment.filters |= {
+        "quantity": quantity,
+        "reserved": reserved,
+        "block": _literal,
+        "shell": shlex.quote,
+    }
     environment.globals["version"] = __version__
     return environment
 
 
 @functools.cache
 def _promql_environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=False,
         variable_start_string="@(",
@@ -147,6 +159,8 @@ def _promql_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return environment
 
 
 class _LineDumper(yaml.SafeDumper):

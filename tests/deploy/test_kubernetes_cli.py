@@ -124,4 +124,3 @@ def test_options_that_cannot_be_are_refused(words: tuple[str, ...], text: str, t
     assert getattr(done.exception, "exit_code", done.exit_code) == 2
     assert text in f"{done.output}{done.exception}"
     assert not (tmp_path / "out").exists()
-

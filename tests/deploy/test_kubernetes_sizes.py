@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.documents import dump_yaml
 from pipeline.gateway.api.batches.endpoints import _UPLOADS_OF_TENANT
 from pipeline.gateway.api.batches.storage import StorageLimits
 from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes

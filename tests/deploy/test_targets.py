@@ -1,4 +1,4 @@
-"""Files by which other tools run a package: golden files, keys of the specifications, and a shell and systemd that read it.
+"""Files by which other tools run a package: golden files, the specifications, a shell and systemd that read them.
 
 `PIPELINE_WRITE_GOLDEN=1 pytest` writes the golden files after a change.
 """
@@ -36,6 +36,7 @@ FOUR = gpu_deployment(
 )
 CPU = ENGINE.model_copy(update={"name": "tiny-cpu", "runtime": "cpu", "requirements": None})
 RECIPE = "name: llama\ncache: {enabled: true, note: $HOME and ${HOME}}\n"
+
 
 def files(
     target: DeployTarget,

@@ -65,9 +65,15 @@ def cluster_files(
         packaged: Fields of `DeployedPackage`.
         cluster: Fields of `ClusterSettings`.
     """
-    package_ = DeployedPackage(**{"deployment": deployment, "folder": package("0"), "recipe": recipe} | dict(packaged or {}))
+    package_ = DeployedPackage(
+        **{"deployment": deployment, "folder": package("0"), "recipe": recipe} | dict(packaged or {})
+    )
     return deployment_files(
-        "kubernetes", package_, launch or ServeOptions(PORTS), settings or DeploySettings(), ClusterSettings(**cluster)
+        "kubernetes",
+        package_,
+        launch or ServeOptions(PORTS),
+        settings or DeploySettings(),
+        ClusterSettings(**cluster),
     )
 
 

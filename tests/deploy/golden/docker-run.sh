@@ -1,6 +1,6 @@
 #!/bin/sh
 # llama behind Triton in a container, by pipeline 0.1.0.
-# Needs Docker, the NVIDIA Container Toolkit, and a driver from 590.44.01 on.
+# Needs Docker, the NVIDIA Container Toolkit, and driver 590.44.01 or newer.
 # Ready within 184 s; it ends with this command. OpenAI's API in front of it:
 #   pipeline gateway --package /srv/package --endpoint 127.0.0.1:8001
 exec docker \
