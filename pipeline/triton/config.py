@@ -37,7 +37,7 @@ def model_config(
     """Fill the config of one model: executed by a backend, or an ensemble of others.
 
     Args:
-        name: Of the model, and of its folder in the repository.
+        name: Name of the model, and of its folder in the repository.
         max_batch_size: 0 for a model whose tensors have no batch dimension.
         inputs: Declared inputs.
         outputs: Declared outputs.
@@ -166,7 +166,7 @@ def _position(field: Any) -> tuple[bool, int]:
 
 
 def _elements(value: Any) -> Sequence[Any]:
-    """What a field holds, each to be written with the field's name before it; of a map the entries, sorted."""
+    """Values of a field, each to be written after the field's name; for a map, its entries, sorted."""
     if isinstance(value, MutableMapping):
         entry = value.GetEntryClass()  # type: ignore[attr-defined]  # protobuf's own mapping
         return [entry(key=key, value=value[key]) for key in sorted(value)]

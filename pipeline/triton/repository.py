@@ -1,4 +1,4 @@
-"""What every package on disk has in common: how files get into a model repository, and how it is proven.
+"""Files of a model repository, as every package on disk has them: written, and verified.
 
     model_repository/<model>/{config.pbtxt, 1/…}
     deployment.json
@@ -169,7 +169,7 @@ def content_digest(*folders: Path, sha256: Callable[[Path], str] = sha256_of) ->
 
 
 def versions(contract: str, *distributions: str) -> dict[str, str]:
-    """What a package is made with, for its deployment.json; `contract` is the TensorRT-LLM whose tensors it has."""
+    """Versions for a package's deployment.json; `contract` is the TensorRT-LLM whose tensors it has."""
     installed = {name: metadata.version(name) for name in distributions}
     return {"pipeline": __version__, "tensors": contract, **installed}
 
@@ -197,7 +197,7 @@ def is_no_weight(name: str, entry: FileEntry) -> bool:
     """Tell whether a file of a package is one that a gateway needs: what Triton runs, configurations, the tokenizer.
 
     Args:
-        name: Of the file, relative to the package.
+        name: Path of the file, relative to the package.
         entry: In its manifest.
     """
     return entry.bytes <= SMALL_BYTES or _TOKENIZER in name

@@ -102,7 +102,7 @@ def package_cpu(
 
 
 def deployment_limits(settings: CpuSettings) -> DeploymentLimits:
-    """What clients may ask for."""
+    """Limits of requests."""
     return DeploymentLimits(
         max_input_tokens=settings.max_input_tokens,
         max_output_tokens=settings.max_output_tokens,

@@ -1,4 +1,4 @@
-"""What `build` leaves for the `pytorch` runtime, written and then judged by reading it again.
+"""Artifact that `build` leaves for the `pytorch` runtime, written and then judged by reading it again.
 
     llm_args.yaml   arguments of the LLM API, paths relative to this folder (target only)
     checkpoint/     the unified Hugging Face checkpoint, hard links
@@ -79,7 +79,7 @@ def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> CheckpointQuanti
     """Look at the files again: complete, and quantized as the recipe says. No weight is read.
 
     Args:
-        form: of the weights, as in the recipe; `none` takes what the source is, `auto` any mix.
+        form: Format of the weights, as in the recipe; `none` takes what the source is, `auto` any mix.
         kv_cache: as in the recipe.
 
     Returns:

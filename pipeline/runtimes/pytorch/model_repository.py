@@ -111,7 +111,7 @@ def package_llmapi(
 
 
 def launch_spec(settings: LlmapiSettings, weights_bytes: int) -> LaunchSpec:
-    """How the server is started: one that spreads the model itself, or one a rank below the LLM API's wrapper."""
+    """Start of the server: one that spreads the model itself, or one a rank below the LLM API's wrapper."""
     return LaunchSpec(
         mode="llmapi",
         world_size=settings.ranks,

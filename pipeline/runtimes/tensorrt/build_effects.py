@@ -1,4 +1,4 @@
-"""What the builder of trtllm-build makes of a command: values that it changes, messages that it prints, refusals.
+"""Effects of a trtllm-build command: values that the builder changes, messages that it prints, refusals.
 
 A checkpoint's own settings, the flags and the GPU decide together, and most of it happens without failing. Written
 after TensorRT-LLM's builder.py and _common.py (0.20 to 1.2), step by step in upstream's order; texts and numbers are
@@ -47,7 +47,7 @@ class FlagChange:
 
 @dataclass(frozen=True, slots=True)
 class BuildEffects:
-    """What the builder makes of a command: final values, messages, changes, or a refusal."""
+    """Effect of a command on the builder: final values, messages, changes, or a refusal."""
 
     values: Mapping[str, Any]  # by flag, as config.json has them
     messages: tuple[BuilderMessage, ...]
@@ -59,7 +59,7 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
     """Work out what the builder makes of a command that its parser takes.
 
     Args:
-        version: of TensorRT-LLM.
+        version: Version of TensorRT-LLM.
         argv: the command without the program.
         model: the checkpoint's config.json.
         sm: compute capability of the GPU times 10.
@@ -120,7 +120,7 @@ _REDUCE_FUSION = (None, "LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausa
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """What the builder looks at in a checkpoint's config.json."""
+    """Fields of a checkpoint's config.json that the builder looks at."""
 
     architecture: str | None  # None: not known yet, and taken to be able
     dtype: str  # bfloat16, float16

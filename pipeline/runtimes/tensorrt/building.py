@@ -142,7 +142,7 @@ def build_job(inputs: EngineBuildRequest) -> BuildJob:
 
 
 def _expect(inputs: EngineBuildRequest, job: BuildJob) -> BuildEffects:
-    """What the contract says that the builder will make of the job.
+    """Effect of the job on the builder, by the contract.
 
     Raises:
         StageError: something else than it is asked for; hours are better not spent on that.
@@ -161,7 +161,7 @@ def _expect(inputs: EngineBuildRequest, job: BuildJob) -> BuildEffects:
 
 
 def _checkpoint_faults(inputs: EngineBuildRequest, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
-    """Where checkpoint and recipe disagree."""
+    """Differences between checkpoint and recipe."""
     sizes, found = parallelism(inputs.recipe, inputs.role), formats(inputs.recipe, inputs.role)
     mapping, quantization = config["mapping"], config.get("quantization") or {}
     pairs = {

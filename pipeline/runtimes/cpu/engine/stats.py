@@ -1,4 +1,4 @@
-"""What the engine has done and holds, for metrics and health checks."""
+"""Counters and gauges of the engine, for metrics and health checks."""
 
 from __future__ import annotations
 

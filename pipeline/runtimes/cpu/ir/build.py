@@ -36,7 +36,7 @@ def build_ir(
     Args:
         checkpoint_dir: folder of a checkpoint in the Hugging Face layout.
         into: folder for the three files; made if it is not there.
-        precision: what the engine computes in, and keeps keys and values in: "f32" or "bf16".
+        precision: Type of computations, keys and values: "f32" or "bf16".
         simulate_activations: round inputs of quantized layers, keys and values by the checkpoint's scales;
             without it only the weights are quantized.
         progress: where to report.
@@ -79,7 +79,7 @@ def build_ir(
 
 
 def compile_options(precision: str) -> dict[str, str]:
-    """What the model must be compiled with to compute what was calibrated.
+    """Compiler options with which the model computes what was calibrated.
 
     By default OpenVINO rounds the inputs of packed layers to 8 bits, by scales that it finds itself.
     """

@@ -73,7 +73,7 @@ def split(
 
 
 def _split_faults(model: Architecture, sizes: Parallelism) -> Iterator[Fault]:
-    """What does not divide: a converter's own guard. Preflight's rules tp.*, pp.* and moe.* say it before."""
+    """Sizes that do not divide: a converter's own guard. Preflight's rules tp.*, pp.* and moe.* report them before."""
     key = "runtime.tensor_parallel"
     ranks = sizes.tensor
     for name, size in (("attention heads", model.heads), ("feed-forward columns", model.intermediate)):
@@ -116,7 +116,7 @@ def write_rank(
     """Write one rank.
 
     Args:
-        dtype: of tensors that name none: "BF16" or "F16".
+        dtype: Type of tensors that name none: "BF16" or "F16".
         advance: told the bytes as they are written.
 
     Raises:
@@ -133,7 +133,7 @@ def write_rank(
 
 
 def bytes_of(parts: Sequence[Part | Scale], dtype: str) -> int:
-    """What they take, without the header."""
+    """Bytes of the tensors, without the header."""
     return sum(math.prod(part.shape) * DTYPES[part.dtype or dtype].itemsize for part in parts)
 
 

@@ -37,7 +37,7 @@ _ENGINE_TO_CHECKPOINT = 1.1  # an engine holds the weights and little else
 
 @dataclass(slots=True)
 class _Attempt:
-    """What one process said."""
+    """Output of one process."""
 
     reader: LogReader = field(default_factory=LogReader)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -199,14 +199,14 @@ class TimingCache:
 
 @dataclass(frozen=True, slots=True)
 class BuildGpu:
-    """What built an engine, as the driver names it. None: the driver was not to be asked."""
+    """GPU that built an engine, as the driver names it. None: the driver was not asked."""
 
     name: str | None
     driver: str | None
 
 
 def check_gpus(job: BuildJob, devices: tuple[int, ...]) -> BuildGpu:
-    """Where the driver cannot be asked nothing is said: the builder itself will fail.
+    """A driver that does not answer is no error here: the builder itself will fail.
 
     Raises:
         UserError: there are GPUs, but of another kind, or too few.

@@ -32,7 +32,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")  # progress bars return the carriage only
 
 @dataclass(frozen=True, slots=True)
 class BuilderProcess:
-    """What is started."""
+    """Command of a builder, and its surroundings."""
 
     command: Sequence[str]
     folder: Path  # working directory
