@@ -7,19 +7,21 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
-from pipeline.cli.serving import choose_package, launch_options, serve_options_of
 from pipeline.cli.settings_options import options_of
 from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
 from pipeline.errors import UserError
+from pipeline.serving.deployments import recipe_of
+from pipeline.serving.settings import LaunchSettings
+from pipeline.stages.served_package import ChosenPackage, PackageSettings, choose_package
 
 if TYPE_CHECKING:
-    from pipeline.cli.serving import ChosenPackage
+    from pipeline.deploy.targets import DeployTarget
     from pipeline.store import Store
 
 
@@ -51,15 +53,16 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the files' text.")
 @options_of(DeploySettings)
 @options_of(ClusterSettings, "cluster")
-@launch_options
+@options_of(PackageSettings, "wanted")
+@options_of(LaunchSettings, "launch")
 def command(
     recipe: str | None,
     settings: DeploySettings,
     cluster: ClusterSettings,
-    target: Literal["docker", "compose", "systemd", "kubernetes"] | None,
+    wanted: PackageSettings,
+    launch: LaunchSettings,
     output: Path | None,
     dry_run: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Write what other tools run RECIPE by, and run nothing; on this machine, `pipeline serve` runs it.
@@ -78,8 +81,10 @@ def command(
     """
     from pipeline.deploy.kubernetes import SITE
     from pipeline.deploy.targets import deployment_files
+    from pipeline.serving.launch import ServeOptions
     from pipeline.store import Store
 
+    target: DeployTarget | None = options["target"]
     if cluster.model_fields_set and target != "kubernetes":
         named = ", ".join(
             f"--{name.replace('_', '-')}"
@@ -87,16 +92,24 @@ def command(
             if name in cluster.model_fields_set
         )
         raise click.UsageError(f"{named}: goes with --target kubernetes")
-    store = Store.at(options.pop("store"))
+    if recipe is None and wanted.package is None:
+        raise click.UsageError("name a RECIPE, or a folder with --package")
+    if recipe is None and options["overrides"]:
+        raise click.UsageError("--set changes a RECIPE: name one beside --package")
+    store = Store.at(options["store"])
     # A cluster may build what it serves.
     chosen = choose_package(
-        recipe, options.pop("overrides"), store, options, reporter(silent=as_json),
-        preview=dry_run or (target == "kubernetes" and not options["build"]),
+        None if recipe is None else recipe_of(recipe, options["overrides"], store), store, wanted,
+        reporter(silent=options["as_json"]), preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
-    package = _package(chosen, store, offline=options["offline"], details=kind == "kubernetes")
-    launch = serve_options_of(_with_usual_ports(options, chosen), store, chosen)
-    files = deployment_files(kind, package, launch, settings, cluster, _program())
+    package = _package(chosen, store, offline=wanted.offline, details=kind == "kubernetes")
+    launch = _with_usual_ports(launch, chosen)
+    serving = ServeOptions(
+        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=frozenset(wanted.allowed),
+        recipe=chosen.argv, settings=chosen.settings,
+    )  # fmt: skip
+    files = deployment_files(kind, package, serving, settings, cluster, _program())
     written = None
     if output is not None and not dry_run:
         paths = [
@@ -106,7 +119,7 @@ def command(
             if not (kind == "kubernetes" and name.startswith(SITE) and (output / name).exists())
         ]
         written = output.absolute() if kind == "kubernetes" else paths[0]
-    if as_json:
+    if options["as_json"]:
         print_json(
             {
                 "name": package.name,
@@ -171,7 +184,7 @@ def _known_artifacts(chosen: ChosenPackage, store: Store, *, offline: bool) -> d
     return {"sizes": replace(known or bound, package=bound.package), "content": content_digest(chosen.folder)}
 
 
-def _with_usual_ports(options: dict[str, Any], chosen: ChosenPackage) -> dict[str, Any]:
+def _with_usual_ports(launch: LaunchSettings, chosen: ChosenPackage) -> LaunchSettings:
     """Ports that are taken here may be free where it will run."""
     from pipeline.serving.ports import GRPC, HTTP, METRICS
 
@@ -179,7 +192,7 @@ def _with_usual_ports(options: dict[str, Any], chosen: ChosenPackage) -> dict[st
     usual = {"metrics_port": METRICS}
     usual |= {"http_port": HTTP} if serving.http else {}
     usual |= {"grpc_port": GRPC} if serving.grpc else {}
-    return options | {name: options[name] or port for name, port in usual.items()}
+    return launch.model_copy(update={name: getattr(launch, name) or port for name, port in usual.items()})
 
 
 def _program() -> tuple[str, ...]:

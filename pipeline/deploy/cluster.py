@@ -336,7 +336,7 @@ class Cluster:
 
 
 def make_cluster(
-    package: DeployedPackage, launch: ServeOptions, settings: DeploySettings, cluster: ClusterSettings
+    package: DeployedPackage, options: ServeOptions, settings: DeploySettings, cluster: ClusterSettings
 ) -> Cluster:
     """Decide what a deployment in a cluster has.
 
@@ -346,7 +346,7 @@ def make_cluster(
     """
     deployment, recipe = package.deployment, package.recipe
     assert recipe is not None, "the caller gives the recipe for a cluster"
-    if faults := list(_faults(package, launch, cluster)):
+    if faults := list(_faults(package, options, cluster)):
         raise InvalidInput(f"{deployment.name} in Kubernetes", faults)
     name = resource_name(deployment.name)
     namespace = cluster.namespace or name
@@ -354,7 +354,7 @@ def make_cluster(
     hosts = (*_hosts(f"{name}-gateway", namespace), *([cluster.hostname] if cluster.hostname else []))
     longest_s, nodes = answer_s(deployment, recipe), _nodes(deployment, cluster)
     server = server_container(
-        deployment, launch, stop_s=longest_s + ENDING_S + STOP_MARGIN_S, nodes=nodes,
+        deployment, options, stop_s=longest_s + ENDING_S + STOP_MARGIN_S, nodes=nodes,
         names=_hosts(f"{name}-servers", namespace),
     )  # fmt: skip
     # Requests share what the least number of servers allows among all gateways.
@@ -418,19 +418,19 @@ def _with_shared_cache(text: str, url: str) -> str:
     return yaml_block({**values, "cache": {**cache, "backend": {"kind": "redis", "url": url}}})
 
 
-def _faults(package: DeployedPackage, launch: ServeOptions, cluster: ClusterSettings) -> Iterator[Fault]:
+def _faults(package: DeployedPackage, options: ServeOptions, cluster: ClusterSettings) -> Iterator[Fault]:
     required = package.deployment.requirements
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", package.folder.name):
         fix = "letters, digits, '-', '_' and '.'; 63 at most"
         yield Fault("is no name for a folder of a volume", key="package", value=package.folder.name, fix=fix)
-    if required is None and launch.image is None:
+    if required is None and options.launch.image is None:
         yield Fault(NO_CPU_IMAGE, key="--image", fix="name one of your own")
     least, most = cluster.replicas.least, cluster.replicas.most
     if not 1 <= least <= most:
         fix = "write LEAST:MOST, such as 1:4"
         yield Fault("are no bounds", key="--replicas", value=f"{least}:{most}", fix=fix)
-    if launch.devices:
-        fix, devices = "leave it out: the cluster gives GPUs", ",".join(map(str, launch.devices))
+    if options.launch.gpus:
+        fix, devices = "leave it out: the cluster gives GPUs", ",".join(map(str, options.launch.gpus))
         yield Fault("cannot be chosen in a cluster", key="--gpus", value=devices, fix=fix)
     gpus, nodes = 0 if required is None else required.gpus, _nodes(package.deployment, cluster)
     if gpus % nodes:

@@ -10,7 +10,7 @@ from pipeline.contracts.launching import launch_facts
 from pipeline.deploy.settings import DeployedPackage, DeploySettings
 from pipeline.errors import UserError
 from pipeline.serving.launch import HostGroup, ServeOptions
-from pipeline.serving.launch_gpu import CHECKED, LaunchContext, plan_launch
+from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
 from pipeline.serving.ports import GRPC, HTTP, METRICS
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
@@ -68,7 +68,7 @@ class GatewayContainer:
 
 def server_container(
     deployment: Deployment,
-    launch: ServeOptions,
+    options: ServeOptions,
     *,
     stop_s: int = _STOP_S,
     nodes: int = 1,
@@ -78,7 +78,7 @@ def server_container(
 
     Args:
         deployment: The package's deployment.json.
-        launch: Ports, image and start timeout.
+        options: Ports, image and start timeout.
         stop_s: Time from the request to stop until it is killed.
         nodes: Machines that share the ranks of one server.
         names: Names by which clients call it over HTTP.
@@ -88,12 +88,12 @@ def server_container(
         InvalidInput: It cannot be started like that; all reasons.
     """
     required = deployment.requirements
-    if required is None and launch.image is None:
+    if required is None and options.launch.image is None:
         raise UserError(
             f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}, and --image NAME names one of your own "
             "for compose and kubernetes"
         )
-    start_s = start_deadline_s(deployment, launch)
+    start_s = options.start_deadline_s(deployment)
     environment = {
         "PIPELINE_START_TIMEOUT_S": f"{start_s:.0f}",
         "PIPELINE_STOP_TIMEOUT_S": str(stop_s - STOP_MARGIN_S),
@@ -106,15 +106,15 @@ def server_container(
             # Their names are known when they run.
             hosts = tuple(f"host-{index}" for index in range(nodes))
             group = HostGroup(hosts, gpus, "hosts", "ssh_config")
-        shm_mib = plan_launch(deployment, LaunchContext(CHECKED, "plan-", slots=0, group=group)).shm_mib
-        options = launch_facts(required.tensorrt_llm).container_options[1::2]
-        ulimits = {name: int(value) for name, _, value in (option.partition("=") for option in options)}
+        shm_mib = plan_launch(deployment, CHECKED, GpuPlace(slots=0, group=group)).shm_mib
+        limits = launch_facts(required.tensorrt_llm).container_options[1::2]
+        ulimits = {name: int(value) for name, _, value in (limit.partition("=") for limit in limits)}
     ports = {"grpc": GRPC, "metrics": METRICS}
-    if launch.ports.http is not None:
+    if options.ports.http is not None:
         ports = {"http": HTTP, **ports}
         environment["PIPELINE_HTTP_PORT"] = str(HTTP)
         environment["PIPELINE_ALLOWED_HOSTS"] = ",".join(names)
-    image = launch.image or f"{'pipeline-serve' if nodes == 1 else 'pipeline-group'}:{__version__}"
+    image = options.launch.image or f"{'pipeline-serve' if nodes == 1 else 'pipeline-group'}:{__version__}"
     return ServerContainer(image, environment, ports, start_s, stop_s, gpus, shm_mib, ulimits)
 
 
@@ -146,8 +146,3 @@ def gateway_container(
         ),
         stop_s=_STOP_S if drain_s is None else drain_s + STOP_MARGIN_S,
     )
-
-
-def start_deadline_s(deployment: Deployment, launch: ServeOptions) -> float:
-    """Time to become ready: the one that was asked for, or what the bytes of the weights take."""
-    return launch.start_deadline_s or deployment.start_deadline_s

@@ -36,7 +36,7 @@ _QUESTIONS = "golden.jsonl"
 
 def kubernetes_files(
     package: DeployedPackage,
-    launch: ServeOptions,
+    options: ServeOptions,
     settings: DeploySettings,
     cluster_settings: ClusterSettings,
 ) -> dict[str, str]:
@@ -49,7 +49,7 @@ def kubernetes_files(
         UserError: No image carries its runtime.
         InvalidInput: It cannot be run in a cluster like that; all reasons.
     """
-    cluster = make_cluster(package, launch, settings, cluster_settings)
+    cluster = make_cluster(package, options, settings, cluster_settings)
     own = cluster.settings
     rules = rules_file([cluster.recipe], TimeScale(), own.runbook_url, cluster.namespace)
     rendered = [

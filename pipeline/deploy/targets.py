@@ -17,14 +17,14 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container, start_deadline_s
+from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container
 from pipeline.deploy.kubernetes import kubernetes_files
 from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
 from pipeline.deploy.templates import exec_argument, render
 from pipeline.errors import UserError
 from pipeline.serving.dry_run import shell_lines
 from pipeline.serving.launch import ServeOptions, Start
-from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.launch_docker import docker_launch
 from pipeline.serving.ports import GRPC, Listeners, check_container_ports
 
 _USER_HOME = "/var/lib/pipeline"
@@ -34,7 +34,7 @@ DeployTarget = Literal["docker", "compose", "systemd", "kubernetes"]
 def deployment_files(
     target: DeployTarget,
     package: DeployedPackage,
-    launch: ServeOptions,
+    options: ServeOptions,
     settings: DeploySettings,
     cluster: ClusterSettings,
     program: Sequence[str] = ("pipeline",),
@@ -44,7 +44,7 @@ def deployment_files(
     Args:
         target: The tool.
         package: The package.
-        launch: Ports, address, image and GPUs.
+        options: Ports, address, image and GPUs.
         settings: Gateway, memory and user.
         cluster: Settings of Kubernetes alone.
         program: Beginning of a command line that starts `pipeline` on this machine.
@@ -57,16 +57,16 @@ def deployment_files(
     """
     match target:
         case "docker":
-            return {"docker-run.sh": docker_script(package, launch)}
+            return {"docker-run.sh": docker_script(package, options)}
         case "compose":
-            return {"compose.yaml": compose_file(package, launch, settings)}
+            return {"compose.yaml": compose_file(package, options, settings)}
         case "systemd":
-            return {f"pipeline-{package.name}.service": systemd_unit(package, launch, settings, program)}
+            return {f"pipeline-{package.name}.service": systemd_unit(package, options, settings, program)}
         case "kubernetes":
-            return kubernetes_files(package, launch, settings, cluster)
+            return kubernetes_files(package, options, settings, cluster)
 
 
-def docker_script(package: DeployedPackage, launch: ServeOptions) -> str:
+def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
     """Write a script with the `docker run` line of Triton.
 
     Raises:
@@ -75,15 +75,21 @@ def docker_script(package: DeployedPackage, launch: ServeOptions) -> str:
     deployment, required = package.deployment, package.deployment.requirements
     if required is None:
         raise UserError(f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}")
-    check_container_ports(launch.ports)
+    check_container_ports(options.ports)
     name = f"pipeline-{deployment.name}"
     start = Start(
-        Path(), Listeners.at(launch.ports, launch.address), f"{name}-", launch.ports, launch.address,
-        start_deadline_s(deployment, launch),
+        Path(), Listeners.at(options.ports, options.launch.address), f"{name}-", options.ports, options.launch.address,
+        options.start_deadline_s(deployment),
     )  # fmt: skip
     # The number of mpirun's slots there is not known here: ranks may be more than that.
-    launcher = DockerLauncher(
-        deployment, package.folder, launch.image_of(deployment), launch.devices, slots=0
+    made = docker_launch(
+        deployment,
+        package.folder,
+        options.image_of(deployment),
+        start,
+        devices=options.launch.gpus,
+        slots=0,
+        name=name,
     )
     return render(
         "docker-run.sh",
@@ -92,18 +98,18 @@ def docker_script(package: DeployedPackage, launch: ServeOptions) -> str:
         deadline_s=f"{start.deadline_s:.0f}",
         folder=shlex.quote(str(package.folder.absolute())),
         endpoint=start.listeners.grpc_url,
-        command=Markup(shell_lines(launcher.launch(start, name=name).command)),
+        command=Markup(shell_lines(made.command)),
     )
 
 
-def compose_file(package: DeployedPackage, launch: ServeOptions, settings: DeploySettings) -> str:
+def compose_file(package: DeployedPackage, options: ServeOptions, settings: DeploySettings) -> str:
     """Write a compose file of Triton and the gateway.
 
     Raises:
         UserError: No image carries its runtime.
     """
-    server = server_container(package.deployment, launch)
-    outer = {"http": launch.ports.http, "grpc": launch.ports.grpc, "metrics": launch.ports.metrics}
+    server = server_container(package.deployment, options)
+    outer = {"http": options.ports.http, "grpc": options.ports.grpc, "metrics": options.ports.metrics}
     return render(
         "compose.yaml",
         name=package.name,
@@ -112,10 +118,10 @@ def compose_file(package: DeployedPackage, launch: ServeOptions, settings: Deplo
         required=package.deployment.requirements,
         folder=str(package.folder.absolute()),
         recipe=package.recipe_text,
-        address=launch.address,
-        reached="127.0.0.1" if launch.address == "0.0.0.0" else launch.address,
+        address=options.launch.address,
+        reached="127.0.0.1" if options.launch.address == "0.0.0.0" else options.launch.address,
         published=[(outer[name], inner) for name, inner in server.ports.items() if outer[name] is not None],
-        devices=[str(device) for device in launch.devices],
+        devices=[str(device) for device in options.launch.gpus],
         settings=settings,
         server=server,
         gateway=gateway_container(package, settings, f"triton:{GRPC}"),
@@ -123,27 +129,38 @@ def compose_file(package: DeployedPackage, launch: ServeOptions, settings: Deplo
 
 
 def systemd_unit(
-    package: DeployedPackage, launch: ServeOptions, settings: DeploySettings, program: Sequence[str]
+    package: DeployedPackage, options: ServeOptions, settings: DeploySettings, program: Sequence[str]
 ) -> str:
     """Write a unit file.
 
     Args:
         program: Beginning of a command line that starts `pipeline` on this machine.
     """
-    ports, recipe = launch.ports, launch.recipe
+    ports, recipe = options.ports, options.recipe
     if "--store" in recipe:
         recipe = recipe[: recipe.index("--store")]
     command = (
         *(*program, "serve", *recipe),
         *("--package", str(package.folder.absolute()), "--store", _USER_HOME, "--offline"),
-        *("--address", launch.address, "--host", launch.address, "--port", str(settings.port)),
+        *(
+            "--address",
+            options.launch.address,
+            "--host",
+            options.launch.address,
+            "--port",
+            str(settings.port),
+        ),
         *(() if ports.http is None else ("--http-port", str(ports.http))),
         *(() if ports.grpc is None else ("--grpc-port", str(ports.grpc))),
         *("--metrics-port", str(ports.metrics)),
-        *(() if launch.start_deadline_s is None else ("--start-timeout-s", f"{launch.start_deadline_s:g}")),
-        *(() if launch.image is None else ("--image", launch.image)),
-        *(("--gpus", ",".join(map(str, launch.devices))) if launch.devices else ()),
-        *(argument for rule in sorted(launch.allowed) for argument in ("--allow", rule)),
+        *(
+            ()
+            if options.launch.start_timeout_s is None
+            else ("--start-timeout-s", f"{options.launch.start_timeout_s:g}")
+        ),
+        *(() if options.launch.image is None else ("--image", options.launch.image)),
+        *(("--gpus", ",".join(map(str, options.launch.gpus))) if options.launch.gpus else ()),
+        *(argument for rule in sorted(options.allowed) for argument in ("--allow", rule)),
     )
     return render(
         "pipeline.service",

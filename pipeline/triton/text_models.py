@@ -62,7 +62,7 @@ ENGINE_INPUTS = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS, PRIOR_OUTPUT_LE
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Settings with which tensorrt_llm_bls speculates; the engines behind it take more requests, because rounds are calls, too."""
+    """Limits of speculation by tensorrt_llm_bls. The engines behind it take more requests: rounds are calls, too."""
 
     max_draft_tokens: int | None = None  # in one round, also by default; None: as many as a request asks for
     max_input_tokens: int | None = None

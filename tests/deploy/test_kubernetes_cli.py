@@ -13,6 +13,7 @@ from pipeline.deploy.cluster import resource_name
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
+from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes_cases import (
@@ -30,7 +31,7 @@ def test_what_cannot_be_run_is_refused_with_all_reasons() -> None:
     options = {
         "replicas": {"least": 4, "most": 2}, "gpus_per_node": 3, "expose": {"kind": "ingress", "name": "nginx"},
     }  # fmt: skip
-    serve = ServeOptions(PORTS, devices=(0, 1))
+    serve = ServeOptions(PORTS, LaunchSettings(gpus=(0, 1)))
     with pytest.raises(InvalidInput) as caught:
         cluster_files(recipe, MANY, serve, packaged={"folder": Path("/a folder")}, **options)
     for word in ("package", "--replicas = 4:2", "--gpus = 0,1", "--gpus-per-node = 3", "--hostname"):

@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
+from pipeline.serving.settings import LaunchSettings
 from tests.support.kubernetes import Object, objects, pod_specs
 from tests.support.kubernetes_cases import (
     CASES,
@@ -143,7 +144,7 @@ def test_gateways_reach_the_database_that_the_recipe_names() -> None:
     url = "postgresql://pipeline@db.infra:5433/state"
     backend = (f"cache.backend={{kind: pgvector, url: '{url}'}}",)
     recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", *backend))
-    launch = ServeOptions(PORTS, image="own/serve:1")
+    launch = ServeOptions(PORTS, LaunchSettings(image="own/serve:1"))
     files = cluster_files(recipe, launch=launch, packaged={"recipe_text": recipe_text(recipe)})
     assert may_pass(files, "gateway", None, 5433)
     assert not may_pass(files, "triton", None, 5433)

@@ -21,6 +21,7 @@ from pipeline.prepare.model_probe import probe_models
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes import runtime_of
 from pipeline.serving.launch import ServeOptions
+from pipeline.serving.settings import LaunchSettings
 from pipeline.store import Store
 from tests.support.kubernetes import Object, objects, pod_specs
 from tests.support.kubernetes_cases import PORTS, cluster_files, recipe_text
@@ -50,7 +51,7 @@ def files(name: str, place: str, machine: str, *, sized: bool = True) -> dict[st
     sizes = artifact_sizes(recipe, models) if sized else None
     image = "own/serve:1" if deployment.requirements is None else None
     return cluster_files(
-        recipe, deployment, ServeOptions(PORTS, image=image), packages=PLACES[place],
+        recipe, deployment, ServeOptions(PORTS, LaunchSettings(image=image)), packages=PLACES[place],
         gpus_per_node=MACHINES[machine], packaged={"recipe_text": recipe_text(recipe), "sizes": sizes},
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from pipeline.deploy.targets import DeployTarget, deployment_files
 from pipeline.errors import UserError
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -61,14 +62,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "target": "compose",
         "deployment": FOUR,
         "launch": ServeOptions(
-            Ports(9000, 9001, 9002), "0.0.0.0", devices=(0, 1, 2, 3), image="registry/serve:7"
+            Ports(9000, 9001, 9002),
+            LaunchSettings(address="0.0.0.0", gpus=(0, 1, 2, 3), image="registry/serve:7"),
         ),
         "port": 9080,
         "gateway_image": "registry/gateway:7",
         "memory": "96G",
         "recipe": RECIPE,
     },
-    "llama.service": {"target": "systemd", "launch": ServeOptions(PORTS, devices=(1,)), "memory": "96G"},
+    "llama.service": {
+        "target": "systemd",
+        "launch": ServeOptions(PORTS, LaunchSettings(gpus=(1,))),
+        "memory": "96G",
+    },
     "tiny-cpu.service": {
         "target": "systemd",
         "deployment": CPU,
@@ -208,7 +214,7 @@ def test_a_shell_reads_the_script(tmp_path: Path) -> None:
 
 def test_an_image_of_ones_own_runs_the_cpu() -> None:
     """What is then written asks for no GPU."""
-    (text,) = files("compose", CPU, launch=ServeOptions(PORTS, image="own/serve:1")).values()
+    (text,) = files("compose", CPU, launch=ServeOptions(PORTS, LaunchSettings(image="own/serve:1"))).values()
     found = yaml.safe_load(text)
     assert not list(COMPOSE.iter_errors(found))
     triton = found["services"]["triton"]

@@ -15,6 +15,7 @@ from pipeline.errors import UserError
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from tests.support.kubernetes import documents, objects, pod_specs
 from tests.support.kubernetes_cases import ONE, PORTS, cluster_files
 
@@ -46,7 +47,7 @@ def test_hostile_values_in_a_cluster(value: str) -> None:
     }  # fmt: skip
     plain, hostile = (
         cluster_files(
-            recipe, ONE, ServeOptions(PORTS, image=image), DeploySettings(gateway_image=image),
+            recipe, ONE, ServeOptions(PORTS, LaunchSettings(image=image)), DeploySettings(gateway_image=image),
             packaged={"recipe_text": "model: {source: 'hf:a/b'}\n"}, **fields,
         )
         for image, fields in (
@@ -69,7 +70,7 @@ def test_hostile_values_in_a_cluster(value: str) -> None:
 @pytest.mark.parametrize("value", [value for value in HOSTILE if value])
 def test_hostile_values_in_a_compose_file(value: str) -> None:
     package = DeployedPackage(ONE, Path("/srv") / value, recipe_text=value)
-    launch = ServeOptions(Ports(None, 8001, 8002), image=value)
+    launch = ServeOptions(Ports(None, 8001, 8002), LaunchSettings(image=value))
     (text,) = deployment_files("compose", package, launch, DeploySettings(), ClusterSettings()).values()
     made = yaml.safe_load(text)
     triton = made["services"]["triton"]

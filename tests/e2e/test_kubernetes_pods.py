@@ -25,6 +25,7 @@ import yaml
 from pipeline.deploy.settings import DeploySettings
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
+from pipeline.serving.settings import LaunchSettings
 from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
@@ -159,7 +160,7 @@ def start(build: Build, store: Path, tmp_path: Path) -> Iterator[Start]:
             "folder": package, "content": content_digest(package), "recipe_text": recipe_text(recipe),
         }  # fmt: skip
         files = cluster_files(
-            recipe, Deployment.load(package), ServeOptions(PORTS, image="own/serve:1"),
+            recipe, Deployment.load(package), ServeOptions(PORTS, LaunchSettings(image="own/serve:1")),
             DeploySettings(gateway_image="own/gateway:1"), packaged=served, packages=address,
             replicas={"least": 2, "most": 2},
         )  # fmt: skip

@@ -16,6 +16,7 @@ from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes import Object, pod_specs
@@ -80,7 +81,7 @@ def cluster_files(
 @cache
 def case(name: str, digits: str = "0") -> dict[str, str]:
     """The files of a deployment, by the name of its golden folder."""
-    serve, settings = ServeOptions(PORTS, image=SERVE), DeploySettings(gateway_image=GATEWAY)
+    serve, settings = ServeOptions(PORTS, LaunchSettings(image=SERVE)), DeploySettings(gateway_image=GATEWAY)
     folder: dict[str, Any] = {"folder": package(digits)}
     match name:
         case "one-node":
