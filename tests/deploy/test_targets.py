@@ -120,7 +120,7 @@ def test_everything_is_up_again_after_a_planned_reboot(name: str) -> None:
     """A shutdown ends containers with code 0: `on-failure` leaves them down when the daemon is back, and `always` also
     starts what an operator stopped (https://docs.docker.com/engine/containers/start-containers-automatically/).
     """
-    file = GOLDEN / name if name in KINDS else GOLDEN.parents[3] / "compose.yaml"
+    file = GOLDEN / name if name in KINDS else GOLDEN.parents[2] / "compose.yaml"
     services = yaml.safe_load(file.read_text("utf-8"))["services"]
     policies = {name: one.get("restart") for name, one in services.items() if "profiles" not in one}
     assert policies == {"triton": "unless-stopped", "gateway": "unless-stopped"}
