@@ -16,12 +16,12 @@ from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
 from pipeline.errors import UserError
-from pipeline.serving.deployments import recipe_of
+from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import LaunchSettings
-from pipeline.stages.served_package import ChosenPackage, PackageSettings, choose_package
 
 if TYPE_CHECKING:
     from pipeline.deploy.targets import DeployTarget
+    from pipeline.stages.served_package import ChosenPackage
     from pipeline.store import Store
 
 
@@ -81,7 +81,9 @@ def command(
     """
     from pipeline.deploy.kubernetes import SITE
     from pipeline.deploy.targets import deployment_files
+    from pipeline.serving.deployments import recipe_of
     from pipeline.serving.launch import ServeOptions
+    from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
     target: DeployTarget | None = options["target"]
@@ -106,7 +108,7 @@ def command(
     package = _package(chosen, store, offline=wanted.offline, details=kind == "kubernetes")
     launch = _with_usual_ports(launch, chosen)
     serving = ServeOptions(
-        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=frozenset(wanted.allowed),
+        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
     )  # fmt: skip
     files = deployment_files(kind, package, serving, settings, cluster, _program())
