@@ -213,7 +213,7 @@ def rules_file(
     return {"groups": [{"name": name, "rules": rules} for name, rules in groups.items()]}
 
 
-def tests_file(
+def promtool_tests(
     recipes: Sequence[Recipe], runbook_url: str, rules: str, namespace: str | None
 ) -> dict[str, Any]:
     """Make alerts_test.yaml: each alert fires under its example, and does not otherwise.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.deploy.alerts import GATEWAY_JOB, TRITON_JOB, TimeScale, rules_file, tests_file
+from pipeline.deploy.alerts import GATEWAY_JOB, TRITON_JOB, TimeScale, promtool_tests, rules_file
 from pipeline.deploy.dashboard import dashboard
 from pipeline.deploy.templates import render
 from pipeline.recipe import Recipe
@@ -59,7 +59,7 @@ def monitoring_files(
     head = f"# For {names}, by `pipeline monitoring`; change the recipe's slo, and render it again.\n"
     documents = {"alerts.yaml": rules_file(recipes, chosen, runbook_url)}
     if chosen == TimeScale():
-        documents["alerts_test.yaml"] = tests_file(recipes, runbook_url, "alerts.yaml", None)
+        documents["alerts_test.yaml"] = promtool_tests(recipes, runbook_url, "alerts.yaml", None)
     prometheus = render(
         "monitoring/prometheus.yml",
         interval=TimeScale().duration(max(1, round(_SCRAPE_S / chosen.speedup))),

@@ -28,7 +28,7 @@ def _matching(pattern: str, fix: str) -> Callable[[str], str]:
 
 
 class Exposure(Settings):
-    """What leads clients from outside of the cluster to the gateway."""
+    """Way from outside of the cluster to the gateway."""
 
     kind: Literal["ingress", "gateway"] = Field(description="An Ingress, or an HTTPRoute of the Gateway API.")
     name: str = Field(description="Class of the Ingress; or the Gateway, as name or namespace/name.")
@@ -59,7 +59,7 @@ def _replicas(text: str) -> Replicas:
 
 
 class DeploySettings(Settings):
-    """What a deployment has besides Triton's own ports, image and GPUs."""
+    """Settings of a deployment besides the launch of Triton itself."""
 
     port: int = Field(default=8080, ge=1, le=65535, description="Port of the gateway, on --address.")
     gateway_image: Annotated[str | None, Option(metavar="NAME")] = Field(
@@ -77,7 +77,7 @@ class DeploySettings(Settings):
         description="Most host memory that Triton may take, such as 64G; by default all, and in a cluster what the "
         "weights need.",
     )
-    user: str = Field(default="pipeline", description="Who runs the systemd unit.")
+    user: str = Field(default="pipeline", description="User of the systemd unit.")
 
 
 class ScalingPolicy(Settings):
@@ -128,7 +128,7 @@ _LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 class ClusterSettings(Settings):
-    """What a deployment in Kubernetes has besides `DeploySettings`."""
+    """Settings of a deployment in Kubernetes besides `DeploySettings`."""
 
     namespace: Annotated[
         str | None,
@@ -138,7 +138,7 @@ class ClusterSettings(Settings):
         ),
     ] = Field(
         default=None,
-        description="Kubernetes: where everything lies; by default a namespace with the name of the recipe.",
+        description="Kubernetes: namespace of all objects; by default the name of the recipe.",
     )
     replicas: Annotated[Replicas, Option(metavar="N|LEAST:MOST", parse=_replicas, default="1:4")] = Field(
         default=Replicas(least=1, most=4),
@@ -160,7 +160,7 @@ class ClusterSettings(Settings):
     )
     expose: Annotated[Exposure | None, Option(metavar="ingress:CLASS|gateway:NAME", parse=_exposure)] = Field(
         default=None,
-        description="Kubernetes: what leads them there: an Ingress of this class, or an HTTPRoute of this Gateway.",
+        description="Kubernetes: way in for them: an Ingress of this class, or an HTTPRoute of this Gateway.",
     )
     packages: Annotated[
         str | None,
@@ -211,7 +211,7 @@ class DeployedPackage:
         deployment: Its deployment.json, also where it is not built yet.
         folder: Its folder on this machine; the name is that of the artifact.
         recipe: Recipe that it is served with; None where only the package is known and the target does not need it.
-        recipe_text: That recipe, all values resolved, as YAML; None where only the package is known.
+        recipe_text: The recipe, all values resolved, as YAML; None where only the package is known.
         questions: Text of the recipe's golden questions, for a build in the cluster; None for none.
         sizes: Bytes of the recipe's artifacts; None where only the weights of the package are known.
         content: SHA-256 (hex) of the package's manifest, which has those of all its files; None while it is not built.

@@ -112,7 +112,7 @@ def render(config: ModelConfig) -> str:
     instance_group { count: 1 kind: KIND_CPU }
 
     Raises:
-        StageError: a value holds a placeholder of upstream's templates, `${…}`.
+        StageError: A value holds a placeholder of upstream's templates, `${…}`.
     """
     lines = list(_lines(config))
     for line in lines:
@@ -125,7 +125,7 @@ def parse(text: str) -> ModelConfig:
     """Read a config as Triton does.
 
     Raises:
-        StageError: it is not the text of a `ModelConfig`.
+        StageError: It is not the text of a `ModelConfig`.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb

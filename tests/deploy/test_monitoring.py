@@ -20,7 +20,14 @@ import yaml
 from click.testing import CliRunner, Result
 
 from pipeline.cli.monitoring import command
-from pipeline.deploy.alerts import TimeScale, alerts_of, recording_rules, rules_file, target_down, tests_file
+from pipeline.deploy.alerts import (
+    TimeScale,
+    alerts_of,
+    promtool_tests,
+    recording_rules,
+    rules_file,
+    target_down,
+)
 from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import Recipe, load_recipe
@@ -236,7 +243,7 @@ def test_alerts_of_a_namespace_are_for_its_own_series_alone(tmp_path: Path) -> N
     recipe = load_recipe("llama-3.1-8b-fp8", ("cache.enabled=true",))
     rules = rules_file([recipe], TimeScale(), "alerts.html", "one")
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules))
-    tests = tests_file([recipe], "alerts.html", "alerts.yaml", "one")
+    tests = promtool_tests([recipe], "alerts.html", "alerts.yaml", "one")
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tests))
     own = {"series": f'pipeline_model_ready{{namespace="one",model="{recipe.name}"}}', "values": "1x120"}
     for case in tests["tests"]:

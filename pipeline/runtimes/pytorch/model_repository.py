@@ -71,7 +71,7 @@ def package_llmapi(
     """Make `into/model_repository` and `into/deployment.json`; return the facts of them.
 
     Raises:
-        StageError: a source lacks a file, TensorRT-LLM would refuse the arguments, or what was written does not read
+        StageError: A source lacks a file, TensorRT-LLM would refuse the arguments, or what was written does not read
             back as it was meant.
     """
     for folder in filter(None, (sources.checkpoint, sources.draft)):

@@ -55,7 +55,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
     """The config.
 
     Raises:
-        UserError: the version is not known, or has no several instances.
+        UserError: The version is not known, or has no several instances.
     """
     have, own = llmapi.tensors(settings.version), llmapi.own_tensors(settings.version)
     inputs = (*have.inputs, *own.inputs, *(_GUIDES if settings.guided_decoding else ()))

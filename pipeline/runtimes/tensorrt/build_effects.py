@@ -60,12 +60,12 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
 
     Args:
         version: Version of TensorRT-LLM.
-        argv: the command without the program.
-        model: the checkpoint's config.json.
-        sm: compute capability of the GPU times 10.
+        argv: The command without the program.
+        model: The checkpoint's config.json.
+        sm: Compute capability of the GPU times 10.
 
     Raises:
-        UserError: the version is not known.
+        UserError: The version is not known.
     """
     known, values = flags(version), parse(version, argv)
     asked = {name: config_value(known[name], value) for name, value in values.items()}
@@ -80,7 +80,7 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
 
 
 def _changes(asked: Mapping[str, Any], build: BuilderRun) -> tuple[FlagChange, ...]:
-    """That the sequences of an engine which verifies drafts grow by them is none: it is what the flag means."""
+    """Longer sequences of an engine that verifies drafts are no change: the flag means that."""
     meant = {**asked}
     if "max_seq_len" in meant:
         meant["max_seq_len"] += build.grown

@@ -71,7 +71,7 @@ def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
     """Formats of a checkpoint, by its config.json: the choice of `auto`, or the earlier quantization of a source.
 
     Raises:
-        StageError: there is no such format here.
+        StageError: There is no such format here.
     """
     quantization = config.get("quantization") or {}
     weights = {algorithm: name for name, algorithm in ALGORITHMS.items()}
@@ -92,7 +92,6 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
     The user's own, `runtime.build_flags`, are among them and win.
 
     Args:
-        recipe: The recipe.
         role: `target` or `draft`.
         found: Formats of the checkpoint once it is there; until then the recipe's are taken.
 

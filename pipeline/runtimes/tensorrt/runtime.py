@@ -113,7 +113,7 @@ def requirements(recipe: Recipe) -> Requirements:
     """Requirements of the machine that serves the package.
 
     Raises:
-        UserError: the version or the GPU is not known, or there is no container for the version.
+        UserError: The version or the GPU is not known, or there is no container for the version.
     """
     runtime = runtime_settings(recipe)
     release, image = require_runtime(runtime.version, "tensorrt"), container(runtime.version)

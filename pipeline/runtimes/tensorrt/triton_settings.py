@@ -31,7 +31,7 @@ def engine_settings(
     """The values of the Triton models. `gpu_bytes`: memory of one GPU.
 
     Raises:
-        StageError: recipe and engines do not agree, or the engines do not fit on the GPU together. All faults at once.
+        StageError: Recipe and engines do not agree, or the engines do not fit on the GPU together. All faults at once.
     """
     faults = list(_disagreements(recipe, target, draft))
     if faults:

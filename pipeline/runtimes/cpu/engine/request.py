@@ -98,8 +98,8 @@ class SamplingParams:
         """Compute what `top_p` becomes after `token`; 0 stays "not set".
 
         Args:
-            top_p: what it is before the token.
-            token: id of the token that was chosen.
+            top_p: Value before the token.
+            token: Id of the token that was chosen.
 
         Returns:
             The lower value, or the request's own `top_p` where the token is `top_p_reset_id`.

@@ -30,19 +30,18 @@ def split(
     """Write config.json and one file a rank into `folder`, which must not exist; return the facts of it.
 
     Args:
-        source: the checkpoint, unquantized or FP8.
-        sizes: over how many GPUs the model is spread, and how.
-        folder: where to write; folders above it are made.
-        progress: where to report.
+        source: The checkpoint, unquantized or FP8.
+        sizes: Numbers of GPUs that the model is spread over.
+        folder: Folder to write; folders above it are made.
 
     Returns:
         Ranks, bytes of all of them, type of the weights, and tensors in a rank.
 
     Raises:
-        InvalidInput: the sizes do not divide the model.
-        UserError: it is quantized in a format that is not split here.
-        StageError: tensors are missing, or not of their types, or scales differ that must be the same.
-        CheckpointError: what was written is not as asked for.
+        InvalidInput: The sizes do not divide the model.
+        UserError: It is quantized in a format that is not split here.
+        StageError: Tensors are missing, or not of their types, or scales differ that must be the same.
+        CheckpointError: The written files are not as asked for.
     """
     model, quantization = source.architecture, source.quantization
     if quantization.format not in FORMATS:
@@ -117,10 +116,10 @@ def write_rank(
 
     Args:
         dtype: Type of tensors that name none: "BF16" or "F16".
-        advance: told the bytes as they are written.
+        advance: Told the bytes as they are written.
 
     Raises:
-        StageError: a source tensor is of a type that cannot become the rank's, or scales differ that must not.
+        StageError: A source tensor is of a type that cannot become the rank's, or scales differ that must not.
     """
     with file.open("wb") as stream:
         stream.write(_header(parts, dtype))

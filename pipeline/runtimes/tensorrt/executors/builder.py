@@ -59,7 +59,7 @@ def build(
     """Fill `job.output`. `launch`: from the working folder to what is started there.
 
     Raises:
-        StageError: it failed, or took too long. StoreError: the disk is too full to begin.
+        StageError: It failed, or took too long. StoreError: the disk is too full to begin.
     """
     check_space(job)
     with held_log(job.log) as log, _workplace(job) as folder:
@@ -209,7 +209,7 @@ def check_gpus(job: BuildJob, devices: tuple[int, ...]) -> BuildGpu:
     """A driver that does not answer is no error here: the builder itself will fail.
 
     Raises:
-        UserError: there are GPUs, but of another kind, or too few.
+        UserError: There are GPUs, but of another kind, or too few.
     """
     all_gpus, problem = read_gpus()
     if problem:
