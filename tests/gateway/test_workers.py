@@ -25,9 +25,10 @@ from prometheus_client import parser
 from pipeline.client.testing import Received, Reply
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
-from pipeline.gateway.workers.shared_usage import SharedUsage
+from pipeline.gateway.workers.link import SharedUsage
 from pipeline.process_state import ProcessStat
 from tests.gateway.conftest import Upstream
 from tests.support.names import HostsFile
@@ -474,7 +475,7 @@ def test_while_workers_are_at_two_packages_requests_wait_unless_both_can_be_aske
     status = {"fault": None, "stale": None, "replaced_requests": 1, "running": 0, "waiting": 0, "stalled": 0}
 
     async def run() -> None:
-        coordinator, links = Coordinator(max_waiting=8), [Told(), Told()]
+        coordinator, links = Coordinator(GatewaySettings(max_waiting=8)), [Told(), Told()]
         for number, link in enumerate(links):
             coordinator.attach(number, link)  # type: ignore[arg-type]
 
