@@ -50,10 +50,9 @@ from pipeline.client import AsyncClient, ChatTemplate, ClientError, PromptLimit
 from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.deploy.alerts import TimeScale, alerts_of, target_down
 from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
