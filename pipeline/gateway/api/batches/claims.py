@@ -15,7 +15,7 @@ from itertools import chain, islice
 
 from pipeline.gateway.api.batches.objects import BatchFaults, BatchObject, BatchStatus, FileObject
 from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchRows, OwnedBatch, new_file_id
-from pipeline.gateway.state.database import Execute, marks
+from pipeline.gateway.database import Execute, marks
 
 # Seconds after which a claim ends that was not renewed.
 CLAIM_S = 15.0

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 from pipeline.gateway.api.batches.claims import BatchClaims
 from pipeline.gateway.api.batches.objects import FINAL, BatchObject, FileObject
 from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchPlace, BatchRows, new_file_id
+from pipeline.gateway.database import Execute, known_form, marks
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import Execute, known_form, marks
 
 _ABANDONED_S = 24 * 3600.0  # age of bytes without a file, which no process writes any more
 _KEPT_S = 30 * 24 * 3600  # input files, and batches that are over
