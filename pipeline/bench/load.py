@@ -2,13 +2,15 @@
 
     records = await run_load(target, load, conversations, period)
 
-Times are counted from when a request was due. In a closed loop that is when it was sent; in an open loop it is the time
-that the schedule named, so that what this process was late by counts as waiting, too.
+Times are counted from when a request was due. In a closed loop that is when it was sent. In an open loop it is the
+scheduled time: a request that is sent late, because the generator was held up, was late for whoever waited for it
+(otherwise "coordinated omission" hides the worst of a slow server).
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.bench.arrivals import Load, poisson
+from pipeline.bench.settings import Load
 from pipeline.bench.targets import BenchReply, BenchRequest, Outcome, Target
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Message, Sampling, Stats
@@ -360,6 +362,19 @@ class _Run:
                 self.records.late_ms.append(max(0.0, time.perf_counter() - wanted) * 1e3)
             if watch is not None:
                 watch(self.records, self.now_s())
+
+
+def poisson(rate: float, seed: int) -> Iterator[float]:
+    """Yield endless arrival times of independent requests, in seconds since the start.
+
+    Args:
+        rate: Mean arrivals per second.
+        seed: The same seed gives the same times.
+    """
+    chance, now = random.Random(seed), 0.0
+    while True:
+        now += chance.expovariate(rate)
+        yield now
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -117,8 +117,8 @@ def command(
     from pipeline.store import Store
 
     try:
-        from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
-        from pipeline.acceptance.accept import SKIPPABLE, STEPS
+        from pipeline.bench.accept import AcceptanceOptions, AcceptanceReport, accept
+        from pipeline.bench.accept.accept import SKIPPABLE, STEPS
     except ModuleNotFoundError as error:
         # Loads are measured as `pipeline bench` does.
         raise missing("pipeline accept", error, "bench") from None

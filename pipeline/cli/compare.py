@@ -18,7 +18,7 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.extras import missing
 
 if TYPE_CHECKING:
-    from pipeline.bench.compare import CompareOptions, CompareResult
+    from pipeline.bench.compare.run import CompareOptions, CompareResult
     from pipeline.bench.sides import DeploymentSource
     from pipeline.golden import GoldenSet
 
@@ -135,7 +135,7 @@ def command(context: click.Context, /, a: str, b: str, **given: Any) -> None:
     if faults:
         raise InvalidInput("pipeline compare", faults)
     try:
-        from pipeline.bench.compare import compare_deployments, compare_files
+        from pipeline.bench.compare.run import compare_deployments, compare_files
         from pipeline.cli.render.compare import compare_lines
     except ImportError as error:
         raise missing("comparing", error, "bench") from error
@@ -240,8 +240,8 @@ def _source(word: str, kind: Kind, given: dict[str, Any]) -> DeploymentSource:
 
 
 def _options(given: dict[str, Any], a: DeploymentSource, b: DeploymentSource) -> CompareOptions:
-    from pipeline.bench.compare import CompareOptions
-    from pipeline.bench.judge import Judge
+    from pipeline.bench.compare.run import CompareOptions
+    from pipeline.bench.compare.judge import Judge
 
     golden = None if given["skip_golden"] else _golden(given, a, b)
     judge = None
@@ -302,7 +302,7 @@ def _write(result: CompareResult, given: dict[str, Any]) -> None:
     if given["output"]:
         result.write(given["output"])
     if given["page"]:
-        from pipeline.bench.compare_page import write_compare_page
+        from pipeline.bench.compare.page import write_compare_page
 
         write_compare_page(result, given["page"])
     for path in (given["output"], given["page"]):

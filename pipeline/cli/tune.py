@@ -18,15 +18,15 @@ from pipeline.extras import missing
 if TYPE_CHECKING:
     from pipeline.bench.run import BenchOptions
     from pipeline.recipe import Recipe
-    from pipeline.tuning.search import SearchOptions
-    from pipeline.tuning.search_space import SearchSpace
+    from pipeline.bench.tune.search import SearchOptions
+    from pipeline.bench.tune.search_space import SearchSpace
 
 _OBJECTIVES = ("goodput", "throughput", "latency")
 _FIRST_SECONDS = 4.0
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    from pipeline.tuning.search_space import read_lengths
+    from pipeline.bench.tune.search_space import read_lengths
 
     return read_lengths(text)
 
@@ -134,8 +134,8 @@ def command(
     """
     from pipeline.cli.named import recipe_of
     from pipeline.store import Store
-    from pipeline.tuning.search_space import fixed_values
-    from pipeline.tuning.tuned_recipe import tuned_file
+    from pipeline.bench.tune.search_space import fixed_values
+    from pipeline.bench.tune.tuned_recipe import tuned_file
 
     faults = [*load_faults(context, given), *_faults(given)]
     shelf = Store.at(store)
@@ -189,12 +189,12 @@ def _run(
 ) -> None:
     from pipeline.cli.render.tune import TrialLines, report_lines, report_table, write_tune_page
     from pipeline.runtimes import ExecutorChoice
-    from pipeline.tuning.handover import hand_over, take_results
-    from pipeline.tuning.search import search
-    from pipeline.tuning.serving import DeploymentRunner
-    from pipeline.tuning.study import open_study
-    from pipeline.tuning.tune import conclude, question
-    from pipeline.tuning.tuned_recipe import write_tuned
+    from pipeline.bench.tune.handover import hand_over, take_results
+    from pipeline.bench.tune.search import search
+    from pipeline.bench.tune.runner import DeploymentRunner
+    from pipeline.bench.tune.study import open_study
+    from pipeline.bench.tune.conclusion import conclude, question
+    from pipeline.bench.tune.tuned_recipe import write_tuned
 
     progress = reporter(silent=given["as_json"])
     objectives, pairs = _objectives(recipe, given), int(given["rounds"])
@@ -257,7 +257,7 @@ def _run(
 
 def _space(recipe: Recipe, given: dict[str, Any], fixed: list[str]) -> tuple[SearchSpace | None, list[Fault]]:
     """What is tried, and what is wrong with the options that say so."""
-    from pipeline.tuning.search_space import draft_lengths, search_space
+    from pipeline.bench.tune.search_space import draft_lengths, search_space
 
     keys = [key.strip() for word in given["keys"] for key in word.split(",")]
     try:
@@ -286,8 +286,8 @@ def _bench(recipe: Recipe, given: dict[str, Any]) -> BenchOptions:
 
 
 def _search_options(space: SearchSpace, bench: BenchOptions, given: dict[str, Any]) -> SearchOptions:
-    from pipeline.tuning.search import SearchOptions
-    from pipeline.tuning.tune import lengths_of
+    from pipeline.bench.tune.search import SearchOptions
+    from pipeline.bench.tune.conclusion import lengths_of
 
     return SearchOptions(
         loads=tuple(sorted(bench.loads, key=lambda load: -load.value)),

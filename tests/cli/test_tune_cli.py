@@ -19,7 +19,7 @@ from pipeline.errors import InvalidInput
 from pipeline.machine.processes import processes_below
 from pipeline.process_state import ProcessStat
 from pipeline.recipe import load_recipe
-from pipeline.tuning.report import TuneReport
+from pipeline.bench.tune.report import TuneReport
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
-from pipeline.acceptance.accept import STEPS
+from pipeline.bench.accept import AcceptanceOptions, AcceptanceReport, accept
+from pipeline.bench.accept.accept import STEPS
 from pipeline.machine.processes import processes_below
 from pipeline.process_state import ProcessStat
 from pipeline.progress import Silent
@@ -28,7 +28,7 @@ RECIPE = ("tiny-cpu", "--set", "runtime.speculation=bls", "--set", "limits.max_c
 # What upstream's file does, as far as its command line and its exit code show it.
 UPSTREAM = f"""#!{sys.executable}
 import argparse, json, sys
-from pipeline.acceptance.upstream import end_to_end
+from pipeline.bench.accept.upstream import end_to_end
 given = argparse.ArgumentParser()
 for name in ("url", "model-name", "prompt", "output-len", "expected-outputs"):
     given.add_argument("--" + name)

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.bench.answers import AnswerComparison, QuestionResult
-from pipeline.bench.compare import CompareResult
-from pipeline.bench.comparison import LoadComparison
+from pipeline.bench.compare.answers import AnswerComparison, QuestionResult
+from pipeline.bench.compare.run import CompareResult
+from pipeline.bench.compare.figures import LoadComparison
 
 _COLORS = {"better": "green", "worse": "red", "no difference": "default", "unknown": "dim"}
 _DIFFERING, _EXCERPT = 5, 100

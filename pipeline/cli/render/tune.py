@@ -14,11 +14,11 @@ from rich.table import Table
 from pipeline.bench.run import BenchOptions
 from pipeline.charts import has_matplotlib, inline_svg, svg_text
 from pipeline.extras import install_line
-from pipeline.tuning.objective import UNITS, Objective, maximized
-from pipeline.tuning.report import TrialFigures, TrialReport, TuneReport, best_of
-from pipeline.tuning.search import SearchOptions
-from pipeline.tuning.search_space import SearchSpace, Value
-from pipeline.tuning.study import TrialRecord
+from pipeline.bench.tune.objective import UNITS, Objective, maximized
+from pipeline.bench.tune.report import TrialFigures, TrialReport, TuneReport, best_of
+from pipeline.bench.tune.search import SearchOptions
+from pipeline.bench.tune.search_space import SearchSpace, Value
+from pipeline.bench.tune.study import TrialRecord
 
 _SERVE_S = 15.0  # to start and stop a small model; large ones take minutes
 _STYLE = """

@@ -28,8 +28,8 @@ from pipeline.errors import StoreError, UserError
 from pipeline.extras import missing
 from pipeline.store import Store, lock
 from pipeline.store.key import digest_of
-from pipeline.tuning.objective import Objective, Score, maximized
-from pipeline.tuning.search_space import Dimension, SearchSpace, Settings, Value
+from pipeline.bench.tune.objective import Objective, Score, maximized
+from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
 
 if TYPE_CHECKING:
     import optuna

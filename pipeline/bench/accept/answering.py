@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.acceptance import asking
-from pipeline.acceptance.judging import at_least, expect, skipped
-from pipeline.acceptance.making import build, serve
-from pipeline.acceptance.report import AcceptanceCheck
-from pipeline.acceptance.run import REQUESTS, AcceptanceRun, Checks, DraftedTexts, questions
-from pipeline.acceptance.upstream import END_TO_END, end_to_end, run_upstream_client
+from pipeline.bench.accept import asking
+from pipeline.bench.accept.judging import at_least, expect, skipped
+from pipeline.bench.accept.making import build, serve
+from pipeline.bench.accept.report import AcceptanceCheck
+from pipeline.bench.accept.run import REQUESTS, AcceptanceRun, Checks, DraftedTexts, questions
+from pipeline.bench.accept.upstream import END_TO_END, end_to_end, run_upstream_client
 from pipeline.client import Client
 from pipeline.contracts.launching import upstream_clients
 from pipeline.golden import GoldenSet

@@ -24,8 +24,8 @@ from pipeline.stages import Builder, StepOutcome
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import SUPERVISED, RunningServer
-from pipeline.tuning.search import TrialJudgement
-from pipeline.tuning.search_space import SearchSpace, Settings, variant
+from pipeline.bench.tune.search import TrialJudgement
+from pipeline.bench.tune.search_space import SearchSpace, Settings, variant
 
 _POLL_S, _ENDS_IN_S, _DRAINS_IN_S = 0.2, 5.0, 120.0
 _SEEDS_APART = 1000  # between loads, so that no prompt is answered from another load's pages

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.acceptance.answering import cancel, draft, golden, stream, undrafted, upstream
-from pipeline.acceptance.making import build, find, plan, serve, stop
-from pipeline.acceptance.measuring import latency, load, memory, metrics
-from pipeline.acceptance.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
-from pipeline.acceptance.run import AcceptanceOptions, AcceptanceRun, Checks
-from pipeline.acceptance.scoring import answers, gate
+from pipeline.bench.accept.answering import cancel, draft, golden, stream, undrafted, upstream
+from pipeline.bench.accept.making import build, find, plan, serve, stop
+from pipeline.bench.accept.measuring import latency, load, memory, metrics
+from pipeline.bench.accept.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
+from pipeline.bench.accept.run import AcceptanceOptions, AcceptanceRun, Checks
+from pipeline.bench.accept.scoring import answers, gate
 from pipeline.client import ClientError
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.machine.inventory import Inventory, take

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.acceptance import AcceptanceCheck, AcceptanceReport, AcceptanceStep
-from pipeline.acceptance.report import page, private_words, scrubbed
+from pipeline.bench.accept import AcceptanceCheck, AcceptanceReport, AcceptanceStep
+from pipeline.bench.accept.report import page, private_words, scrubbed
 from pipeline.errors import InvalidInput
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import resources
-from pipeline.acceptance.asking import TIMEOUTS
-from pipeline.acceptance.report import AcceptanceCheck
+from pipeline.bench.accept.asking import TIMEOUTS
+from pipeline.bench.accept.report import AcceptanceCheck
 from pipeline.bench.workload import Words
 from pipeline.client import ChatTemplate, Client, Message, Sampling
 from pipeline.errors import ServerError

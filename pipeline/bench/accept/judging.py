@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.acceptance.report import AcceptanceCheck, Outcome
+from pipeline.bench.accept.report import AcceptanceCheck, Outcome
 from pipeline.plan.memory import MemoryPlan
 from pipeline.plan.memory.accuracy import capacity_accuracy
 from pipeline.plan.performance.accuracy import Estimate

@@ -12,8 +12,8 @@ from pipeline.recipe.catalog import annotated_yaml, write_recipe
 from pipeline.recipe.loading import apply_overrides
 from pipeline.recipe.validators import RecipeValues
 from pipeline.recipe.yaml_reader import read_document
-from pipeline.tuning.report import TrialReport, TuneReport
-from pipeline.tuning.search_space import Value, variant
+from pipeline.bench.tune.report import TrialReport, TuneReport
+from pipeline.bench.tune.search_space import Value, variant
 
 # Whose values may be paths, relative to the recipe's folder.
 _PATHS = (

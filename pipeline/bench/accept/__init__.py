@@ -7,8 +7,8 @@ It builds, serves as a user does, streams, and holds what it sees against the pl
 the steps in their order, `judging` decides, `asking` asks, and `report` is what is written.
 """
 
-from pipeline.acceptance.accept import accept
-from pipeline.acceptance.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
-from pipeline.acceptance.run import AcceptanceOptions
+from pipeline.bench.accept.accept import accept
+from pipeline.bench.accept.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
+from pipeline.bench.accept.run import AcceptanceOptions
 
 __all__ = ["AcceptanceCheck", "AcceptanceOptions", "AcceptanceReport", "AcceptanceStep", "accept"]

@@ -10,7 +10,7 @@ from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.validators import RecipeValues
 from pipeline.runtimes import runtime_of
-from pipeline.tuning.search_space import (
+from pipeline.bench.tune.search_space import (
     TUNABLE_KEYS,
     Dimension,
     draft_lengths,

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.bench.comparison import Side
+from pipeline.bench.compare.figures import Side
 from pipeline.bench.engine_model import EngineModel
-from pipeline.bench.judge import Judge, Judgement
+from pipeline.bench.compare.judge import Judge, Judgement
 from pipeline.bench.sides import ComparedDeployment
 from pipeline.bench.subject import Subject
 from pipeline.bench.targets import BenchRequest

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult, LevelResult
 from pipeline.recipe import Recipe
-from pipeline.tuning.confirmation import Confirmation
-from pipeline.tuning.objective import Objective, maximized
-from pipeline.tuning.search import trial_name
-from pipeline.tuning.search_space import SearchSpace, Value
-from pipeline.tuning.study import TrialRecord, TuneStudy
+from pipeline.bench.tune.confirmation import Confirmation
+from pipeline.bench.tune.objective import Objective, maximized
+from pipeline.bench.tune.search import trial_name
+from pipeline.bench.tune.search_space import SearchSpace, Value
+from pipeline.bench.tune.study import TrialRecord, TuneStudy
 
 _FEW = 0.02  # gain below which a change is not worth a rollout
 

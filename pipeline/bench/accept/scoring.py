@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.acceptance.judging import at_least, at_most, expect, skipped
-from pipeline.acceptance.run import AcceptanceRun, Checks, questions
+from pipeline.bench.accept.judging import at_least, at_most, expect, skipped
+from pipeline.bench.accept.run import AcceptanceRun, Checks, questions
 from pipeline.bench.engine_model import EngineModel
 from pipeline.errors import ServerError
 from pipeline.plan.plan import TARGET, evaluated_exports

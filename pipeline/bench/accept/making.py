@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.acceptance.judging import at_most, expect, skipped
-from pipeline.acceptance.report import AcceptanceCheck
-from pipeline.acceptance.run import AcceptanceRun, Checks
+from pipeline.bench.accept.judging import at_most, expect, skipped
+from pipeline.bench.accept.report import AcceptanceCheck
+from pipeline.bench.accept.run import AcceptanceRun, Checks
 from pipeline.machine.packages import Need, missing_text
 from pipeline.plan.performance import WorkloadOptions
 from pipeline.prepare import prepare

@@ -12,10 +12,10 @@ from typing import Literal
 
 from pipeline.bench.arrivals import Load
 from pipeline.bench.ratios import ALPHA, RoundRatio
-from pipeline.tuning.objective import Objective, Score, maximized, score
-from pipeline.tuning.search import Runner, measure_loads
-from pipeline.tuning.search_space import Settings
-from pipeline.tuning.study import TuneStudy
+from pipeline.bench.tune.objective import Objective, Score, maximized, score
+from pipeline.bench.tune.search import Runner, measure_loads
+from pipeline.bench.tune.search_space import Settings
+from pipeline.bench.tune.study import TuneStudy
 
 _TINY = 1e-9  # in place of 0, which has no logarithm
 

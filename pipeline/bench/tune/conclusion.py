@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.bench.run import BenchOptions
 from pipeline.recipe import Recipe
-from pipeline.tuning.confirmation import Round, confirm, rounds
-from pipeline.tuning.report import (
+from pipeline.bench.tune.confirmation import Round, confirm, rounds
+from pipeline.bench.tune.report import (
     Recommendation,
     TuneReport,
     best_of,
@@ -22,9 +22,9 @@ from pipeline.tuning.report import (
     recommend,
     recommend_length,
 )
-from pipeline.tuning.search import Runner, SearchOptions, trial_name
-from pipeline.tuning.search_space import SearchSpace, Settings
-from pipeline.tuning.study import TrialRecord, TuneStudy
+from pipeline.bench.tune.search import Runner, SearchOptions, trial_name
+from pipeline.bench.tune.search_space import SearchSpace, Settings
+from pipeline.bench.tune.study import TrialRecord, TuneStudy
 
 
 def question(recipe: Recipe, options: SearchOptions, bench: BenchOptions, machine: str) -> dict[str, Any]:

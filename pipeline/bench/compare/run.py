@@ -20,9 +20,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.bench.answers import AnswerComparison, AnswerStudy, answer_checks
-from pipeline.bench.comparison import LoadComparison, Side, compare_rounds, compare_runs
-from pipeline.bench.judge import Judge
+from pipeline.bench.compare.answers import AnswerComparison, AnswerStudy, answer_checks
+from pipeline.bench.compare.figures import LoadComparison, Side, compare_rounds, compare_runs
+from pipeline.bench.compare.judge import Judge
 from pipeline.bench.ratios import LEAST_ROUNDS
 from pipeline.bench.result import BenchResult, LevelResult
 from pipeline.bench.run import BenchOptions, run_bench

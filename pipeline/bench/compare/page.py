@@ -12,9 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.answers import QuestionResult
-from pipeline.bench.compare import CompareResult
-from pipeline.bench.comparison import LoadComparison, MetricComparison
+from pipeline.bench.compare.answers import QuestionResult
+from pipeline.bench.compare.run import CompareResult
+from pipeline.bench.compare.figures import LoadComparison, MetricComparison
 from pipeline.bench.page import render_page
 from pipeline.charts import has_matplotlib, inline_svg, svg_text
 from pipeline.extras import install_line

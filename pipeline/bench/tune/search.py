@@ -18,9 +18,9 @@ from typing import Protocol
 from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult, LevelResult
 from pipeline.errors import ServerError, StageError
-from pipeline.tuning.objective import Objective, enough, figure, score, violations
-from pipeline.tuning.search_space import Settings, Value
-from pipeline.tuning.study import COUNTED, TrialRecord, TuneStudy
+from pipeline.bench.tune.objective import Objective, enough, figure, score, violations
+from pipeline.bench.tune.search_space import Settings, Value
+from pipeline.bench.tune.study import COUNTED, TrialRecord, TuneStudy
 
 _FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a trial
 _MOST_REFUSED = 200  # in a row, before a search gives up

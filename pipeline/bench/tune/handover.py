@@ -17,10 +17,10 @@ from pipeline.bench.run import BenchOptions
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import Recipe
 from pipeline.recipe.yaml_reader import dump_yaml
-from pipeline.tuning.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
-from pipeline.tuning.search_space import SearchSpace, Settings
-from pipeline.tuning.study import TuneStudy
-from pipeline.tuning.tune import final_rounds
+from pipeline.bench.tune.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
+from pipeline.bench.tune.search_space import SearchSpace, Settings
+from pipeline.bench.tune.study import TuneStudy
+from pipeline.bench.tune.conclusion import final_rounds
 
 _SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the same
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.acceptance.judging import held_to_forecast, memory_checks, slo_checks
+from pipeline.bench.accept.judging import held_to_forecast, memory_checks, slo_checks
 from pipeline.machine import gpus
 from pipeline.machine.probe import CommandOutput
 from pipeline.plan.memory import MemoryPlan

@@ -15,12 +15,12 @@ from pipeline.bench.workload import Lengths
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
-from pipeline.tuning.handover import hand_over, take_results
-from pipeline.tuning.search import SearchOptions
-from pipeline.tuning.search_space import SearchSpace, search_space
-from pipeline.tuning.study import TuneStudy, open_study
-from pipeline.tuning.tune import conclude
-from pipeline.tuning.tuned_recipe import tuned_file, write_tuned
+from pipeline.bench.tune.handover import hand_over, take_results
+from pipeline.bench.tune.search import SearchOptions
+from pipeline.bench.tune.search_space import SearchSpace, search_space
+from pipeline.bench.tune.study import TuneStudy, open_study
+from pipeline.bench.tune.conclusion import conclude
+from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
 from tests.support.tuning import Fake, FakeRunner, level, result
 
 LOADS = (Load("concurrency", 4),)

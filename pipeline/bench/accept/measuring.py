@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.acceptance import asking
-from pipeline.acceptance.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
-from pipeline.acceptance.report import AcceptanceCheck
-from pipeline.acceptance.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
+from pipeline.bench.accept import asking
+from pipeline.bench.accept.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
+from pipeline.bench.accept.report import AcceptanceCheck
+from pipeline.bench.accept.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
 from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import LevelResult, ServerFigures
