@@ -73,9 +73,9 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
     pipeline build llama-3.1-8b-fp8 --executor print
     """
-    from pipeline.cli.named import recipe_of
     from pipeline.prepare import prepare
     from pipeline.runtimes import ExecutorChoice
+    from pipeline.serving.deployments import recipe_of
     from pipeline.stages import HandoverScript, build_or_hand_over
     from pipeline.store import Store, human_bytes
 

@@ -299,8 +299,8 @@ def _known_recipes(
     names: Sequence[str], overrides: Sequence[str], store: Store, *, wait_s: float
 ) -> list[Recipe]:
     """Recipes of names, but for those of deployments that are yet to come."""
-    from pipeline.cli.named import find_deployment
     from pipeline.errors import InvalidInput
+    from pipeline.serving.deployments import find_deployment
     from pipeline.triton.running import SUPERVISED
 
     found = []

@@ -177,13 +177,13 @@ def command(
     pipeline plan llama-3.3-70b-fp8 --calibrate-from bench-1.json bench-2.json
     pipeline plan --accuracy
     """
-    from pipeline.cli.named import recipe_of
     from pipeline.cli.render.accuracy import accuracy_page
     from pipeline.cli.render.bars import Look
     from pipeline.cli.render.comparison_json import schema_text as comparison_schema
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.report import make_report, stored_calibration
     from pipeline.prepare.report_json import schema_text
+    from pipeline.serving.deployments import recipe_of
     from pipeline.store import Store
 
     if schema:

@@ -1,4 +1,4 @@
-"""What a word means: a recipe, or a deployment that runs, whatever it was served from."""
+"""A name on a command line: a recipe, or a deployment that runs, whatever it was served from."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 import pytest
 
 from pipeline.cli.gateway import command as gateway
-from pipeline.cli.named import find_deployment, recipe_of
 from pipeline.cli.options import complete_deployment, complete_running
 from pipeline.errors import InvalidInput
 from pipeline.recipe import load_recipe
 from pipeline.recipe.yaml_reader import dump_yaml
+from pipeline.serving.deployments import find_deployment, recipe_of
 from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec
 from pipeline.triton.running import RunningServer
@@ -50,7 +50,7 @@ def test_a_running_deployment_is_asked_with_what_it_is_served_with(store: Store,
     found = find_deployment("mine", ("cache.enabled=false",), store)
     assert found.server == record
     assert found.recipe == load_recipe("tiny-cpu", ("name=mine", SETS[0], "golden=null"))
-    assert found.words == ("mine", "--set", "cache.enabled=false", "--store", str(store.root))
+    assert found.argv == ("mine", "--set", "cache.enabled=false", "--store", str(store.root))
     assert find_deployment("mine", (), store).recipe.cache.enabled
     assert recipe_of("mine", (), store).limits.max_concurrency == 3
     with pytest.raises(InvalidInput, match=r"limits.max_concurrency = 0: must be 1 to"):

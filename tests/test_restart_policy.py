@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.serving.restart import RestartPolicy
+from pipeline.keeper import RestartPolicy
 
 policies = st.builds(
     RestartPolicy,
