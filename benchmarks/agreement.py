@@ -49,11 +49,11 @@ from benchmarks.common import (
     serving,
 )
 from pipeline import progress
-from pipeline.bench.arrivals import Load
 from pipeline.bench.result import LevelResult
-from pipeline.bench.run import BenchOptions, run_bench
+from pipeline.bench.run import run_bench
+from pipeline.bench.settings import Lengths, LoadSettings
 from pipeline.bench.subject import Subject
-from pipeline.bench.workload import Lengths, Words
+from pipeline.bench.workload import Words
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.reading import read_tokenizer
@@ -150,12 +150,14 @@ class Comparison:
             name=self._server.url, way="gateway", url=self._server.url, model=self._server.model,
             tokenizer=None, max_prompt=1 << 20, max_answer=1 << 20,
         )  # fmt: skip
-        options = BenchOptions(
-            loads=(Load("concurrency", self._chosen.concurrency),),
-            file=file, answers=Lengths(self._chosen.output_tokens), seconds=None, requests=self._chosen.requests,
+        settings = LoadSettings(
+            concurrency=(self._chosen.concurrency,),
+            prompts=str(file),
+            output_tokens=Lengths(self._chosen.output_tokens),
+            requests=self._chosen.requests,
             warm_up_s=WARM_UP_S,
-        )  # fmt: skip
-        (level,) = run_bench(subject, options, Silent()).levels
+        )
+        (level,) = run_bench(subject, settings, Silent()).levels
         return of_level(level)
 
     def _theirs(self, prompts: list[str]) -> Figures:

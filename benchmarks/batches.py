@@ -25,9 +25,9 @@ from typing import Any
 import httpx
 
 from benchmarks.common import in_turns, markdown, serving
-from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import ServerFigures
+from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import OpenAITarget
 from pipeline.bench.workload import ScriptedConversation, Turn

@@ -55,9 +55,9 @@ import psutil
 
 from benchmarks.common import in_turns, markdown, or_empty, peer_environment, running
 from benchmarks.gateway_server import CHECKPOINT
-from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import ServerFigures
+from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn

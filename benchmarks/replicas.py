@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import in_turns, markdown
-from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
+from pipeline.bench.settings import Lengths, Load
 from pipeline.bench.targets import OpenAITarget
-from pipeline.bench.workload import Lengths, ScriptedConversation, Shape, TemplateTokens, Words, synthetic
+from pipeline.bench.workload import ScriptedConversation, Shape, TemplateTokens, Words, synthetic
 from pipeline.client import ChatTemplate, percentile
 from pipeline.reading import read_tokenizer
 from pipeline.serving.live import MetricsPage

@@ -200,9 +200,7 @@ def _differences(recipe: Recipe, result: BenchResult) -> Iterator[tuple[str, obj
     runtime, device = result.target.get("runtime"), calibrated_device(recipe)
     if runtime not in (None, recipe.runtime.kind):
         yield "target.runtime", runtime, recipe.runtime.kind
-    part, name = (
-        ("machine", "processor") if isinstance(recipe.runtime, CpuRuntime) else ("target", "gpu")
-    )
+    part, name = ("machine", "processor") if isinstance(recipe.runtime, CpuRuntime) else ("target", "gpu")
     measured_on = getattr(result, part).get(name)
     if measured_on not in (None, device):
         yield f"{part}.{name}", measured_on, device
@@ -248,5 +246,7 @@ def _why_unfit(load: MeasuredLoad | str, draft_tokens: int, most: int) -> str:
     if load.concurrency > most:
         return f"more than the {most} that run at a time"
     if draft_tokens and load.acceptance is None:
-        return "how many of the draft's tokens were accepted is not in it (pipeline bench --way triton has it)"
+        return (
+            "how many of the draft's tokens were accepted is not in it (pipeline bench --way triton has it)"
+        )
     return ""

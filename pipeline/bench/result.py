@@ -1,6 +1,6 @@
 """The figures of a run as they are written: JSON (`result.schema.json`), held against the recipe's SLO.
 
-Terms: TTFT is the time to the first token; ITL the gap between two chunks of one answer (of all gaps together); TPOT the
+Terms: TTFT is the time to the first token; ITL the gap between two chunks of one answer (all gaps together); TPOT the
 mean time of an answer's output tokens after the first; `total` the whole request. Milliseconds. vLLM's benchmark has
 the same names; AIPerf calls TPOT "inter token latency", and ITL "inter chunk latency".
 """

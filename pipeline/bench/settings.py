@@ -1,9 +1,23 @@
-"""The load that `bench`, `compare` and `tune` put on a deployment."""
+"""Settings of a load, as `bench`, `compare` and `tune` take them."""
 
 from __future__ import annotations
 
+import math
+import os
+import random
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import DirectoryPath, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from pipeline.errors import InvalidInput, UserError
+from pipeline.settings import Option, Settings
+
+_SECONDS, _WARM_UP_S, _CONCURRENCY = 30.0, 3.0, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +55,456 @@ class Load:
                 return f"{self.value:g} a second"
             case _:
                 return "a trace" if self.value == 1 else f"a trace, {self.value:g} times as fast"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Distribution of lengths in tokens: normal, cut at one token; or even between two bounds.
+
+    >>> Lengths.parse("512"), Lengths.parse("512~64").spread, Lengths.parse("100-800").high
+    (Lengths(512), 64.0, 800)
+    """
+
+    mean: float
+    spread: float = 0.0  # standard deviation
+    low: int | None = None
+    high: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `N`, `MEAN~DEVIATION` or `LOW-HIGH`.
+
+        Raises:
+            ValueError: It is none of them, or allows lengths below 1; the text says what is expected.
+        """
+        if even := re.fullmatch(r"(\d+)-(\d+)", text):
+            low, high = int(even[1]), int(even[2])
+            if 1 <= low <= high:
+                return cls((low + high) / 2, low=low, high=high)
+        elif (normal := re.fullmatch(r"(\d+)(?:~(\d+(?:\.\d+)?))?", text)) and int(normal[1]) >= 1:
+            return cls(int(normal[1]), float(normal[2] or 0))
+        raise ValueError(f"{text!r} is no length in tokens: write N, MEAN~DEVIATION or LOW-HIGH")
+
+    def draw(self, chance: random.Random, most: int) -> int:
+        """Draw a length from 1 to `most`."""
+        if self.low is not None and self.high is not None:
+            return min(most, chance.randint(self.low, self.high))
+        return max(1, min(most, round(chance.gauss(self.mean, self.spread))))
+
+    def __repr__(self) -> str:
+        if self.low is not None:
+            return f"Lengths({self.low}-{self.high})"
+        return f"Lengths({self.mean:g}~{self.spread:g})" if self.spread else f"Lengths({self.mean:g})"
+
+    def __str__(self) -> str:
+        return repr(self)[len("Lengths(") : -1]
+
+
+def _whole_number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError("must be a whole number of at least 1, or several with commas between them")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ValueError("must be a number above 0, or several with commas between them")
+    return value
+
+
+class CheckedSettings(Settings):
+    """Settings whose faults are reported all at once: those of single values and those of values together."""
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG003
+        """Yield a field and what is wrong, for values that do not go together.
+
+        Args:
+            given: Values that differ from the default, not validated yet.
+        """
+        yield from ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _all_faults(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        fields = cls.model_fields
+        given = {
+            name: value
+            for name, value in dict(values).items()
+            if name in fields and str(value) != str(fields[name].default)
+        }
+        errors: list[InitErrorDetails] = [
+            {
+                "type": "value_error",
+                "loc": (name,) if name else (),
+                "input": given.get(name),
+                "ctx": {"error": ValueError(problem)},
+            }
+            for name, problem in cls.conflicts(given)
+        ]
+        try:
+            settings = handler(values)
+        except ValidationError as error:
+            kept = ("type", "loc", "input", "ctx")
+            errors += [
+                {key: one[key] for key in kept if key in one}  # type: ignore[misc, literal-required]
+                for one in error.errors(include_url=False)
+            ]
+        if errors:
+            errors += cls._file_errors(given)
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return settings
+
+    @classmethod
+    def _file_errors(cls, given: Mapping[str, Any]) -> list[InitErrorDetails]:  # noqa: ARG003
+        """Further faults that are looked for only where there are some already."""
+        return []
+
+
+def folder_conflicts(given: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields that name a file in a folder that cannot be written to."""
+    for name in names:
+        if name in given and not os.access(Path(given[name]).absolute().parent, os.W_OK):
+            yield name, "its folder cannot be written to"
+
+
+class LoadSettings(CheckedSettings):
+    """Load that is put on a deployment."""
+
+    concurrency: Annotated[
+        tuple[int, ...], Option(parse=_whole_number, separator=",", metavar="N[,N…]", default="8")
+    ] = Field(
+        default=(),
+        description="Closed loop: conversations at a time. Several values are measured one after the other.",
+    )
+    rate: Annotated[tuple[float, ...], Option(parse=_rate, separator=",", metavar="R[,R…]")] = Field(
+        default=(),
+        description="Open loop: conversations that begin per second, at random times (Poisson), answered or not.",
+    )
+    trace: Annotated[Path | None, Option(metavar="FILE")] = Field(
+        default=None,
+        description="Open loop: at the times that the file's lines have as `timestamp`, in milliseconds.",
+    )
+    speed: Annotated[float | None, Option(metavar="X", default="1")] = Field(
+        default=None, gt=0, description="With --trace: how many times as fast."
+    )
+    prompts: Annotated[str | None, Option(metavar="FILE|calibration")] = Field(
+        default=None,
+        description="Ask the questions of a file, or the held-out questions of the recipe's calibration set, again and "
+        "again.",
+    )
+    prompt_tokens: Annotated[
+        Lengths | None, Option(parse=Lengths.parse, metavar="LENGTH", default="512, or what fits")
+    ] = Field(
+        default=None, description="Tokens of each question of words at random: N, MEAN~DEVIATION or LOW-HIGH."
+    )
+    output_tokens: Annotated[
+        Lengths | None,
+        Option(
+            parse=Lengths.parse,
+            metavar="LENGTH",
+            default="128 for words at random; for a file as many as the model likes",
+        ),
+    ] = Field(default=None, description="Exact number of tokens of each answer.")
+    prefix_tokens: Annotated[int, Option(metavar="N")] = Field(
+        default=0, ge=0, description="Tokens of a system prompt that conversations of words at random share."
+    )
+    prefixes: Annotated[int, Option(metavar="N")] = Field(
+        default=1, ge=1, description="Number of different shared system prompts."
+    )
+    turns: Annotated[int, Option(metavar="N")] = Field(
+        default=1,
+        ge=1,
+        description="Questions of a conversation of words at random, each with everything said before.",
+    )
+    think_s: Annotated[float, Option(metavar="S")] = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds between an answer and the next question of its conversation.",
+    )
+    cancelled: Annotated[float, Option("--cancel", metavar="SHARE")] = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of conversations whose client leaves within an answer, 0 to 1.",
+    )
+    raw: bool = Field(
+        default=False, description="Send words at random as they are, without the chat template."
+    )
+    temperature: Annotated[float, Option(metavar="T")] = Field(
+        default=0.0, ge=0, description="Temperature of all requests; 0 takes the likeliest token."
+    )
+    seconds: Annotated[
+        float | None,
+        Option("--duration", metavar="S", default="30, without a bound with --requests or --trace"),
+    ] = Field(default=None, gt=0, description="Seconds in which requests begin, for each load.")
+    requests: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, ge=1, description="Requests of each load, if that is sooner."
+    )
+    warm_up_s: Annotated[float | None, Option("--warmup", metavar="S", default="3, or 0 with --trace")] = (
+        Field(default=None, ge=0, description="Seconds at the start of each load that are not counted.")
+    )
+    grace_s: Annotated[float, Option("--grace", metavar="S")] = Field(
+        default=60.0,
+        ge=0,
+        description="With --duration: seconds to wait for answers after it; requests without an end by then have "
+        "failed.",
+    )
+    timeout_s: Annotated[float, Option("--timeout", metavar="S")] = Field(
+        default=600.0, gt=0, description="Seconds for each answer; then it has failed."
+    )
+    seed: Annotated[int, Option(metavar="N")] = Field(
+        default=0, ge=0, description="Seed of prompts and arrival times."
+    )
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads, in the order in which they are measured."""
+        if self.trace is not None:
+            return (Load("trace", self.speed or 1.0),)
+        if self.rate:
+            return tuple(Load("rate", value) for value in self.rate)
+        return tuple(Load("concurrency", value) for value in self.concurrency or (_CONCURRENCY,))
+
+    def at(self, *loads: Load, **changes: Any) -> Self:
+        """Return the same settings with other loads, all of the kind of the first.
+
+        Args:
+            *loads: One or more.
+            **changes: Fields to replace as well.
+        """
+        kind = loads[0].kind
+        levels: dict[str, Any] = {"concurrency": (), "rate": ()}
+        if kind == "trace":
+            levels["speed"] = loads[0].value
+        else:
+            levels[kind] = tuple(round(one.value) if kind == "concurrency" else one.value for one in loads)
+        return self.model_copy(update=levels | changes)
+
+    @property
+    def file(self) -> Path | Literal["calibration"] | None:
+        """File of prompts, or "calibration" for the recipe's calibration set; None for words at random."""
+        if self.trace is not None:
+            return self.trace
+        return (
+            "calibration" if self.prompts == "calibration" else Path(self.prompts) if self.prompts else None
+        )
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds in which requests of a load begin; None for no bound."""
+        bounded = self.seconds or self.requests or self.trace
+        return self.seconds if bounded else _SECONDS
+
+    @property
+    def warm_up(self) -> float:
+        """Seconds at the start of each load that are not counted."""
+        usual = 0.0 if self.trace is not None else _WARM_UP_S
+        return usual if self.warm_up_s is None else self.warm_up_s
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Options that exclude or need each other, and files that are missing."""
+        yield from super().conflicts(given)
+        kinds = [f"--{name}" for name in ("concurrency", "rate", "trace") if name in given]
+        if len(kinds) > 1:
+            yield "", f"{' and '.join(kinds)} exclude each other: one kind of load a run"
+        if "speed" in given and "trace" not in given:
+            yield "speed", "goes with --trace only"
+        if "trace" in given and "prompts" in given:
+            yield "", "--trace and --prompts exclude each other: a trace holds its prompts"
+        if "trace" in given or "prompts" in given:
+            for name in given.keys() & {"prompt_tokens", "prefix_tokens", "raw", "turns"}:
+                yield name, "goes with words at random only"
+        if "raw" in given and "turns" in given:
+            yield "turns", "a conversation needs the chat template that --raw leaves out"
+        if "prefixes" in given and "prefix_tokens" not in given:
+            yield "prefixes", "goes with --prefix-tokens"
+        for name in ("trace", "prompts"):
+            if name in given and str(given[name]) != "calibration" and not os.path.isfile(given[name]):
+                yield name, "there is no such file"
+
+    @classmethod
+    def _file_errors(cls, given: Mapping[str, Any]) -> list[InitErrorDetails]:
+        """Faults of the file of prompts. Without other faults, its reader reports them."""
+        from pipeline.bench.prompts import PromptFile
+
+        name = "trace" if "trace" in given else "prompts"
+        if not os.path.isfile(given.get(name, "")):
+            return []
+        try:
+            PromptFile.read(Path(given[name]))
+        except InvalidInput as error:
+            problems = [str(fault) for fault in error.faults]
+        except UserError as error:
+            problems = [str(error)]
+        else:
+            return []
+        return [
+            {
+                "type": "value_error",
+                "loc": (name,),
+                "input": given[name],
+                "ctx": {"error": ValueError(problem)},
+            }
+            for problem in problems
+        ]
+
+
+def load_argv(settings: LoadSettings) -> Iterator[str]:
+    """Yield the arguments of `pipeline bench` that give a load; defaults are left out."""
+    for name, field in LoadSettings.model_fields.items():
+        value = getattr(settings, name)
+        if value == field.default:
+            continue
+        marker = next((part for part in field.metadata if isinstance(part, Option)), Option())
+        yield marker.name or f"--{name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            yield ",".join(f"{one:g}" for one in value)
+        elif value is not True:
+            yield f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def read_slo_target(text: str) -> tuple[str, float]:
+    """Read a target such as `ttft_p95_ms=500`.
+
+    Raises:
+        ValueError: It is none; the text says what is expected.
+    """
+    from pipeline.recipe import Slo
+
+    key, _, value = text.partition("=")
+    try:
+        target = float(value)
+    except ValueError:
+        target = 0.0
+    if key not in Slo.model_fields or not 0 < target < math.inf:
+        raise ValueError(f"must be {' or '.join(Slo.model_fields)}, =, and milliseconds")
+    return key, target
+
+
+def read_gpu(text: str) -> int:
+    """Read the number of a GPU in a list with commas."""
+    if not text.strip().isdecimal():
+        raise ValueError("write numbers of GPUs with commas between them, like 0,1")
+    return int(text)
+
+
+class SubjectSettings(CheckedSettings):
+    """Server that is measured: a deployment of this machine, or an address."""
+
+    url: Annotated[str | None, Option(metavar="URL")] = Field(
+        default=None,
+        description="Ask this address instead of a deployment of this machine: http://host:port of an OpenAI API, or "
+        "host:port of Triton's gRPC.",
+    )
+    model: Annotated[str | None, Option(metavar="NAME")] = Field(
+        default=None, description="With --url: the model to ask; of Triton by default tensorrt_llm_bls."
+    )
+    tokenizer: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
+        default=None,
+        description="With --url: the model's tokenizer.json and chat template, for prompts of a length and chats of "
+        "Triton.",
+    )
+    way: Literal["gateway", "triton"] | None = Field(
+        default=None,
+        description="Through the deployment's gateway, or straight to Triton; by default through its gateway, if it "
+        "has one.",
+    )
+    api_key: Annotated[str | None, Option(envvar="PIPELINE_API_KEY", metavar="KEY")] = Field(
+        default=None,
+        repr=False,
+        description="Key of the gateway. In the environment it is not seen by others on this machine.",
+    )
+    slo: Annotated[tuple[tuple[str, float], ...], Option(parse=read_slo_target, metavar="KEY=MS")] = Field(
+        default=(),
+        description="A target, such as ttft_p95_ms=500, instead of the recipe's. May be repeated.",
+    )
+    wait_s: Annotated[float, Option(metavar="S")] = Field(
+        default=0.0, ge=0, description="Seconds to wait for the deployment to be ready."
+    )
+    store: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
+        default=None,
+        description="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
+    )
+
+    @property
+    def is_http(self) -> bool:
+        """Whether `url` is the address of an OpenAI API rather than that of Triton's gRPC."""
+        return self.url is not None and _is_http(self.url)
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Options that only go with an address, or only with a deployment."""
+        yield from super().conflicts(given)
+        url = given.get("url")
+        if url is None:
+            for name in given.keys() & {"model", "tokenizer"}:
+                yield name, "goes with --url only"
+            return
+        if _is_http(url):
+            if "model" not in given:
+                yield "model", "is needed with the address of an OpenAI API"
+        elif not re.fullmatch(r"[^/\s]+:\d+", url):
+            yield "url", "must be http://host:port, or host:port of gRPC"
+        if "way" in given:
+            yield "way", "goes with the name of a deployment: an address says it by its form"
+
+
+def _is_http(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+class BenchSettings(LoadSettings, SubjectSettings):
+    """What `pipeline bench` does."""
+
+    sweep: bool = Field(
+        default=False, description="Double the load until the SLO breaks, then narrow down where."
+    )
+    most: Annotated[float | None, Option(metavar="N", default="1024")] = Field(
+        default=None, gt=0, description="With --sweep: largest load that is tried."
+    )
+    max_failed: Annotated[float, Option(metavar="SHARE")] = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of requests that may fail before the exit code is 3.",
+    )
+    output: Annotated[Path | None, Option(metavar="FILE.json")] = Field(
+        default=None, description="Write the result as JSON."
+    )
+    page: Annotated[Path | None, Option(metavar="FILE.html")] = Field(
+        default=None, description="Write the result as one HTML page."
+    )
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads; a sweep begins with one conversation at a time unless a load is given."""
+        if self.sweep and not (self.concurrency or self.rate):
+            return (Load("concurrency", 1),)
+        return super().loads
+
+    @property
+    def sweep_to(self) -> float | None:
+        """Largest load of a sweep; None to measure the given loads alone."""
+        return (self.most or 1024) if self.sweep else None
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Options that do not go together."""
+        yield from super().conflicts(given)
+        if "url" in given and not given.keys() & {"tokenizer", "trace", "prompts"}:
+            yield "tokenizer", "is needed for prompts of a length (or give --prompts)"
+        if "most" in given and "sweep" not in given:
+            yield "most", "goes with --sweep only"
+        if "sweep" in given:
+            if "trace" in given:
+                yield "sweep", "a trace has one load"
+            for name in ("concurrency", "rate"):
+                if len(given.get(name, ())) > 1:
+                    yield name, "begins with one load and finds the others (name one, or none)"
+        yield from folder_conflicts(given, "output", "page")

@@ -42,22 +42,20 @@ _ROUND_RESAMPLES = 4000
 
 
 def percentiles(values: Sequence[float] | Values) -> dict[int, float]:
-    """Compute `PERCENTILES`, interpolated between neighbours as numpy and AIPerf do.
+    """Compute `PERCENTILES` of one or more values, interpolated between neighbours as numpy and AIPerf do."""
+    computed = np.percentile(np.asarray(values, np.float64), PERCENTILES)
+    return dict(zip(PERCENTILES, computed.tolist(), strict=True))
 
-    Args:
-        values: One or more.
-    """
-    found = np.percentile(np.asarray(values, np.float64), PERCENTILES)
-    return dict(zip(PERCENTILES, found.tolist(), strict=True))
+
+def percentile(values: Sequence[float] | Values, percent: float) -> float | None:
+    """Compute one percentile as `percentiles` does; None without values."""
+    return float(np.percentile(np.asarray(values, np.float64), percent)) if len(values) else None
 
 
 def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval | None]:
     """Compute 95 % intervals of percentiles of independent values, whatever their distribution.
 
     They are intervals between order statistics, from the binomial distribution (`scipy.stats.quantile_test`).
-
-    Args:
-        values: One for each request.
 
     Returns:
         Percentile -> interval; None where there are too few values for an interval with both ends.
@@ -81,8 +79,8 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
     drawn together.
 
     Args:
-        groups: The values of each request, in milliseconds.
-        seed: Of the draws.
+        groups: Values of each request, in milliseconds.
+        seed: Seed of the draws.
 
     Returns:
         Percentile -> interval; None with fewer than two groups.
@@ -110,15 +108,7 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
 
 
 def histogram(values: Sequence[float] | Values, bins: int = 60) -> tuple[list[float], list[int]]:
-    """Count values in bins whose widths grow evenly on a logarithmic scale.
-
-    Args:
-        values: Above 0.
-        bins: How many.
-
-    Returns:
-        The `bins + 1` edges, and the counts.
-    """
+    """Count values above 0 in bins of equal width on a logarithmic scale: the `bins + 1` edges, and the counts."""
     sample = np.maximum(np.asarray(values, np.float64), 1e-6)
     low, high = float(sample.min()), float(sample.max())
     counts, edges = np.histogram(sample, np.geomspace(low, max(high, low * 1.01), bins + 1))
@@ -131,10 +121,10 @@ class RoundRatio:
 
     Attributes:
         a: Geometric mean of A, without the outermost rounds.
-        b: The same of B.
-        ratio: B/A: the geometric mean of the ratios of the rounds, without the outermost.
-        interval: Of the ratio, 95 %; None where too little was measured.
-        p: How likely a ratio like this is between equals; None with fewer than three rounds.
+        b: Geometric mean of B, likewise.
+        ratio: B/A: geometric mean of the ratios of the rounds, without the outermost.
+        interval: 95 % interval of the ratio; None where too little was measured.
+        p: Probability of such a ratio between equals; None with fewer than three rounds.
     """
 
     a: float
@@ -145,11 +135,7 @@ class RoundRatio:
 
     @classmethod
     def of(cls, rounds: Sequence[tuple[float, float]]) -> RoundRatio:
-        """Compute it.
-
-        Args:
-            rounds: The figure of A and of B in each, above 0.
-        """
+        """Compute the ratio from the figures of A and B in each round, above 0."""
         logs = np.log(np.asarray(rounds, np.float64))
         ratios = logs[:, 1] - logs[:, 0]
         a, b, mean = (float(_trimmed(one)) for one in (logs[:, 0], logs[:, 1], ratios))
@@ -168,11 +154,7 @@ class RoundRatio:
 
 
 def scatter(rounds: Sequence[tuple[float, float]]) -> float:
-    """Estimate the standard deviation of the logarithm of B/A from round to round, without the outermost.
-
-    Args:
-        rounds: The figure of A and of B in each, above 0; two or more.
-    """
+    """Estimate the standard deviation of the logarithm of B/A over two or more rounds, without the outermost."""
     return _scatter(np.log([b / a for a, b in rounds]))
 
 
@@ -183,7 +165,7 @@ def _trimmed(values: Values, axis: int = 0) -> Any:
 
 
 def _scatter(ratios: Values) -> float:
-    """Standard error of the trimmed mean times the root of the rounds: what stands for a standard deviation."""
+    """Standard error of the trimmed mean times the root of the rounds, in place of a standard deviation."""
     from scipy.stats.mstats import trimmed_stde
 
     if len(ratios) < 1 / _TRIM:
@@ -192,7 +174,7 @@ def _scatter(ratios: Values) -> float:
 
 
 def _bootstrap(ratios: Values) -> Interval:
-    """The interval of the ratio, from the logarithms of each round's."""
+    """Interval of the ratio, from the logarithms of each round's ratio."""
     from scipy.stats import bootstrap, norm, t
 
     rounds = len(ratios)
@@ -214,11 +196,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979; scipy has no function for it.
 
-    Args:
-        p_values: Of each test.
-
     Returns:
-        In the same order, each as large as before or larger, at most 1.
+        Corrected values in the same order, each as large as before or larger, at most 1.
     """
     order = np.argsort(p_values, kind="stable")
     found = np.empty(len(p_values))
@@ -232,12 +211,12 @@ def rounds_needed(deviation: float, threshold: float, tests: int) -> int | None:
     """Compute how many rounds show a difference four times out of five, by the power of the t-test.
 
     Args:
-        deviation: What `scatter` estimates.
+        deviation: Standard deviation by `scatter`.
         threshold: Relative difference to be shown, such as 0.05.
         tests: Figures that are looked at together.
 
     Returns:
-        The fewest; None for more than 400.
+        The fewest rounds; None for more than `MOST_ROUNDS`.
     """
     from scipy.stats import nct, t
 

@@ -241,7 +241,7 @@ def compare_page(
 
 def calibrate_page(recipe: Any, store: Any, speed: SpeedOptions, *, as_json: bool, width: int) -> str:
     """Write fitted constants to `--output` or into the store, and return what `--calibrate-from` prints."""
-    from pipeline.bench.calibrate import calibrate_recipe
+    from pipeline.bench.forecast import calibrate_recipe
     from pipeline.cli.render.calibration import calibration_json, calibration_lines
     from pipeline.prepare.report import calibration_path
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipeline.bench.prompt_file import PromptFile
+from pipeline.bench.prompts import PromptFile
 from pipeline.bench.workload import (
     Lengths,
     ScriptedConversation,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.bench import comparison, ratios
-from pipeline.bench.compare.run import compare_files
 from pipeline.bench.compare.figures import METRICS, compare_rounds
-from pipeline.bench.ratios import holm, rounds_needed
+from pipeline.bench.compare.run import compare_files
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult
+from pipeline.bench.statistics import holm, rounds_needed
 from pipeline.errors import InvalidInput
 
 Values = NDArray[np.float64]

@@ -9,22 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.arrivals import Load
-from pipeline.bench.run import BenchOptions
-from pipeline.bench.workload import Lengths
-from pipeline.errors import InvalidInput, UserError
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.store import Store
+from pipeline.bench.settings import Lengths, Load
+from pipeline.bench.tune.conclusion import conclude
 from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.search import SearchOptions
 from pipeline.bench.tune.search_space import SearchSpace, search_space
 from pipeline.bench.tune.study import TuneStudy, open_study
-from pipeline.bench.tune.conclusion import conclude
 from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
+from pipeline.errors import InvalidInput, UserError
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.store import Store
 from tests.support.tuning import Fake, FakeRunner, level, result
 
 LOADS = (Load("concurrency", 4),)
-BENCH = BenchOptions(loads=LOADS, prompts=Lengths(64), seconds=5.0, seed=3)
+LOAD = LoadSettings(concurrency=(4,), prompt_tokens=Lengths(64), seconds=5.0, seed=3)
 # Writes what it is called with; `bench` copies figures, `serve` fails for one of the values.
 STAND_IN = """#!/bin/sh
 echo "$*" >> "$CALLS"
@@ -77,12 +75,12 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
     figures, results = tmp_path / "figures.json", tmp_path / "tiny-cpu-tune"
     result("tiny-cpu", [level(LOADS[0], Fake(100.0))]).write(figures)
     with open_study(Store(tmp_path), "tiny-cpu", {}, space, ("throughput",), seed=0) as study:
-        handed = hand_over(study, no_runner(), recipe, options, BENCH, pairs=3)
+        handed = hand_over(study, no_runner(), recipe, options, LOAD, pairs=3)
         assert handed is not None
         assert handed.names == tuple(f"trial-{one.number:03d}" for one in study.planned())
         assert {one.settings["limits.max_concurrency"] for one in study.planned()} == {4, 8, 16, 32, 64}
         # Asked again, the script is of the same trials.
-        assert hand_over(study, no_runner(), recipe, options, BENCH, pairs=3) == handed
+        assert hand_over(study, no_runner(), recipe, options, LOAD, pairs=3) == handed
 
         calls = run_script(handed.script, tmp_path, figures)
         benches = [call for call in calls if call.startswith("bench")]
@@ -106,13 +104,13 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         advice = conclude(study, recipe, options, pairs=3, runner=None, say=print).recommendation
         assert advice.verdict == "none yet"
 
-        rounds = hand_over(study, no_runner(), recipe, options, BENCH, pairs=3)
+        rounds = hand_over(study, no_runner(), recipe, options, LOAD, pairs=3)
         assert rounds is not None
         assert len(rounds.names) == 6
         run_script(rounds.script, tmp_path, figures)
         better(results, study, rounds.names)
         take_results(study, results, recipe, options, pairs=3)
-        assert hand_over(study, no_runner(), recipe, options, BENCH, pairs=3) is None
+        assert hand_over(study, no_runner(), recipe, options, LOAD, pairs=3) is None
         report = conclude(study, recipe, options, pairs=3, runner=None, say=print)
     assert report.recommendation.verdict == "tuned", report.recommendation
     assert report.recommendation.changes == ("limits.max_concurrency=8",)
@@ -152,7 +150,7 @@ def test_figures_of_something_else_are_refused_all_at_once(
     options, folder = SearchOptions(LOADS, trials=3, ahead=True), tmp_path / "came"
     folder.mkdir()
     with open_study(Store(tmp_path), "tiny-cpu", {}, space, ("throughput",), seed=0) as study:
-        handed = hand_over(study, no_runner(), recipe, options, BENCH, pairs=0)
+        handed = hand_over(study, no_runner(), recipe, options, LOAD, pairs=0)
         assert handed is not None
         with pytest.raises(UserError, match="has no figures that this search waits for"):
             take_results(study, folder, recipe, options, pairs=0)

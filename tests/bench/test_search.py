@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from optuna.storages import RDBStorage
 
-from pipeline.bench.arrivals import Load
-from pipeline.errors import ServerError, UserError
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.store import Store
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.conclusion import conclude, lengths_of
 from pipeline.bench.tune.objective import Objective
 from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, search_space
 from pipeline.bench.tune.study import TrialRecord, TuneStudy, open_study
-from pipeline.bench.tune.conclusion import conclude, lengths_of
+from pipeline.errors import ServerError, UserError
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.store import Store
 from tests.support.tuning import Fake, FakeRunner, level, result
 
 KEYS = ("limits.max_concurrency", "limits.max_batch_tokens", "kv_cache.reuse", "draft.max_draft_tokens")

@@ -6,10 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import InvalidInput, UserError
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.validators import RecipeValues
-from pipeline.runtimes import runtime_of
 from pipeline.bench.tune.search_space import (
     TUNABLE_KEYS,
     Dimension,
@@ -18,6 +14,10 @@ from pipeline.bench.tune.search_space import (
     search_space,
     variant,
 )
+from pipeline.errors import InvalidInput, UserError
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.validators import RecipeValues
+from pipeline.runtimes import runtime_of
 
 NGRAMS = "runtime.speculation={method: ngram, max_draft_tokens: 4}"
 RECIPES = {

@@ -10,9 +10,9 @@ from pipeline.bench.accept import asking
 from pipeline.bench.accept.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
 from pipeline.bench.accept.report import AcceptanceCheck
 from pipeline.bench.accept.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
-from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
 from pipeline.bench.result import LevelResult, ServerFigures
+from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn

@@ -1,11 +1,11 @@
-"""Golden questions to two deployments: how alike their answers are, which are right, and how each takes the other's.
+"""Golden questions to two deployments: how alike their answers are, which are right, and each one's perplexity.
 
     study = AnswerStudy(golden)
-    study.visit("a", first); study.visit("b", second); study.visit("a", first)      while each of them is there
-    study.result(judgements)
+    study.visit("a", first); study.visit("b", second); study.visit("a", first)      while each of them runs
+    study.result(judge)
 
 Triton itself is asked, past the response cache, greedily and one question at a time, so that no other request is in the
-same batch. Perplexity is asked of the engine's own model, in token ids.
+same batch. Perplexity comes from the engine's own model, in token ids.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeline.bench.compare.figures import Side
-from pipeline.bench.engine_model import EngineModel
 from pipeline.bench.compare.judge import Judge, Judgement
-from pipeline.bench.sides import ComparedDeployment
+from pipeline.bench.compare.sources import ComparedDeployment
+from pipeline.bench.engine_model import EngineModel
+from pipeline.bench.result import Section
 from pipeline.bench.subject import Subject
 from pipeline.bench.targets import BenchRequest
 from pipeline.client import ChatTemplate
@@ -32,17 +33,11 @@ from pipeline.reading import read_tokenizer
 from pipeline.stages.evaluate.engine_answers import EngineAnswer
 from pipeline.triton.deployment import TARGET_MODEL, Deployment
 
-__all__ = ["AnswerComparison", "AnswerStudy", "QuestionResult"]
-
 _OTHER: dict[Side, Side] = {"a": "b", "b": "a"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class QuestionResult(_Section):
-    """One question, and what became of it."""
+class QuestionResult(Section):
+    """One question, and both answers."""
 
     question: str
     a: str = Field(description="Answer of A.")
@@ -51,35 +46,35 @@ class QuestionResult(_Section):
     similar: bool
     similarity: float = Field(description="Share of the words that match, in their order: 0 to 1.")
     first_difference: int | None = Field(
-        description="Place of the first token that differs, from 0, by the tokenizer of A; null where none does."
+        description="Index of the first token that differs, from 0, by the tokenizer of A; null where none does."
     )
     fault_a: str | None = Field(description="Why the answer of A is wrong by the question's checks.")
     fault_b: str | None
-    preferred: Literal["a", "b", "tie"] | None = Field(default=None, description="By the judge.")
-    no_verdict: str = Field(default="", description="Why the judge has none.")
+    preferred: Literal["a", "b", "tie"] | None = Field(default=None, description="Verdict of the judge.")
+    no_verdict: str = Field(default="", description="Why the judge gave no verdict.")
 
 
-class PerplexityComparison(_Section):
+class PerplexityComparison(Section):
     """How well each engine predicts the answers, token by token."""
 
-    a_of_a: float = Field(description="Perplexity of the answers of A, by A itself.")
-    b_of_a: float = Field(description="Of the same answers, by B.")
+    a_of_a: float = Field(description="Perplexity of the answers of A by A itself.")
+    b_of_a: float = Field(description="Perplexity of the answers of A by B.")
     b_of_b: float
     a_of_b: float
-    tokens: tuple[int, int] = Field(description="Of the answers of A, and of B.")
+    tokens: tuple[int, int] = Field(description="Tokens of the answers of A, and of B.")
 
     @property
     def increase(self) -> float:
-        """How much more perplexed B is by the answers of A than A itself, relative."""
+        """Perplexity of the answers of A by B, relative to that by A itself: 0.1 is 10 % more."""
         return self.b_of_a / self.a_of_a - 1
 
 
-class AnswerComparison(_Section):
+class AnswerComparison(Section):
     """All golden questions."""
 
     questions: tuple[QuestionResult, ...]
     perplexity: PerplexityComparison | None
-    no_perplexity: str = Field(default="", description="Why there is none.")
+    no_perplexity: str = Field(default="", description="Why there is no perplexity.")
     judge: str = Field(default="", description="Name of the model that judged.")
 
     @property
@@ -99,24 +94,19 @@ class AnswerComparison(_Section):
 
     @property
     def judged(self) -> dict[str, int]:
-        """How often the judge preferred a, preferred b, saw a tie, and had no verdict."""
+        """Verdict of the judge -> number of questions: a, b, tie, none."""
         names = ("a", "b", "tie", None)
         return {str(name or "none"): sum(one.preferred == name for one in self.questions) for name in names}
 
 
 class AnswerStudy:
-    """The golden questions while they are asked."""
+    """The golden questions while they are asked; `timeout_s` is for each answer."""
 
     def __init__(self, golden: GoldenSet, *, timeout_s: float = 600.0) -> None:
-        """
-        Args:
-            golden: The questions, and the budgets.
-            timeout_s: For each answer.
-        """
         self._golden, self._timeout_s = golden, timeout_s
         self._texts: dict[Side, list[str]] = {}
-        self._spoken: dict[Side, list[EngineAnswer]] = {}
-        # Of whose answers -> by whom -> logarithms of the probability of each token.
+        self._engine_answers: dict[Side, list[EngineAnswer]] = {}
+        # Side whose answers are scored -> side that scores -> logarithms of the probability of each token.
         self._scores: dict[Side, dict[Side, list[tuple[float, ...]]]] = {"a": {}, "b": {}}
         self._tokenizers: dict[Side, Path] = {}
         self._no_perplexity = ""
@@ -124,12 +114,12 @@ class AnswerStudy:
 
     @property
     def complete(self) -> bool:
-        """Whether no visit has anything left to ask."""
+        """Whether no question and no score is missing."""
         scored = all(len(by) == 2 for by in self._scores.values())
         return len(self._texts) == 2 and (scored or bool(self._no_perplexity))
 
     async def visit(self, side: Side, deployment: ComparedDeployment) -> None:
-        """Ask one of the two what can be asked now: its own answers first, then what it makes of the other's.
+        """Ask one of the two: its own answers first, then its scores of the other's.
 
         Raises:
             ServerError: A question was not answered.
@@ -168,18 +158,18 @@ class AnswerStudy:
                 "their tokenizers differ, so that neither has a probability for the other's tokens"
             )
         engine = EngineModel(deployment.grpc_url, found.end_id, found.pad_id)
-        if side not in self._spoken:
+        if side not in self._engine_answers:
             asked = deployment.asked_directly
             lengths = (_most(one, asked) for one in self._golden.questions)
-            spoken = engine.answers(list(zip(self._prompts(asked), lengths, strict=True)))
-            self._spoken[side] = [_until(one, found.stop_token_ids) for one in spoken]
-            told = [one.log_probs for one in self._spoken[side]]
-            complete = all(len(one.tokens) == len(one.log_probs or ()) for one in self._spoken[side])
+            answers = engine.answers(list(zip(self._prompts(asked), lengths, strict=True)))
+            self._engine_answers[side] = [_until(one, found.stop_token_ids) for one in answers]
+            answers = self._engine_answers[side]
+            complete = all(len(one.tokens) == len(one.log_probs or ()) for one in answers)
             self._scores[side][side] = (
-                [one or () for one in told] if complete else engine.scores(self._spoken[side])
+                [one.log_probs or () for one in answers] if complete else engine.scores(answers)
             )
-        if other in self._spoken and side not in self._scores[other]:
-            self._scores[other][side] = engine.scores(self._spoken[other])
+        if other in self._engine_answers and side not in self._scores[other]:
+            self._scores[other][side] = engine.scores(self._engine_answers[other])
 
     def _prompts(self, subject: Subject) -> list[list[int]]:
         assert subject.tokenizer is not None, "it is served from a package"
@@ -198,7 +188,7 @@ class AnswerStudy:
         return self._golden.compare(lambda _: next(answers["a"]), lambda _: next(answers["b"]))
 
     async def result(self, judge: Judge | None = None) -> AnswerComparison:
-        """Put together what was found out, and ask the judge.
+        """Put the answers and scores together, and ask the judge.
 
         Raises:
             ServerError: The judge answers nothing.
@@ -218,7 +208,7 @@ class AnswerStudy:
             values = [value for answer in self._scores[whose][by] for value in answer]
             return math.exp(-sum(values) / len(values)) if values else math.nan
 
-        counts = [sum(len(one.tokens) for one in self._spoken[side]) for side in ("a", "b")]
+        counts = [sum(len(one.tokens) for one in self._engine_answers[side]) for side in ("a", "b")]
         if not all(counts):
             self._no_perplexity = "one of them answered without a token"
             return None
@@ -234,14 +224,7 @@ class AnswerStudy:
 def answer_checks(
     comparison: GoldenComparison, answers: AnswerComparison, budgets: GoldenBudgets, max_lost: float | None
 ) -> list[BudgetCheck]:
-    """Hold answers against all budgets.
-
-    Args:
-        comparison: Of the texts.
-        answers: With perplexity, and what the judge says.
-        budgets: Of the golden questions.
-        max_lost: Share of the questions where the judge may prefer A; None for no bound.
-    """
+    """Hold answers against all budgets; `max_lost` is the share of questions where the judge may prefer A."""
     checks = list(comparison.checks)
     if (limit := budgets.max_perplexity_increase) is not None:
         found = answers.perplexity
@@ -281,7 +264,7 @@ def _result(pair: AnswerPair, judgement: Judgement, tokenizer: Any) -> QuestionR
 
 
 def _until(answer: EngineAnswer, stops: Sequence[int]) -> EngineAnswer:
-    """An answer up to a token that ends it: the engine itself stops at one of them only."""
+    """Cut an answer at a token that ends it: the engine itself stops at only one of them."""
     ends = next((at for at, token in enumerate(answer.tokens) if token in stops), len(answer.tokens))
     log_probs = None if answer.log_probs is None else answer.log_probs[:ends]
     return EngineAnswer(answer.prompt, answer.tokens[:ends], log_probs)

@@ -1,11 +1,11 @@
 """Is B slower than A, or was it noise? Ratios of two deployments' figures, with intervals, tests and verdicts. Pure.
 
-Two deployments are measured in rounds, one after the other, with the same load (`compare`); `ratios` says what is made
-of the rounds.
+Two deployments are measured in rounds, one after the other, with the same load (`run`); `statistics` says how ratios
+over rounds are computed.
 
-Of two stored runs there is one measurement each, so only their requests can be compared: medians by Mann-Whitney, 95th
-percentiles by a permutation test. That tells two runs apart, but not two packages: what the machine did meanwhile is in
-it, and requests that were under way together count as if they knew nothing of each other.
+Two stored runs are one measurement each, so only their requests can be compared: medians by Mann-Whitney, 95th
+percentiles by a permutation test. That tells two runs apart, but not two packages: other work of the machine is part of
+it, and requests that were under way together count as if they were independent.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pipeline.bench.ratios import ALPHA, MOST_ROUNDS, RoundRatio, holm, rounds_needed, scatter
-from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.statistics import Interval, Values
+from pipeline.bench.result import BenchResult, LevelResult, Section
+from pipeline.bench.statistics import (
+    ALPHA,
+    MOST_ROUNDS,
+    Interval,
+    RoundRatio,
+    Values,
+    holm,
+    rounds_needed,
+    scatter,
+)
 from pipeline.errors import Fault, InvalidInput
-
-__all__ = [
-    "METRICS",
-    "LoadComparison",
-    "Metric",
-    "MetricComparison",
-    "Side",
-    "compare_rounds",
-    "compare_runs",
-]
 
 Side = Literal["a", "b"]
 Verdict = Literal["better", "worse", "no difference", "unknown"]
@@ -44,11 +42,11 @@ class Metric:
     """A figure of a load that is compared.
 
     Attributes:
-        name: As in JSON: ttft_p50.
-        title: For people.
-        unit: ms, or what is counted a second.
-        more_is_better: Whether a larger one is.
-        of: Takes it from a load; None where the load has none.
+        name: Key in JSON, such as ttft_p50.
+        title: Name for people.
+        unit: ms, or a rate.
+        more_is_better: Whether a larger figure is better.
+        of: Takes the figure from a load; None where the load has none.
         sample: Name of its values in `LevelResult.samples`, and the percentile; None where single values are not kept.
     """
 
@@ -62,8 +60,8 @@ class Metric:
 
 def _latency(name: str, percent: int, title: str, *, kept: bool = True) -> Metric:
     def of(level: LevelResult) -> float | None:
-        found = level.latencies.get(name)
-        return None if found is None else found.at(percent)
+        latency = level.latencies.get(name)
+        return None if latency is None else latency.at(percent)
 
     return Metric(
         f"{name}_p{percent}", f"{title} p{percent}", "ms", False, of, (name, percent) if kept else None
@@ -82,11 +80,7 @@ METRICS = (
 )
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MetricComparison(_Section):
+class MetricComparison(Section):
     """One figure of A and of B under one load."""
 
     metric: str = Field(description="ttft_p50, output_tokens_per_s, …")
@@ -94,14 +88,14 @@ class MetricComparison(_Section):
     unit: str
     more_is_better: bool
     a: float = Field(
-        description="Of A: the geometric mean over rounds without the outermost, or that of the run."
+        description="Figure of A: geometric mean over rounds without the outermost, or that of the run."
     )
     b: float
-    ratio: float = Field(
-        description="B/A: the geometric mean of the ratios of the rounds without the outermost."
+    ratio: float = Field(description="B/A: geometric mean of the ratios of the rounds without the outermost.")
+    interval: Interval | None = Field(
+        description="95 % interval of the ratio; null where too little was measured."
     )
-    interval: Interval | None = Field(description="Of the ratio, 95 %; null where too little was measured.")
-    p: float | None = Field(description="How likely a ratio like this is between equals.")
+    p: float | None = Field(description="Probability of such a ratio between equals.")
     p_adjusted: float | None = Field(
         description="The same, corrected for all figures that were looked at (Holm)."
     )
@@ -121,11 +115,7 @@ class MetricComparison(_Section):
         return 1 - self.ratio if self.more_is_better else self.ratio - 1
 
     def told(self, threshold: float) -> str:
-        """Say in words what was found.
-
-        Args:
-            threshold: Relative difference that one would like to see.
-        """
+        """Say the verdict in words, with the rounds that would show a relative difference of the threshold."""
         match self.verdict:
             case "unknown":
                 return "unknown: too few values, or none were kept"
@@ -141,17 +131,17 @@ class MetricComparison(_Section):
                 return f"{verdict} by {abs(self.regression):.1%}"
 
 
-class LoadComparison(_Section):
+class LoadComparison(Section):
     """All figures of A and B under one load."""
 
     kind: Literal["concurrency", "rate", "trace"]
     value: float
-    load: str = Field(description="In words.")
-    requests: tuple[int, int] = Field(description="Of A and B, all rounds together.")
-    failed: tuple[int, int] = Field(description="Of those: refused, failed, abandoned.")
+    load: str = Field(description="The load in words.")
+    requests: tuple[int, int] = Field(description="Requests of A and B, all rounds together.")
+    failed: tuple[int, int] = Field(description="Requests that were refused, failed or abandoned.")
     metrics: tuple[MetricComparison, ...]
     left_out: dict[str, str] = Field(
-        default_factory=dict, description="Figures that were not compared, and why."
+        default_factory=dict, description="Figures that were not compared -> why."
     )
 
 
@@ -161,9 +151,9 @@ def compare_rounds(
     """Compare what two deployments did under the same loads, round by round.
 
     Args:
-        a: Of each round the figures of each load.
-        b: The same of the other, in the same order.
-        threshold: Relative difference that one would like to see, above 0.
+        a: Figures of each load, for each round.
+        b: Figures of the other, in the same order.
+        threshold: Relative difference to be shown, above 0.
     """
     found = []
     for number, level in enumerate(a[0]):
@@ -191,7 +181,7 @@ def compare_runs(a: BenchResult, b: BenchResult) -> tuple[LoadComparison, ...]:
     """Compare two stored runs, by the requests of the loads that both have.
 
     Raises:
-        InvalidInput: They did not ask the same, with everything that differs.
+        InvalidInput: Their workloads differ; lists everything that does.
     """
     faults = list(_differences(a, b))
     common = [

@@ -1,8 +1,8 @@
 """A model that says which of two answers is better, by any server of OpenAI's API.
 
 It is asked twice about each question, with the order of the answers exchanged, since models favour what stands first.
-Where it contradicts itself, that is a tie; where it does not answer in the form that it is asked for, it is no verdict.
-What it is asked is `PROMPT`, which the documentation shows.
+Where it contradicts itself, that is a tie; where it does not answer in the required form, there is no verdict. The
+documentation shows its `PROMPT`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pipeline.bench.targets import BenchRequest, OpenAITarget
 from pipeline.errors import ServerError
 from pipeline.golden import AnswerPair
 from pipeline.golden_questions import GoldenQuestion
-
-__all__ = ["PROMPT", "Judge", "Judgement"]
 
 PROMPT = """\
 Two assistants answered the same question. Judge which answer is better: correct first, then complete, then to the
@@ -44,7 +42,7 @@ _WORD = re.compile(r"[^A-Z]*(FIRST|SECOND|TIE)[^A-Z]*")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge says of one question.
+    """Verdict of a judge on one question.
 
     Attributes:
         preferred: The better answer; None for no verdict.
@@ -60,10 +58,10 @@ class Judge:
     """A model behind OpenAI's API.
 
     Attributes:
-        url: Of the server, with or without /v1.
+        url: Address of the server, with or without /v1.
         model: Name that requests give.
         key: API key; empty for none.
-        timeout_s: For each verdict.
+        timeout_s: Seconds for each verdict.
     """
 
     url: str
@@ -78,7 +76,7 @@ class Judge:
         """Judge the answers to each question; equal ones are a tie without asking.
 
         Raises:
-            ServerError: Of all that was asked, nothing was answered.
+            ServerError: Not one request was answered.
         """
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         failures = list[str]()
@@ -118,7 +116,7 @@ class Judge:
 
 
 def decide(forward: str, exchanged: str) -> Judgement:
-    """Make a verdict of what a judge wrote about A and B, and about B and A.
+    """Make a verdict from a judge's answers about A and B, and about B and A.
 
     >>> decide("A is right.\\nFIRST", "SECOND")
     Judgement(preferred='a', reason='')
@@ -139,7 +137,7 @@ def _last_word(text: str) -> str | None:
 
 
 def _words(question: GoldenQuestion) -> str:
-    """A question as a text: of a chat, all that was said."""
+    """Write a question as a text: for a chat, all of its messages."""
     asked = question.asked
     if isinstance(asked, str):
         return asked

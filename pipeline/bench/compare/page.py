@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.bench.compare.answers import QuestionResult
-from pipeline.bench.compare.run import CompareResult
 from pipeline.bench.compare.figures import LoadComparison, MetricComparison
+from pipeline.bench.compare.run import CompareResult
 from pipeline.bench.page import render_page
 from pipeline.charts import has_matplotlib, inline_svg, svg_text
 from pipeline.extras import install_line
-
-__all__ = ["write_compare_page"]
 
 _SAME, _WORSE, _BETTER = "#6b7785", "#c0392b", "#1a7f4b"
 _THEMED = {_SAME: "var(--soft)", _WORSE: "var(--bad)", _BETTER: "var(--good)"}
@@ -28,18 +26,13 @@ _COLORS = {"worse": _WORSE, "better": _BETTER}
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """An answer in parts: texts, each with whether the other answer has it, too."""
+    """An answer in parts, each with whether the other answer has it, too."""
 
     parts: tuple[tuple[str, bool], ...]
 
 
 def write_compare_page(result: CompareResult, path: Path) -> None:
-    """Write a comparison as an HTML page.
-
-    Args:
-        result: Of two deployments, or of two stored runs.
-        path: The file, which is replaced.
-    """
+    """Write a comparison as an HTML page; the file is replaced."""
     path.write_text(compare_page(result), encoding="utf-8")
 
 
@@ -63,7 +56,7 @@ def compare_page(result: CompareResult) -> str:
 
 
 def marked(one: QuestionResult) -> tuple[MarkedText, MarkedText]:
-    """Both answers in parts, word by word: what the other has, and what it has not."""
+    """Split both answers into parts that the other has and parts that it lacks, word by word."""
     words = _words(one.a), _words(one.b)
     shared: tuple[list[bool], list[bool]] = ([False] * len(words[0]), [False] * len(words[1]))
     for block in SequenceMatcher(None, words[0], words[1], autojunk=False).get_matching_blocks():
@@ -82,12 +75,12 @@ def marked(one: QuestionResult) -> tuple[MarkedText, MarkedText]:
 
 
 def _words(text: str) -> list[str]:
-    """A text as words and the white space between them; joined, they are the text."""
+    """Split a text into words and the white space between them."""
     return ["".join(run) for _, run in groupby(text, key=str.isspace)]
 
 
 def _verdict(result: CompareResult) -> tuple[str, str]:
-    """What it comes to: good, bad, mixed or none; and in a sentence."""
+    """Tone (good, bad, mixed or none) and sentence of the verdict."""
     parts = list(_findings(result))
     over = [one for one in result.budgets if not one.passed]
     if over:
@@ -116,7 +109,7 @@ def _findings(result: CompareResult) -> Iterator[str]:
 
 
 def _picture(load: LoadComparison, number: int) -> str:
-    """The ratios of all figures, with their intervals."""
+    """Draw the ratios of all figures, with their intervals."""
     shown = [one for one in load.metrics if one.ratio > 0]
     if not shown:
         return ""

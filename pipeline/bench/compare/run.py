@@ -1,7 +1,7 @@
-"""Two deployments beside each other, from what a command line says to one result: `pipeline compare`.
+"""Two deployments beside each other, from their sources to one result.
 
     a, b = RunningSource(record, …), PackageSource(Path("package"), …)
-    result = compare_deployments(a, b, CompareOptions(bench), Silent())
+    result = compare_deployments(a, b, CompareSettings(), Silent())
 
 Rounds go A B B A A B B A …: what changes slowly on a machine changes both alike. Packages are served by this process,
 beside each other where two fit, and else by turns: each is started anew for its part of the rounds.
@@ -12,56 +12,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from pipeline.bench.compare.answers import AnswerComparison, AnswerStudy, answer_checks
 from pipeline.bench.compare.figures import LoadComparison, Side, compare_rounds, compare_runs
 from pipeline.bench.compare.judge import Judge
-from pipeline.bench.ratios import LEAST_ROUNDS
-from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.run import BenchOptions, run_bench
-from pipeline.bench.sides import ComparedDeployment, DeploymentSource, PackageSource
-from pipeline.errors import Fault, InvalidInput
+from pipeline.bench.compare.settings import CompareSettings
+from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource, PackageSource
+from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
+from pipeline.bench.run import run_bench
+from pipeline.bench.statistics import LEAST_ROUNDS
 from pipeline.golden import BudgetCheck, GoldenSet
 from pipeline.prepare.second_server import memory_beside
 from pipeline.progress import Progress, Silent
-from pipeline.reading import read_text
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 
-__all__ = [
-    "CompareOptions",
-    "CompareResult",
-    "compare_deployments",
-    "compare_files",
-]
-
-_MAX_BYTES = 1 << 30
 _SEEDS = 1000  # between two rounds: a load of a round takes one
 _CUT_SHORT = "Ctrl-C ended it early: answers were not compared, and no budget was checked"
 _MOST_FAILED = 0.01  # by which B may fail more often than A without a warning
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ComparedSide(Section):
+    """One of the two."""
 
-
-class ComparedSide(_Section):
-    """What A, or B, was."""
-
-    name: str = Field(description="Of the deployment.")
-    given: str = Field(description="As on the command line.")
-    made: str = Field(default="", description="Of a stored run: when it was measured.")
+    name: str = Field(description="Name of the deployment.")
+    given: str = Field(description="Name as on the command line.")
+    made: str = Field(default="", description="Time of a stored run.")
     target: dict[str, Any] = Field(description="way, url, model, package digest, runtime, versions.")
 
 
-class BudgetResult(_Section):
+class BudgetResult(Section):
     """A figure and the budget that it was held against."""
 
     budget: str
@@ -71,95 +58,57 @@ class BudgetResult(_Section):
     text: str
 
 
-class CompareResult(_Section):
-    """What `pipeline compare` found out."""
+class CompareResult(ResultDocument):
+    """Result of `pipeline compare`."""
 
     schema_version: Literal["pipeline.compare/1"] = Field(default="pipeline.compare/1", alias="schema")
-    made: str = Field(description="When: ISO 8601, UTC.")
+    made: str = Field(description="Time of the comparison: ISO 8601, UTC.")
     a: ComparedSide
     b: ComparedSide
     rounds: int = Field(
-        description="Of A and B each; 0 for stored runs, or where only answers were compared."
+        description="Rounds of A and B each; 0 for stored runs, or where only answers were compared."
     )
     interrupted: bool = Field(
         default=False, description="Whether Ctrl-C ended it: it has fewer rounds, and no budget was checked."
     )
     by_turns: bool = Field(description="Whether each package was started anew for its part of the rounds.")
-    threshold: float = Field(description="Relative difference that `rounds_needed` is about.")
+    threshold: float = Field(description="Relative difference that `rounds_needed` would show.")
     loads: tuple[LoadComparison, ...]
     answers: AnswerComparison | None
     budgets: tuple[BudgetResult, ...]
-    warnings: tuple[str, ...] = Field(description="Why to mistrust it.")
+    warnings: tuple[str, ...] = Field(description="Reasons to mistrust it.")
 
     @property
     def passed(self) -> bool:
         """Whether all budgets are kept."""
         return all(one.passed for one in self.budgets)
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read what `write` wrote.
-
-        Raises:
-            UnreadableFile: It cannot be read.
-            InvalidInput: It is no such result, with everything that is wrong with it.
-        """
-        try:
-            return cls.model_validate_json(read_text(path, _MAX_BYTES))
-        except ValidationError as error:
-            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()[:20]]
-            raise InvalidInput(str(path), faults) from None
-
-
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    """How two deployments are compared.
-
-    Attributes:
-        bench: The load of each round.
-        rounds: Of A and B each; 0 compares answers alone.
-        golden: Questions, and budgets of their answers; None asks none.
-        judge: Model that judges answers; None for none.
-        threshold: Relative difference of speed that one would like to see.
-        max_regression: How much worse a figure of B may be, relative to A; None for no bound.
-        max_lost: Share of the questions where the judge may prefer A; None for no bound.
-        by_turns: Whether packages are served by turns though two fit.
-    """
-
-    bench: BenchOptions
-    rounds: int = 6
-    golden: GoldenSet | None = None
-    judge: Judge | None = None
-    threshold: float = 0.05
-    max_regression: float | None = None
-    max_lost: float | None = None
-    by_turns: bool = False
-
 
 def compare_deployments(
     a: DeploymentSource,
     b: DeploymentSource,
-    options: CompareOptions,
+    settings: CompareSettings,
     progress: Progress,
+    *,
+    golden: GoldenSet | None = None,
+    judge: Judge | None = None,
 ) -> CompareResult:
     """Put the same load on two deployments in turns, and ask both the golden questions.
 
     Args:
-        a: The one that is trusted.
-        b: The one that is judged.
-        options: How.
-        progress: Told of each round.
+        a: The trusted deployment.
+        b: The deployment that is judged.
+        settings: Rounds, load and budgets.
+        progress: Reporter of each round.
+        golden: Questions, and budgets of their answers; None asks none.
+        judge: Model that judges answers; None for none.
 
     Raises:
         ServerError: One of them does not start, or does not answer.
         InvalidInput: The file of prompts has faults.
         KeyboardInterrupt: Ctrl-C came before both had three rounds. What was started has ended.
     """
-    run = _Comparison({"a": a, "b": b}, options, progress)
+    run = _Comparison({"a": a, "b": b}, settings, golden, progress)
     interrupted = False
     with ExitStack() as stack:
         run.open(stack)
@@ -171,11 +120,11 @@ def compare_deployments(
                 raise
     rounds = run.complete_rounds
     levels_a, levels_b = run.levels["a"][:rounds], run.levels["b"][:rounds]
-    comparison = compare_rounds(levels_a, levels_b, options.threshold) if rounds else ()
+    comparison = compare_rounds(levels_a, levels_b, settings.threshold) if rounds else ()
     answers, checks = None, list[BudgetCheck]()
-    if run.study is not None and options.golden is not None and not interrupted:
-        answers = asyncio.run(run.study.result(options.judge))
-        checks += answer_checks(run.study.comparison, answers, options.golden.budgets, options.max_lost)
+    if run.study is not None and golden is not None and not interrupted:
+        answers = asyncio.run(run.study.result(judge))
+        checks += answer_checks(run.study.comparison, answers, golden.budgets, settings.max_lost)
     return CompareResult(
         made=_now(),
         a=_side(a, run.seen["a"]),
@@ -183,12 +132,12 @@ def compare_deployments(
         rounds=rounds,
         interrupted=interrupted,
         by_turns=run.by_turns,
-        threshold=options.threshold,
+        threshold=settings.threshold,
         loads=comparison,
         answers=answers,
         budgets=()
         if interrupted
-        else _budgets([*checks, *_speed_checks(comparison, options.max_regression)]),
+        else _budgets([*checks, *_speed_checks(comparison, settings.max_regression)]),
         warnings=(*run.warnings(), *_warnings(comparison), *([_CUT_SHORT] if interrupted else ())),
     )
 
@@ -199,13 +148,13 @@ def compare_files(
     """Compare two results of `pipeline bench --output`.
 
     Args:
-        a: File of the run that is trusted.
-        b: File of the one that is judged.
-        threshold: Relative difference that one would like to see.
+        a: File of the trusted run.
+        b: File of the run that is judged.
+        threshold: Relative difference of speed to be shown.
         max_regression: How much worse a figure of B may be, relative to A; None for no bound.
 
     Raises:
-        InvalidInput: One is no such result, or they did not ask the same.
+        InvalidInput: One is no such result, or their workloads differ.
     """
     runs = [BenchResult.read(path) for path in (a, b)]
     comparison = compare_runs(*runs)
@@ -231,12 +180,32 @@ def compare_files(
     )
 
 
+def comparison_plan(
+    a: DeploymentSource, b: DeploymentSource, settings: CompareSettings, golden: GoldenSet | None
+) -> dict[str, Any]:
+    """List what a comparison would do, and how long the loads take."""
+    seconds, loads = settings.duration_s, settings.loads
+    takes = "as long as the requests take"
+    if seconds is not None:
+        takes = f"{2 * settings.rounds * len(loads) * (seconds + settings.warm_up):.0f} s of load"
+    return {
+        "a": f"{a.given}, from {a.package}",
+        "b": f"{b.given}, from {b.package}",
+        "rounds": f"{settings.rounds} of each, in turns: A B B A",
+        "loads": ", then ".join(map(str, loads)),
+        "questions": len(golden.questions) if golden else 0,
+        "judge": settings.judge_model or "none",
+        "takes": takes,
+    }
+
+
 @dataclass
 class _Comparison:
     """Two deployments while they are measured."""
 
     sources: dict[Side, DeploymentSource]
-    options: CompareOptions
+    settings: CompareSettings
+    golden: GoldenSet | None
     progress: Progress
     by_turns: bool = False
     levels: dict[Side, list[Sequence[LevelResult]]] = field(default_factory=lambda: {"a": [], "b": []})
@@ -244,8 +213,9 @@ class _Comparison:
     _up: dict[Side, ComparedDeployment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        golden = self.options.golden
-        self.study = None if golden is None else AnswerStudy(golden, timeout_s=self.options.bench.timeout_s)
+        self.study = (
+            None if self.golden is None else AnswerStudy(self.golden, timeout_s=self.settings.timeout_s)
+        )
 
     @property
     def complete_rounds(self) -> int:
@@ -253,21 +223,21 @@ class _Comparison:
         return min(len(levels) for levels in self.levels.values())
 
     def open(self, stack: ExitStack) -> None:
-        """Have both run at once, where that does not make one slower than it would be alone."""
+        """Start both, where that does not make one slower than it would be alone."""
         packages = [one.package for one in self.sources.values() if isinstance(one, PackageSource)]
-        self.by_turns = bool(packages) and (self.options.by_turns or not _fit(packages))
+        self.by_turns = bool(packages) and (self.settings.by_turns or not _fit(packages))
         for side, source in self.sources.items():
             if not (self.by_turns and isinstance(source, PackageSource)):
                 self._up[side] = stack.enter_context(self._started(side, source))
 
     def rounds(self) -> None:
-        """Measure, and ask."""
+        """Measure the rounds, and ask the golden questions."""
         turns: list[Side] = ["a", "b", "b", "a"]
         schedule: list[tuple[Side, int | None]] = [
-            (turns[at % 4], at // 2) for at in range(2 * self.options.rounds)
+            (turns[at % 4], at // 2) for at in range(2 * self.settings.rounds)
         ]
         if self.study is not None:
-            # Each is asked by its first visit; what it makes of the other's answers, by a later one.
+            # The first visit asks the questions; a later one has each score the other's answers.
             schedule = [("a", None), *schedule, ("b", None), ("a", None)]
         for side, visits in groupby(schedule, key=lambda visit: visit[0]):
             planned = [number for _, number in visits]
@@ -283,13 +253,12 @@ class _Comparison:
                         self._measure(side, number, deployment)
 
     def _measure(self, side: Side, number: int, deployment: ComparedDeployment) -> None:
-        bench = self.options.bench
-        bench = replace(bench, seed=bench.seed + _SEEDS * number)
-        with self.progress.task(f"round {number + 1} of {self.options.rounds}, {side.upper()}"):
-            result = run_bench(deployment.subject, bench, Silent())
+        load = self.settings.model_copy(update={"seed": self.settings.seed + _SEEDS * number})
+        with self.progress.task(f"round {number + 1} of {self.settings.rounds}, {side.upper()}"):
+            result = run_bench(deployment.subject, load, Silent())
         if any(level.interrupted for level in result.levels):
             raise KeyboardInterrupt
-        # What a round is compared by are its figures; its requests would fill the memory.
+        # A round is compared by its figures; its requests would fill the memory.
         self.levels[side].append(
             [level.model_copy(update={"samples": {}, "timeline": ()}) for level in result.levels]
         )
@@ -310,7 +279,7 @@ class _Comparison:
             yield deployment
 
     def warnings(self) -> Iterator[str]:
-        """What of the two is not comparable."""
+        """Yield what makes the two hard to compare."""
         a, b = (self.seen[side].subject.about for side in ("a", "b"))
         if a.get("package") == b.get("package"):
             yield "both are the same package: what differs is noise, or where they run"
@@ -333,9 +302,7 @@ def _fit(packages: Sequence[Path]) -> bool:
 
 
 def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:
-    subject = seen.subject
-    target = {"way": subject.way, "url": subject.url, "model": subject.model, **subject.about}
-    return ComparedSide(name=subject.name, given=source.given, target=target)
+    return ComparedSide(name=seen.subject.name, given=source.given, target=seen.subject.described)
 
 
 def _speed_checks(loads: Sequence[LoadComparison], limit: float | None) -> Iterator[BudgetCheck]:

@@ -1,19 +1,17 @@
-"""From a recipe and a few choices to a report: the search, the rounds at the end, the recommendation.
+"""The best trial against the recipe as it is in interleaved rounds, and the report.
 
-with open_study(store, recipe.name, question(…), space, objectives, seed=0) as study:
-    search(study, runner, options, watch)
-    report = conclude(study, recipe, options, pairs=3, runner=runner, say=print)
+A search picks the best of many measurements, and so one that was lucky. Its best trial is therefore measured again,
+A B B A, each with a server of its own; other work of the machine meets both of each pair alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from pipeline.bench.run import BenchOptions
-from pipeline.recipe import Recipe
-from pipeline.bench.tune.confirmation import Round, confirm, rounds
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.objective import Confirmation, Score, gain_of, score
 from pipeline.bench.tune.report import (
     Recommendation,
     TuneReport,
@@ -22,26 +20,81 @@ from pipeline.bench.tune.report import (
     recommend,
     recommend_length,
 )
-from pipeline.bench.tune.search import Runner, SearchOptions, trial_name
-from pipeline.bench.tune.search_space import SearchSpace, Settings
+from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads, trial_name
+from pipeline.bench.tune.search_space import Settings
 from pipeline.bench.tune.study import TrialRecord, TuneStudy
+from pipeline.recipe import Recipe
 
 
-def question(recipe: Recipe, options: SearchOptions, bench: BenchOptions, machine: str) -> dict[str, Any]:
-    """All that the figures of a search depend on besides its space: another question is another search.
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measurement of one side.
+
+    Attributes:
+        name: Name of its figures in the study.
+        side: The best settings, or those that they are held against.
+        settings: Settings that are served.
+    """
+
+    name: str
+    side: Literal["best", "other"]
+    settings: Settings
+
+
+def rounds(study: TuneStudy, best: Settings, other: Settings, pairs: int) -> list[Round]:
+    """List the rounds of two settings in their order: B A, A B, B A, …
 
     Args:
-        recipe: As it is.
-        options: Of the search; the number of trials is no part, so that a search can be prolonged.
-        bench: How trials are measured.
-        machine: That they run on.
+        study: Study of the settings.
+        best: Best settings of the search.
+        other: Settings that they are held against.
+        pairs: Measurements of each.
     """
-    return {
-        "recipe": recipe.model_dump(mode="json", exclude={"cache"}),
-        "loads": [str(load) for load in options.loads],
-        "bench": {one.name: str(getattr(bench, one.name)) for one in fields(bench) if one.name != "loads"},
-        "machine": machine,
-    }
+    planned = []
+    for number in range(1, pairs + 1):
+        two: list[tuple[Literal["best", "other"], Settings]] = [("other", other), ("best", best)]
+        for side, settings in two if number % 2 else reversed(two):
+            name = f"round-{number}-{study.settings_digest(settings)[:8]}"
+            planned.append(Round(name, side, settings))
+    return planned
+
+
+def confirm(
+    study: TuneStudy,
+    planned: Sequence[Round],
+    loads: Sequence[Load],
+    runner: Runner | None,
+    watch: Callable[[str], None],
+) -> Confirmation | None:
+    """Measure two settings in interleaved rounds.
+
+    Args:
+        study: Keeps the figures; rounds that it has are not measured again.
+        planned: Rounds by `rounds`.
+        loads: Loads, the largest first.
+        runner: Serves settings; None where another machine measures.
+        watch: Called with a line about each round.
+
+    Returns:
+        The rounds and the gain; None where some have no figures, and there is no runner.
+
+    Raises:
+        ServerError: One of them does not serve any more.
+    """
+    scores: dict[str, list[Score]] = {"best": [], "other": []}
+    for number, one in enumerate(planned, 1):
+        result = study.measurement(one.name)
+        if result is None:
+            if runner is None:
+                return None
+            what = "the best settings" if one.side == "best" else "what they are held against"
+            watch(f"round {number} of {len(planned)}: {what}")
+            with runner.serve(one.settings) as trial:
+                result = measure_loads(trial, loads, study.objectives)[0]
+            study.keep(one.name, result)
+        scores[one.side].append(score(result.levels, study.objectives))
+    best, other = tuple(scores["best"]), tuple(scores["other"])
+    return Confirmation(best, other, gain_of(best, other, study.objectives[0]))
 
 
 def conclude(
@@ -56,12 +109,12 @@ def conclude(
     """Measure the best trial again beside what it is held against, and recommend.
 
     Args:
-        study: With its trials.
-        recipe: As it is.
-        options: Of the search.
+        study: Study with its trials.
+        recipe: The recipe as it is.
+        options: Options of the search.
         pairs: Pairs of interleaved rounds; 0 for none.
         runner: Serves settings; None where another machine measures.
-        say: Told what is done.
+        say: Called with a line about each round.
     """
     records = study.records()
     planned = final_rounds(study, options, pairs)
@@ -75,12 +128,9 @@ def conclude(
 
 
 def final_rounds(study: TuneStudy, options: SearchOptions, pairs: int) -> list[Round]:
-    """The rounds in which the best trial is measured again.
+    """List the rounds in which the best trial is measured again; none where there is nothing to hold it against.
 
     In a sweep over draft lengths, the best length is held against no draft; else the best trial against the recipe.
-
-    Returns:
-        None where there is nothing to hold against each other.
     """
     records = study.records()
     if options.sweep:
@@ -95,29 +145,23 @@ def final_rounds(study: TuneStudy, options: SearchOptions, pairs: int) -> list[R
 
 
 def _advice_on_length(
-    study: TuneStudy, records: Sequence[TrialRecord], pairs: int, confirmed: Any
+    study: TuneStudy, records: Sequence[TrialRecord], pairs: int, confirmed: Confirmation | None
 ) -> Recommendation:
     (dimension,) = study.space.dimensions
-    found = {
+    lengths = {
         length: one
         for one in records
         if one.feasible and isinstance(length := one.settings[dimension.key], int)
     }
-    best = best_of([one for length, one in found.items() if length], study.objectives)
+    best = best_of([one for length, one in lengths.items() if length], study.objectives)
     result = None if best is None else study.measurement(trial_name(best.number))
     levels = () if result is None or best is None else result.levels
     acceptance = next((one.acceptance for one in levels if best and str(one.load) == best.load), None)
     if confirmed is None and pairs and 0 in dimension.values and best is not None:
         reason = "the best length was not measured against no draft in rounds of their own"
         return Recommendation(verdict="none yet", trial=best.number, reason=reason)
-    advice = recommend_length(found, confirmed, dimension.own, study.objectives, acceptance)
+    advice = recommend_length(lengths, confirmed, dimension.own, study.objectives, acceptance)
     if advice.trial is None:
         return advice
     settings = next(one.settings for one in records if one.number == advice.trial)
     return advice.model_copy(update={"changes": study.space.overrides(settings)})
-
-
-def lengths_of(space: SearchSpace) -> tuple[Settings, ...]:
-    """The settings of a sweep over draft lengths, in their order."""
-    (dimension,) = space.dimensions
-    return tuple({dimension.key: value} for value in dimension.values)

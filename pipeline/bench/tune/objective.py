@@ -1,16 +1,14 @@
-"""From the figures of a trial's loads to what is optimized, and how far it is from the recipe's SLO."""
+"""Scores of trials: the objectives, how far a trial is from the recipe's SLO, and gains over rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from pipeline.bench.result import LevelResult
-from pipeline.bench.sweep import MAX_FAILED, holds
+from pipeline.bench.result import MAX_FAILED, LevelResult
+from pipeline.bench.statistics import ALPHA, RoundRatio
+from pipeline.bench.tune.settings import Objective
 
-Objective = Literal["goodput", "throughput", "latency"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 UNITS: Mapping[Objective, str] = {
     "goodput": "requests/s within the SLO",
     "throughput": "tokens/s",
@@ -18,16 +16,17 @@ UNITS: Mapping[Objective, str] = {
 }
 
 _WORST = 1e9
+_TINY = 1e-9  # in place of 0, which has no logarithm
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a trial is worth.
+    """Score of a trial.
 
     Attributes:
         values: One for each objective, in its unit.
         violations: Target -> how far it was missed, as a share of it; 0 or less is within.
-        load: The load that the values are of.
+        load: Load that the values belong to.
     """
 
     values: tuple[float, ...]
@@ -41,41 +40,40 @@ class Score:
 
 
 def maximized(objective: Objective) -> bool:
-    """Whether more of it is better."""
+    """Whether more of an objective is better."""
     return objective != "latency"
 
 
 def figure(level: LevelResult, objective: Objective) -> float:
-    """What one load is worth."""
+    """Value of an objective under one load."""
     match objective:
         case "goodput":
             return level.goodput_per_s or 0.0
         case "throughput":
             return level.output_tokens_per_s
         case "latency":
-            total = level.latencies.get("total")
-            return _WORST if total is None else total.p95
+            total_ms = level.p95("total")
+            return _WORST if total_ms is None else total_ms
 
 
 def violations(level: LevelResult) -> dict[str, float]:
-    """How far a load is from each target of the SLO, and from answering nearly all requests."""
-    found = {one.target: 1.0 if one.measured is None else one.measured / one.wanted - 1 for one in level.slo}
-    return {**found, "failed": level.failed_share - MAX_FAILED}
+    """Measure how far a load is from each target of the SLO, and from answering nearly all requests."""
+    missed = {
+        check.target: 1.0 if check.measured is None else check.measured / check.wanted - 1
+        for check in level.slo
+    }
+    return {**missed, "failed": level.failed_share - MAX_FAILED}
 
 
 def score(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> Score:
     """Judge a trial by its loads.
 
     Throughput and goodput count at the load that brings most of them within the SLO, and at the one that misses it by
-    least if all do. Latency counts at the largest load, as people would have it.
-
-    Args:
-        levels: One or more.
-        objectives: The first decides which load counts.
+    least if all do. Latency counts at the largest load. The first objective decides which load counts.
     """
     if objectives[0] == "latency":
         decisive = max(levels, key=lambda one: one.value)
-    elif within := [one for one in levels if holds(one)]:
+    elif within := [one for one in levels if one.holds()]:
         decisive = max(within, key=lambda one: figure(one, objectives[0]))
     else:
         decisive = min(levels, key=lambda one: sum(value for value in violations(one).values() if value > 0))
@@ -86,7 +84,57 @@ def enough(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> bo
     """Whether smaller loads can be left out: the largest counts anyway, or one holds, and smaller ones bring less.
 
     Args:
-        levels: Measured so far, the largest load first.
+        levels: Loads measured so far, the largest first.
         objectives: As in `score`.
     """
-    return bool(levels) and (objectives[0] == "latency" or holds(levels[-1]))
+    return bool(levels) and (objectives[0] == "latency" or levels[-1].holds())
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveGain:
+    """Gain in the first objective, as a share: 0.1 is 10 % better.
+
+    Attributes:
+        mean: Mean over the pairs of rounds, without the outermost of many.
+        interval: 95 % interval; None with fewer than three pairs.
+        clear: Whether it is better beyond doubt.
+    """
+
+    mean: float
+    interval: tuple[float, float] | None
+    clear: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Interleaved rounds of two settings.
+
+    Attributes:
+        best: Scores of the search's best settings, in the order of the rounds.
+        other: Scores of the settings that it is held against.
+        gain: Gain of the best over the other.
+    """
+
+    best: tuple[Score, ...]
+    other: tuple[Score, ...]
+    gain: ObjectiveGain
+
+    @property
+    def best_feasible(self) -> bool:
+        """Whether the best met the SLO in all rounds."""
+        return all(one.feasible for one in self.best)
+
+    @property
+    def other_feasible(self) -> bool:
+        """Whether the other met the SLO in all rounds."""
+        return all(one.feasible for one in self.other)
+
+
+def gain_of(best: Sequence[Score], other: Sequence[Score], objective: Objective) -> ObjectiveGain:
+    """Compute the gain over pairs of rounds; the objective is the first value of the scores."""
+    values = [[max(score.values[0], _TINY) for score in scores] for scores in (best, other)]
+    worse, better = reversed(values) if maximized(objective) else values
+    ratio = RoundRatio.of(list(zip(worse, better, strict=True)))
+    interval = None if ratio.interval is None else (ratio.interval[0] - 1, ratio.interval[1] - 1)
+    clear = ratio.p is not None and ratio.p < ALPHA and ratio.ratio > 1
+    return ObjectiveGain(ratio.ratio - 1, interval, clear)

@@ -1,4 +1,4 @@
-"""What a search found: trials, costs and the recommendation, as JSON."""
+"""Report of a search: trials, costs and the recommendation, as JSON."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pipeline.bench.arrivals import Load
-from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.recipe import Recipe
-from pipeline.bench.tune.confirmation import Confirmation
-from pipeline.bench.tune.objective import Objective, maximized
+from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.objective import Confirmation, maximized
 from pipeline.bench.tune.search import trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Value
+from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TrialRecord, TuneStudy
+from pipeline.recipe import Recipe
 
 _FEW = 0.02  # gain below which a change is not worth a rollout
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TrialFigures(_Section):
-    """What one trial did under one load."""
+class TrialFigures(Section):
+    """Figures of one trial under one load."""
 
     load: str
     output_tokens_per_s: float
@@ -38,30 +34,25 @@ class TrialFigures(_Section):
 
     @classmethod
     def of(cls, level: LevelResult) -> TrialFigures:
-        """Take them from a measurement."""
-
-        def p95(name: str) -> float | None:
-            found = level.latencies.get(name)
-            return None if found is None else found.p95
-
+        """Take the figures from a measurement."""
         return cls(
             load=str(level.load),
             output_tokens_per_s=level.output_tokens_per_s,
             goodput_per_s=level.goodput_per_s,
-            ttft_p95_ms=p95("ttft"),
-            itl_p95_ms=p95("itl"),
-            total_p95_ms=p95("total"),
+            ttft_p95_ms=level.p95("ttft"),
+            itl_p95_ms=level.p95("itl"),
+            total_p95_ms=level.p95("total"),
             acceptance=level.acceptance,
             within_slo=level.within_slo,
         )
 
 
-class TrialReport(_Section):
+class TrialReport(Section):
     """One trial."""
 
     number: int
     settings: dict[str, Value]
-    changes: tuple[str, ...] = Field(description="What it changes, as --set takes it.")
+    changes: tuple[str, ...] = Field(description="Changes of the recipe, as --set takes them.")
     origin: str = Field(description="Why it was tried: recipe, forecast, sweep or sampler.")
     outcome: str = Field(description="measured, refused, stopped, failed or planned.")
     reason: str = ""
@@ -69,50 +60,55 @@ class TrialReport(_Section):
     violations: dict[str, float] = Field(
         description="Target -> share by which it was missed; 0 or less is within."
     )
-    load: str = Field(description="That the values are of.")
+    load: str = Field(description="Load that the values belong to.")
     seconds: dict[str, float] = Field(description="build, serve, measure.")
     compiled: bool = Field(description="Whether an engine was built for it.")
     loads: tuple[TrialFigures, ...] = ()
 
+    @property
+    def decisive(self) -> TrialFigures | None:
+        """Figures of the load that the values belong to."""
+        return next((figures for figures in self.loads if figures.load == self.load), None)
 
-class Recommendation(_Section):
-    """What to do."""
+
+class Recommendation(Section):
+    """Advice of a search."""
 
     verdict: Literal["tuned", "keep", "none yet"]
-    trial: int | None = Field(default=None, description="That is recommended, or was nearest to it.")
+    trial: int | None = Field(default=None, description="Trial that is recommended, or was nearest to it.")
     changes: tuple[str, ...] = ()
-    gain: float | None = Field(default=None, description="Of the first objective; 0.1 is 10 % better.")
-    interval: tuple[float, float] | None = Field(default=None, description="Of the gain, 95 %.")
-    rounds: int = Field(default=0, description="Pairs of interleaved rounds that it is from.")
+    gain: float | None = Field(default=None, description="Gain in the first objective; 0.1 is 10 % better.")
+    interval: tuple[float, float] | None = Field(default=None, description="95 % interval of the gain.")
+    rounds: int = Field(default=0, description="Pairs of interleaved rounds behind the gain.")
     reason: str
 
 
-class TuneReport(_Section):
+class TuneReport(ResultDocument):
     """One search: JSON of `pipeline tune`."""
 
     schema_version: Literal["pipeline.tune/1"] = Field(default="pipeline.tune/1", alias="schema")
     recipe: str
-    made: str = Field(description="When: ISO 8601, UTC.")
+    made: str = Field(description="Time of the report: ISO 8601, UTC.")
     objectives: tuple[str, ...]
     slo: dict[str, float]
     machine: dict[str, Any]
     workload: dict[str, Any]
-    keys: dict[str, tuple[Value, ...]] = Field(description="What was tried.")
-    reasons: dict[str, str] = Field(description="Why each key matters.")
+    keys: dict[str, tuple[Value, ...]] = Field(description="Key -> values that were tried.")
+    reasons: dict[str, str] = Field(description="Key -> why it matters.")
     left_out: dict[str, str] = Field(description="Keys that were not tried, and why.")
-    folder: str = Field(description="Where the study and the figures of each trial lie.")
-    seconds: dict[str, float] = Field(description="Of all trials: build, serve, measure.")
+    folder: str = Field(description="Folder of the study, with the figures of each trial.")
+    seconds: dict[str, float] = Field(description="Seconds of all trials: build, serve, measure.")
     engines: int = Field(description="Trials that an engine was built for.")
     trials: tuple[TrialReport, ...]
     front: tuple[int, ...] = Field(
         description="Trials that no other beats in all objectives; with one objective, in throughput and latency."
     )
     recommendation: Recommendation
-    tuned_recipe: str | None = Field(default=None, description="The file that was written.")
+    tuned_recipe: str | None = Field(default=None, description="File that was written.")
 
 
 def best_of(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
-    """The trial within the SLO that is best in the first objective; the earliest of equals."""
+    """Choose the trial within the SLO that is best in the first objective; the earliest of equals."""
     feasible = [one for one in trials if one.feasible]
     if not feasible:
         return None
@@ -129,10 +125,10 @@ def recommend(
     """Recommend the best trial, or to keep the recipe as it is, with the reason.
 
     Args:
-        trials: Of the study.
-        space: That they are of.
-        objectives: The first is what a gain is of.
-        confirmation: Of the best trial against the recipe as it is; None where there was nothing to confirm.
+        trials: Trials of the study.
+        space: Search space of the trials.
+        objectives: Gains are in the first.
+        confirmation: Rounds of the best trial against the recipe; None where there was nothing to confirm.
     """
     best = best_of(trials, objectives)
     if best is None:
@@ -148,7 +144,7 @@ def recommend(
             changes=changes,
             reason="the best trial was not measured against the recipe in rounds of their own",
         )
-    found: dict[str, Any] = {
+    known: dict[str, Any] = {
         "trial": best.number,
         "changes": changes,
         "gain": round(confirmation.gain.mean, 4),
@@ -157,25 +153,25 @@ def recommend(
         else tuple(round(one, 4) for one in confirmation.gain.interval),
         "rounds": len(confirmation.best),
     }
-    said = _gain_words(confirmation, objectives[0])
+    gain = _gain_text(confirmation, objectives[0])
     if not confirmation.best_feasible:
         missed = sorted({name for one in confirmation.best for name, by in one.violations.items() if by > 0})
         return Recommendation(
-            verdict="keep", **found, reason=f"measured again, trial {best.number} missed {', '.join(missed)}"
+            verdict="keep", **known, reason=f"measured again, trial {best.number} missed {', '.join(missed)}"
         )
     if not confirmation.other_feasible:
         return Recommendation(
             verdict="tuned",
-            **found,
-            reason=f"it meets the SLO in all rounds, which the recipe does not; {said}",
+            **known,
+            reason=f"it meets the SLO in all rounds, which the recipe does not; {gain}",
         )
     if not confirmation.gain.clear:
         return Recommendation(
-            verdict="keep", **found, reason=f"{said}: too near to no gain to tell from noise"
+            verdict="keep", **known, reason=f"{gain}: too near to no gain to tell from noise"
         )
     if confirmation.gain.mean < _FEW:
-        return Recommendation(verdict="keep", **found, reason=f"{said}: too little to be worth a change")
-    return Recommendation(verdict="tuned", **found, reason=said)
+        return Recommendation(verdict="keep", **known, reason=f"{gain}: too little to be worth a change")
+    return Recommendation(verdict="tuned", **known, reason=gain)
 
 
 def recommend_length(
@@ -189,9 +185,9 @@ def recommend_length(
 
     Args:
         lengths: Length -> trial within the SLO; 0 is without a draft.
-        confirmation: Of the best length above 0 against none; None where there was nothing to confirm.
+        confirmation: Rounds of the best length above 0 against none; None where there was nothing to confirm.
         own: The recipe's length.
-        objectives: The first is what a gain is of.
+        objectives: Gains are in the first.
         acceptance: Share of the best length's tokens that were accepted.
     """
     drafted = best_of([one for length, one in lengths.items() if length], objectives)
@@ -204,7 +200,7 @@ def recommend_length(
         return Recommendation(verdict=verdict, trial=drafted.number, reason=reason)
     pays = confirmation.best_feasible and (confirmation.gain.clear or not confirmation.other_feasible)
     accepted = "" if acceptance is None else f", {acceptance:.0%} of them accepted"
-    said = f"{length} tokens{accepted}: {_gain_words(confirmation, objectives[0])} over no draft"
+    gain = f"{length} tokens{accepted}: {_gain_text(confirmation, objectives[0])} over no draft"
     chosen = length if pays else 0
     trial = drafted if pays else lengths.get(0, drafted)
     return Recommendation(
@@ -213,17 +209,19 @@ def recommend_length(
         gain=round(confirmation.gain.mean, 4),
         interval=confirmation.gain.interval,
         rounds=len(confirmation.best),
-        reason=said if pays else f"no draft: the best length gains nothing that is clear ({said})",
+        reason=gain if pays else f"no draft: the best length gains nothing that is clear ({gain})",
     )
 
 
-def _gain_words(found: Confirmation, objective: Objective) -> str:
+def _gain_text(confirmation: Confirmation, objective: Objective) -> str:
     """ "goodput +12.3 % (9.1 to 15.6 % at 95 %, 3 pairs of rounds)"."""
-    gain = found.gain
+    gain = confirmation.gain
     words = (
         f"{objective} {gain.mean:+.1%} better" if objective == "latency" else f"{objective} {gain.mean:+.1%}"
     )
-    rounds = "one pair of rounds" if len(found.best) == 1 else f"{len(found.best)} pairs of rounds"
+    rounds = (
+        "one pair of rounds" if len(confirmation.best) == 1 else f"{len(confirmation.best)} pairs of rounds"
+    )
     if gain.interval is None:
         return f"{words} ({rounds})"
     return f"{words} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {rounds})"
@@ -280,12 +278,12 @@ def front(trials: Sequence[TrialReport], objectives: Sequence[Objective]) -> tup
     def goodness(one: TrialReport) -> tuple[float, ...] | None:
         if len(objectives) > 1 and one.values:
             return tuple(one.values[name] if maximized(name) else -one.values[name] for name in objectives)
-        at = next((load for load in one.loads if load.load == one.load), None)
+        at = one.decisive
         if at is None or at.total_p95_ms is None:
             return None
         return at.output_tokens_per_s, -at.total_p95_ms
 
-    known = {one.number: found for one in trials if one.outcome == "measured" and (found := goodness(one))}
+    known = {one.number: values for one in trials if one.outcome == "measured" and (values := goodness(one))}
     return tuple(
         number
         for number, mine in known.items()

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult
-from pipeline.bench.run import BenchOptions, run_bench
+from pipeline.bench.run import run_bench
+from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
+from pipeline.bench.tune.search import TrialJudgement
+from pipeline.bench.tune.search_space import SearchSpace, Settings, variant
 from pipeline.errors import InvalidInput, UserError
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
@@ -24,8 +26,6 @@ from pipeline.stages import Builder, StepOutcome
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import SUPERVISED, RunningServer
-from pipeline.bench.tune.search import TrialJudgement
-from pipeline.bench.tune.search_space import SearchSpace, Settings, variant
 
 _POLL_S, _ENDS_IN_S, _DRAINS_IN_S = 0.2, 5.0, 120.0
 _SEEDS_APART = 1000  # between loads, so that no prompt is answered from another load's pages
@@ -36,14 +36,14 @@ class DeploymentRunner:
     """Serves variants of one recipe on this machine. See `search.Runner`.
 
     Attributes:
-        recipe: As it is.
-        space: That settings are of.
-        store: Where variants are built.
-        bench: How they are measured; loads and seed are those of each call.
-        first_seconds: That are enough to see that a load is hopeless.
-        logs: Folder for what servers print.
-        progress: Where it is said what is done.
-        executor: Who builds engines.
+        recipe: The recipe as it is.
+        space: Search space of the settings.
+        store: Store where variants are built.
+        load: How variants are measured; loads and seed are replaced by those of each call.
+        first_seconds: Seconds that show whether a load is hopeless.
+        logs: Folder for the output of servers.
+        progress: Reporter of what is done.
+        executor: Executor that builds engines.
         allowed: Rules of preflight whose errors are let pass.
         offline: Ask no hub.
         devices: GPUs; empty for all that are needed.
@@ -52,7 +52,7 @@ class DeploymentRunner:
     recipe: Recipe
     space: SearchSpace
     store: Store
-    bench: BenchOptions
+    load: LoadSettings
     first_seconds: float
     logs: Path
     progress: Progress
@@ -65,7 +65,7 @@ class DeploymentRunner:
         """See `search.Runner`."""
         try:
             changed = variant(self.recipe, self.space.overrides(settings))
-            # Whoever asks the Hub asks it once, for the recipe as it is.
+            # The hub is asked once, for the recipe as it is.
             report = make_report(changed, self.store, offline=True, allowed=self.allowed)
         except InvalidInput as error:
             return TrialJudgement("; ".join(str(fault) for fault in error.faults))
@@ -81,7 +81,7 @@ class DeploymentRunner:
         return TrialJudgement(forecast=0.0 if within is None else within.tokens_per_s)
 
     def require_stopped(self) -> None:
-        """Wait for the server of a search that was killed, which is on its way out.
+        """Wait for the end of a server that belongs to a search that was killed.
 
         Raises:
             UserError: A deployment of this name runs, beside which every trial would be measured.
@@ -97,7 +97,7 @@ class DeploymentRunner:
             time.sleep(_POLL_S)
 
     @contextmanager
-    def serve(self, settings: Settings) -> Iterator[ServedVariant]:
+    def serve(self, settings: Settings) -> Iterator[DeployedTrial]:
         """See `search.Runner`."""
         self.require_stopped()
         changed = variant(self.recipe, self.space.overrides(settings))
@@ -105,23 +105,23 @@ class DeploymentRunner:
         package, compiled = self._build(changed)
         build_s = time.monotonic() - began
         deadline_s = Deployment.load(package).start_deadline_s
-        words = [*changed.words, *self.store.words, "--no-gateway", "--start-timeout-s", f"{deadline_s:g}"]
-        words += [word for rule in sorted(self.allowed) for word in ("--allow", rule)]
+        argv = [*changed.words, *self.store.words, "--no-gateway", "--start-timeout-s", f"{deadline_s:g}"]
+        argv += [part for rule in sorted(self.allowed) for part in ("--allow", rule)]
         if self.devices:
-            words += ["--gpus", ",".join(map(str, self.devices))]
+            argv += ["--gpus", ",".join(map(str, self.devices))]
         shutil.rmtree(self.logs, ignore_errors=True)
         with self.progress.task("starting the server"):
             server = ServedDeployment.start(
-                words, changed.name, self.store.running, self.logs, deadline_s=deadline_s
+                argv, changed.name, self.store.running, self.logs, deadline_s=deadline_s
             )
         try:
             seconds = {"build": build_s, "serve": server.start_s}
-            yield ServedVariant(self, changed, server, seconds, compiled)
+            yield DeployedTrial(self, changed, server, seconds, compiled)
         finally:
             server.stop()
 
     def _build(self, changed: Recipe) -> tuple[Path, bool]:
-        """The package, and whether an engine was built for it."""
+        """Build the package, and tell whether an engine was built for it."""
         outcomes: list[StepOutcome] = []
         with self.progress.task("building"):
             prepared = prepare(changed, self.store, offline=self.offline, allowed=self.allowed)
@@ -131,8 +131,8 @@ class DeploymentRunner:
 
 
 @dataclass(slots=True)
-class ServedVariant:
-    """A variant that runs. See `search.ServedTrial`."""
+class DeployedTrial:
+    """A variant that runs. See `search.RunningTrial`."""
 
     runner: DeploymentRunner
     recipe: Recipe
@@ -142,18 +142,18 @@ class ServedVariant:
     _loads: dict[tuple[Load, bool], int] = field(default_factory=dict)
 
     def bench(self, load: Load, *, first_seconds: bool = False) -> BenchResult:
-        """See `search.ServedTrial`."""
+        """See `search.RunningTrial`."""
         subject = bench_subject(self.recipe, self.server.record)
-        options = self.runner.bench
         number = self._loads.setdefault((load, first_seconds), len(self._loads))
-        chosen = replace(options, loads=(load,), seed=options.seed + _SEEDS_APART * number)
+        settings = self.runner.load.at(load, seed=self.runner.load.seed + _SEEDS_APART * number)
         if first_seconds:
-            chosen = replace(chosen, seconds=self.runner.first_seconds, requests=None, warm_up_s=0.0)
-        return run_bench(subject, chosen, self.runner.progress)
+            first = {"seconds": self.runner.first_seconds, "requests": None, "warm_up_s": 0.0}
+            settings = settings.model_copy(update=first)
+        return run_bench(subject, settings, self.runner.progress)
 
 
 def bench_subject(recipe: Recipe, record: RunningServer) -> Subject:
-    """What is measured of a trial: Triton itself, by the recipe's SLO."""
+    """Make the subject of a trial: Triton itself, held against the recipe's SLO."""
     slo = recipe.slo if recipe.slo.model_dump(exclude_none=True) else None
     calibration = recipe.quantization.calibration
     dataset = None if calibration is None else calibration.dataset

@@ -1,26 +1,27 @@
-"""The loop of a search: the recipe as it is, the plan's guesses, then what Optuna proposes, until enough was measured.
+"""The loop of a search: the recipe as it is, the plan's guesses, then Optuna's proposals, until enough was measured.
 
     records = search(study, runner, SearchOptions(loads=(Load("concurrency", 16),)), watch)
 
-What the plan refuses is never built and counts as no trial. Loads come from the largest down; the first seconds, and
-after each load Optuna's pruner, say whether a trial is worth going on with.
+Settings that the plan refuses are never built and count as no trial. Loads are measured from the largest down; the
+first seconds, and after each load Optuna's pruner, tell whether a trial is worth going on with.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.errors import ServerError, StageError
-from pipeline.bench.tune.objective import Objective, enough, figure, score, violations
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.objective import enough, figure, score, violations
 from pipeline.bench.tune.search_space import Settings, Value
+from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import COUNTED, TrialRecord, TuneStudy
+from pipeline.errors import ServerError, StageError
 
 _FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a trial
 _MOST_REFUSED = 200  # in a row, before a search gives up
@@ -31,7 +32,7 @@ _UNCOMPILED_SHARE = 0.5  # of the trials, at the beginning, that need no other e
 
 @dataclass(frozen=True, slots=True)
 class TrialJudgement:
-    """What the plan says of settings, before anything is built.
+    """Judgement of the plan on settings, before anything is built.
 
     Attributes:
         refusal: Why they are not tried; empty if they are.
@@ -42,33 +43,28 @@ class TrialJudgement:
     forecast: float | None = None
 
 
-class ServedTrial(Protocol):
-    """Settings that are being served.
+class RunningTrial(Protocol):
+    """A server with the settings of a trial.
 
     Attributes:
-        seconds: `build` and `serve`.
-        compiled: Whether an engine was built for them.
+        seconds: Seconds of `build` and `serve`.
+        compiled: Whether an engine was built for it.
     """
 
     seconds: dict[str, float]
     compiled: bool
 
     def bench(self, load: Load, *, first_seconds: bool = False) -> BenchResult:
-        """Put one load on it.
-
-        Args:
-            load: How much.
-            first_seconds: Only look whether it is worth it.
-        """
+        """Put one load on the server; with `first_seconds` only to see whether the trial is hopeless."""
 
 
 class Runner(Protocol):
-    """Who plans, builds and serves settings."""
+    """Plans, builds and serves settings."""
 
     def judge(self, settings: Settings) -> TrialJudgement:
-        """Say what the plan thinks of settings; nothing is built."""
+        """Ask the plan about settings; nothing is built."""
 
-    def serve(self, settings: Settings) -> AbstractContextManager[ServedTrial]:
+    def serve(self, settings: Settings) -> AbstractContextManager[RunningTrial]:
         """Build and serve settings within a block.
 
         Raises:
@@ -79,13 +75,13 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How a search is made.
+    """Extent of a search.
 
     Attributes:
-        loads: That a trial is measured with, the largest first.
-        trials: That are measured; those that the plan refuses do not count.
+        loads: Loads of a trial, the largest first.
+        trials: Trials that are measured; those that the plan refuses do not count.
         sweep: Settings that are tried, all of them and nothing else; empty to search.
-        ahead: Trials are planned for another machine, and not measured here.
+        ahead: Whether trials are planned for another machine, and not measured here.
     """
 
     loads: tuple[Load, ...]
@@ -94,7 +90,7 @@ class SearchOptions:
     ahead: bool = False
 
 
-# Told of each trial: when it begins (its outcome is `planned`), and when it ended.
+# Called for each trial: when it begins (its outcome is `planned`), and when it ended.
 Watch = Callable[[TrialRecord], None]
 
 
@@ -102,10 +98,10 @@ def search(study: TuneStudy, runner: Runner, options: SearchOptions, watch: Watc
     """Run trials until as many as were asked for are measured, or nothing new is left.
 
     Args:
-        study: Where they are kept; trials that it has are not run again.
+        study: Study that keeps them; trials that it has are not run again.
         runner: Plans and measures them.
-        options: How many, with which loads.
-        watch: Told of each trial.
+        options: Number of trials, and their loads.
+        watch: Called for each trial.
 
     Returns:
         All trials of the study.
@@ -116,61 +112,50 @@ def search(study: TuneStudy, runner: Runner, options: SearchOptions, watch: Watc
     return study.records()
 
 
-def plan_trials(study: TuneStudy, runner: Runner, options: SearchOptions) -> TrialIterator:
-    """Give the trials that are to be measured, one after the other; those without figures of an earlier search first.
+def plan_trials(study: TuneStudy, runner: Runner, options: SearchOptions) -> Iterator[TrialRecord]:
+    """Yield the trials that are to be measured; those without figures of an earlier search first.
 
-    With `ahead`, the next one is given without the figures of those before.
+    With `ahead`, the next one is yielded without the figures of those before.
     """
-    return TrialIterator(study, runner, options)
-
-
-class TrialIterator:
-    """Iterates over trials that the plan lets pass. See `plan_trials`."""
-
-    def __init__(self, study: TuneStudy, runner: Runner, options: SearchOptions) -> None:
-        self._study, self._runner, self._options = study, runner, options
-        self._left = list(study.planned())
-        self._propose()
-
-    def __iter__(self) -> TrialIterator:
-        return self
-
-    def __next__(self) -> TrialRecord:
-        for _ in range(_MOST_REFUSED):
-            trial = self._left.pop(0) if self._left else self._begin()
-            if trial is None:
-                break
-            judged = self._runner.judge(trial.settings)
-            if not judged.refusal:
-                return trial
-            self._study.finish(trial.number, "refused", reason=judged.refusal)
-        raise StopIteration
-
-    def _begin(self) -> TrialRecord | None:
-        records = self._study.records()
-        states = ("planned", *COUNTED) if self._options.ahead else tuple(COUNTED)
-        count = sum(one.outcome in states for one in records)
-        tried = sum(one.origin == "sweep" for one in records)
-        if self._options.sweep:
-            return self._study.next() if tried < len(self._options.sweep) else None
-        if count >= self._options.trials:
-            return None
-        early = count < _UNCOMPILED_SHARE * self._options.trials
-        return self._study.next(uncompiled=early, ahead=self._options.ahead)
-
-    def _propose(self) -> None:
-        if self._options.sweep:
-            for settings in self._options.sweep:
-                self._study.propose(settings, "sweep")
+    left, refused = list(study.planned()), 0
+    _propose(study, runner, options)
+    while refused < _MOST_REFUSED:
+        trial = left.pop(0) if left else _begin(study, options)
+        if trial is None:
             return
-        self._study.propose(self._study.space.own, "recipe")
-        if not any(one.origin == "forecast" for one in self._study.records()):
-            for settings in best_guesses(self._study, self._runner):
-                self._study.propose(settings, "forecast")
+        if refusal := runner.judge(trial.settings).refusal:
+            study.finish(trial.number, "refused", reason=refusal)
+            refused += 1
+        else:
+            refused = 0
+            yield trial
+
+
+def _begin(study: TuneStudy, options: SearchOptions) -> TrialRecord | None:
+    records = study.records()
+    states = ("planned", *COUNTED) if options.ahead else tuple(COUNTED)
+    count = sum(one.outcome in states for one in records)
+    if options.sweep:
+        tried = sum(one.origin == "sweep" for one in records)
+        return study.next() if tried < len(options.sweep) else None
+    if count >= options.trials:
+        return None
+    return study.next(uncompiled=count < _UNCOMPILED_SHARE * options.trials, ahead=options.ahead)
+
+
+def _propose(study: TuneStudy, runner: Runner, options: SearchOptions) -> None:
+    if options.sweep:
+        for settings in options.sweep:
+            study.propose(settings, "sweep")
+        return
+    study.propose(study.space.own, "recipe")
+    if not any(one.origin == "forecast" for one in study.records()):
+        for settings in best_guesses(study, runner):
+            study.propose(settings, "forecast")
 
 
 def best_guesses(study: TuneStudy, runner: Runner) -> list[Settings]:
-    """The settings that the plan forecasts the most tokens a second for, of some at random and the recipe's neighbours.
+    """Choose the settings with the highest forecast among the recipe's neighbours and some at random.
 
     Returns:
         The best; none where the plan has no forecast (`cpu`), or none better than the recipe's.
@@ -184,10 +169,10 @@ def best_guesses(study: TuneStudy, runner: Runner) -> list[Settings]:
         {**space.own, one.key: value} for one in space.dimensions for value in one.values if value != one.own
     ]
     drawn = [{one.key: chance.choice(one.values) for one in space.dimensions} for _ in range(_DRAWN)]
-    found = [(runner.judge(settings), settings) for settings in (*neighbours, *drawn)]
+    judgements = [(runner.judge(settings), settings) for settings in (*neighbours, *drawn)]
     better = [
         (judged.forecast, settings)
-        for judged, settings in found
+        for judged, settings in judgements
         if not judged.refusal and judged.forecast is not None and judged.forecast > own
     ]
     better.sort(key=lambda one: -one[0])
@@ -195,14 +180,13 @@ def best_guesses(study: TuneStudy, runner: Runner) -> list[Settings]:
 
 
 def trial_name(number: int) -> str:
-    """What the figures of a trial are kept under."""
+    """Name of a trial's figures in the study."""
     return f"trial-{number:03d}"
 
 
 def take_figures(study: TuneStudy, trial: TrialRecord, result: BenchResult) -> TrialRecord:
-    """Finish a trial with figures that are there: of another machine, or of a process that was killed after it."""
-    made = score(result.levels, study.objectives)
-    return study.finish(trial.number, "measured", score=made)
+    """Finish a trial with figures that another machine, or a process that was killed after it, has left."""
+    return study.finish(trial.number, "measured", score=score(result.levels, study.objectives))
 
 
 def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: TrialRecord) -> TrialRecord:
@@ -210,17 +194,17 @@ def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: T
     if (there := study.measurement(name)) is not None:
         return take_figures(study, trial, there)
     try:
-        with runner.serve(trial.settings) as served:
+        with runner.serve(trial.settings) as running:
             began = time.monotonic()
             result, stopped = measure_loads(
-                served,
+                running,
                 options.loads,
                 study.objectives,
                 lambda step, worth, stoppable: study.is_behind(
                     trial.number, step, worth, stoppable=stoppable
                 ),
             )
-            seconds = {**served.seconds, "measure": time.monotonic() - began}
+            seconds = {**running.seconds, "measure": time.monotonic() - began}
     except (ServerError, StageError) as error:
         return study.finish(trial.number, "failed", reason=str(error))
     scored = score(result.levels, study.objectives)
@@ -232,12 +216,12 @@ def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: T
         score=scored,
         reason=stopped,
         seconds={part: round(value, 2) for part, value in seconds.items()},
-        compiled=served.compiled,
+        compiled=running.compiled,
     )
 
 
 def measure_loads(
-    served: ServedTrial,
+    trial: RunningTrial,
     loads: Sequence[Load],
     objectives: Sequence[Objective],
     behind: Callable[[int, float, bool], bool] = lambda _step, _worth, _stoppable: False,
@@ -245,22 +229,22 @@ def measure_loads(
     """Measure from the largest load down, as far as is needed to judge.
 
     Args:
-        served: What is measured.
-        loads: The largest first.
-        objectives: Decide when it is enough.
-        behind: Told how many loads were measured before, what this one is worth, and whether more would follow; says
-            whether to give up.
+        trial: Server that is measured.
+        loads: Loads, the largest first.
+        objectives: Objectives that decide when it is enough.
+        behind: Called with the number of loads measured before, the value of this one, and whether more would follow;
+            returns whether to give up.
 
     Returns:
         The figures, and why it was given up; empty if it was not.
     """
     results: list[BenchResult] = []
     for load in loads[:1] if objectives[0] == "latency" else loads:
-        first = served.bench(load, first_seconds=True)
+        first = trial.bench(load, first_seconds=True)
         if far := _far_off(first.levels[-1]):
             given_up = first, far
             continue
-        results.append(served.bench(load))
+        results.append(trial.bench(load))
         level = results[-1].levels[-1]
         if enough([level], objectives):
             behind(len(results) - 1, figure(level, objectives[0]), False)
@@ -277,7 +261,7 @@ def _joined(results: Sequence[BenchResult]) -> BenchResult:
 
 
 def _far_off(level: LevelResult) -> str:
-    """Why the first seconds are enough to know that a load is hopeless; empty if it may be well."""
+    """Reason why the first seconds show that a load is hopeless; empty if it may be well."""
     missed = {name: value for name, value in violations(level).items() if name != "failed"}
     worst = max(missed, key=lambda name: missed[name], default="")
     if not worst or missed[worst] + 1 < _FAR:

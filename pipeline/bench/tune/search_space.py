@@ -1,16 +1,18 @@
-"""Which keys of a recipe are tried, with which values, and why: one table, cut to what a recipe's runtime reads.
+"""Keys of a recipe that are tried, with their values and reasons: one table, cut to what a recipe's runtime reads.
 
-Left out is what changes the answers (formats, precision), what clients rely on (lengths of prompts and answers), and
-what a machine has or has not (GPUs, splits). Of these `pipeline plan --compare` speaks.
+Keys that change the answers (formats, precision), that clients rely on (lengths of prompts and answers) or that a
+machine decides (GPUs, splits) are left out; `pipeline plan --compare` covers those.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from pipeline.bench.tune.settings import MAX_LENGTH
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import PyTorchRuntime, Recipe, load_recipe
 from pipeline.recipe.loading import recipe_of_values
@@ -20,7 +22,6 @@ from pipeline.runtimes import runtime_of
 Value = bool | int | float | str | None
 Settings = Mapping[str, Value]  # key of a dimension -> value
 
-_MAX_LENGTH = 64  # of drafts, by the recipe's schema
 _ALL, _GPU = ("cpu", "tensorrt", "pytorch"), ("tensorrt", "pytorch")
 
 
@@ -29,10 +30,10 @@ class TunableKey:
     """A key of the recipe that a search may change.
 
     Attributes:
-        key: Dotted; of the drafts' lengths, 0 stands for no draft.
-        runtimes: Whose engines or Triton models read it.
+        key: Dotted key; in draft lengths, 0 stands for no draft.
+        runtimes: Runtimes whose engines or Triton models read it.
         reason: Why it matters, in a sentence.
-        values: That are tried beside the recipe's own.
+        values: Values that are tried beside the recipe's own.
         factors: Values as multiples of the recipe's own instead.
         unset: Runtime -> number that it takes where the recipe gives none; it has its place among `values`.
     """
@@ -137,10 +138,10 @@ class Dimension:
     """One key of one search.
 
     Attributes:
-        key: Of the recipe.
+        key: Key of the recipe.
         reason: Why it matters.
-        values: That are tried, the recipe's own among them; numbers ascend.
-        own: The recipe's; it is never overridden.
+        values: Values that are tried, the recipe's own among them; numbers ascend.
+        own: The recipe's value, which is never overridden.
         compiled: Whether a change of it needs another engine.
     """
 
@@ -156,7 +157,7 @@ class Dimension:
         return not any(isinstance(value, bool | str) for value in self.values)
 
     def override(self, value: Value) -> str:
-        """The change as `--set` takes it; empty for the recipe's own value."""
+        """Write a change as `--set` takes it; empty for the recipe's own value."""
         if value == self.own:
             return ""
         if self.key in DRAFT_LENGTHS and value == 0:
@@ -167,12 +168,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """What one search may change.
-
-    Attributes:
-        dimensions: In the order of the table.
-        left_out: Key -> why it is not tried.
-    """
+    """Keys that one search may change, and those that are left out -> why."""
 
     dimensions: tuple[Dimension, ...]
     left_out: Mapping[str, str]
@@ -184,18 +180,15 @@ class SearchSpace:
 
     @property
     def size(self) -> int:
-        """How many combinations there are."""
-        size = 1
-        for one in self.dimensions:
-            size *= len(one.values)
-        return size
+        """Number of combinations."""
+        return math.prod(len(one.values) for one in self.dimensions)
 
     def overrides(self, settings: Settings) -> tuple[str, ...]:
-        """What settings change, as `--set` takes it."""
-        found = [text for one in self.dimensions if (text := one.override(settings[one.key]))]
-        gone = [text.partition("=")[0] for text in found if text.endswith("=null") and _is_section(text)]
+        """List the changes of settings as `--set` takes them."""
+        changes = [text for one in self.dimensions if (text := one.override(settings[one.key]))]
+        gone = [text.partition("=")[0] for text in changes if text.endswith("=null") and _is_section(text)]
         # A value below a section that is removed would bring it back.
-        return tuple(text for text in found if not any(text.startswith(f"{section}.") for section in gone))
+        return tuple(text for text in changes if not any(text.startswith(f"{section}.") for section in gone))
 
     def compiles(self, settings: Settings) -> bool:
         """Whether settings need another engine than the recipe's."""
@@ -206,12 +199,12 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
     """Cut the table to what a recipe's runtime reads and a user wants.
 
     Args:
-        recipe: As it is; `fixed` values that are given have been set in it.
-        keys: That are tried; empty for all.
-        fixed: That are not.
+        recipe: The recipe as it is, with the values of --fix.
+        keys: Keys that are tried; empty for all.
+        fixed: Keys that are not.
 
     Raises:
-        InvalidInput: With every name that is no key of the table, or that this recipe has no use for; or nothing is
+        InvalidInput: Lists every name that is no key of the table, or that this recipe has no use for; or nothing is
             left.
     """
     known = {one.key: one for one in TUNABLE_KEYS}
@@ -247,19 +240,19 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
 
 
 def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
-    """The space of a sweep over draft lengths alone.
+    """Make the space of a sweep over draft lengths alone.
 
     Args:
-        recipe: As it is.
-        lengths: From 0, which is no draft, to 64.
+        recipe: The recipe as it is.
+        lengths: Lengths from 0, which is no draft, to 64.
 
     Raises:
         InvalidInput: The recipe has no draft; or lengths are out of bounds.
     """
     faults = [
-        Fault("is no length of drafts", key="--draft-lengths", value=length, fix=f"write 0 to {_MAX_LENGTH}")
+        Fault("is no length of drafts", key="--draft-lengths", value=length, fix=f"write 0 to {MAX_LENGTH}")
         for length in lengths
-        if not 0 <= length <= _MAX_LENGTH
+        if not 0 <= length <= MAX_LENGTH
     ]
     named = [one for one in TUNABLE_KEYS if one.key in DRAFT_LENGTHS and not _no_use(one, recipe)]
     if not named:
@@ -278,46 +271,33 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
     return SearchSpace((one,), {key.key: "--draft-lengths" for key in TUNABLE_KEYS if key.key != one.key})
 
 
-def read_lengths(text: str) -> tuple[int, ...]:
-    """Read `0-8`, `0,2,4` or both mixed.
-
-    Raises:
-        ValueError: It is neither.
-
-    >>> read_lengths("0,2-4")
-    (0, 2, 3, 4)
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise ValueError(f"{text!r} is no list of lengths: write 0-8 or 0,2,4")
-        # One more than there may be, so that `draft_lengths` refuses what is out of bounds by name.
-        found += range(int(low), min(int(high or low), max(int(low), _MAX_LENGTH + 1)) + 1)
-    return tuple(sorted(set(found)))
+def lengths_of(space: SearchSpace) -> tuple[Settings, ...]:
+    """List the settings of a sweep over draft lengths."""
+    (dimension,) = space.dimensions
+    return tuple({dimension.key: value} for value in dimension.values)
 
 
 def variant(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe with values replaced, validated anew.
+    """Replace values of a recipe, and validate it anew.
 
     Raises:
         InvalidInput: The values do not go together.
     """
-    given, file = recipe.provenance.overrides, recipe.provenance.file
+    file = recipe.provenance.file
     if file is None:
         return recipe_of_values(recipe.model_dump(mode="json"), overrides, recipe.name)
-    return load_recipe(file, (*given, *overrides))
+    return load_recipe(file, (*recipe.provenance.overrides, *overrides))
 
 
-def fixed_values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Split `--fix KEY` and `--fix KEY=VALUE` into keys and overrides; an override is empty where none is given."""
-    for word in words:
-        key, equals, _ = word.partition("=")
-        yield key.strip(), word if equals else ""
+def fixed_values(values: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Split KEY and KEY=VALUE of --fix into keys and overrides; the override of a bare KEY is empty."""
+    for value in values:
+        key, equals, _ = value.partition("=")
+        yield key.strip(), value if equals else ""
 
 
 def _no_use(one: TunableKey, recipe: Recipe) -> str:
-    """Why a recipe has no use for a key; empty if it has."""
+    """Reason why a recipe has no use for a key; empty if it has."""
     runtime = recipe.runtime
     if runtime.kind not in one.runtimes:
         return f"the runtime {runtime.kind} does not read it"
@@ -341,19 +321,18 @@ def _dimension(one: TunableKey, recipe: Recipe) -> Dimension:
     if one.key == "runtime.threads":
         values = [value for value in values if isinstance(value, int) and value <= (os.cpu_count() or 1)]
     taken = (one.unset or {}).get(kind) if own is None else None
-    # What a runtime takes by itself is one of the values, and needs no override.
-    found = [own, *(value for value in values if value != taken and not _same(value, own))]
-    numbers = [value for value in found if _is_number(value)]
-    if len(numbers) >= len(found) - 1 and len(numbers) > 1:
-        # Where nobody says which number the runtime takes, its own choice stands before all numbers.
-        found.sort(key=lambda value: (taken or -1) if value is None else float(value))
-    dimension = Dimension(one.key, one.reason, tuple(found), own, compiled=False)
-    compiled = _is_compiled(recipe, dimension, dimension.values)
-    return Dimension(one.key, one.reason, tuple(found), own, compiled)
+    # The runtime's own choice is one of the values, and needs no override.
+    tried = [own, *(value for value in values if value != taken and not _same(value, own))]
+    numbers = [value for value in tried if _is_number(value)]
+    if len(numbers) >= len(tried) - 1 and len(numbers) > 1:
+        # Where the number that the runtime takes is not known, its own choice stands before all numbers.
+        tried.sort(key=lambda value: (taken or -1) if value is None else float(value))
+    dimension = Dimension(one.key, one.reason, tuple(tried), own, compiled=False)
+    return replace(dimension, compiled=_is_compiled(recipe, dimension, dimension.values))
 
 
 def _is_compiled(recipe: Recipe, one: Dimension, values: Sequence[Value]) -> bool:
-    """Whether a value changes what an engine that is there anyway is built from."""
+    """Whether a value changes the settings that the recipe's own engines are built from."""
     now = _engine_settings(recipe)
     for value in values:
         try:

@@ -2,12 +2,12 @@
 
     <store>/tuning/<recipe>-<digest>/
         study.db              Optuna's own SQLite storage: parameters, values, constraints, states
-        search.json           what is searched, for people
+        search.json           the question of the search, for people
         trial-003.json        the figures of trial 3, as `pipeline bench` writes them
         round-1-own.json      ... and of the rounds at the end
 
 A trial that Optuna calls running is planned and has no figures yet: after kill -9, or while another machine works on
-it. It is taken up again, with the values that it has. Everything random comes from the seed and the trial's number, so
+it. It is resumed with the values that it has. Everything random comes from the seed and the trial's number, so
 that a search that was interrupted proposes what it would have proposed.
 """
 
@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.bench.result import BenchResult
+from pipeline.bench.tune.objective import Score, maximized
+from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
+from pipeline.bench.tune.settings import Objective
 from pipeline.errors import StoreError, UserError
 from pipeline.extras import missing
 from pipeline.store import Store, lock
 from pipeline.store.key import digest_of
-from pipeline.bench.tune.objective import Objective, Score, maximized
-from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
 
 if TYPE_CHECKING:
     import optuna
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 # refused    by the recipe's rules, preflight or the plan's memory: nothing was built
 # stopped    early, because it broke the SLO by far, or was behind the others
 # failed     was built, and did not serve
-# repeated   of a trial before, and left out
+# repeated   has the settings of a trial before, and is left out
 Outcome = Literal["planned", "measured", "refused", "stopped", "failed", "repeated"]
 COUNTED: frozenset[Outcome] = frozenset({"measured", "stopped", "failed"})
 
@@ -50,18 +51,18 @@ _MOST_REPEATED = 30  # in a row; then a combination that is new is drawn
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One trial as it is kept.
+    """One trial of a study.
 
     Attributes:
-        number: From 0, which is the recipe as it is.
+        number: Trial number, from 0, which is the recipe as it is.
         settings: Key -> value.
-        outcome: What came of it.
+        outcome: State, as in the list above.
         reason: Why it was refused or stopped, or has failed.
         origin: Why it was tried: `recipe`, `forecast`, `sweep` or `sampler`.
         values: One for each objective; empty without figures.
-        violations: Of the SLO, see `Score`.
-        load: That the values are of.
-        seconds: `build`, `serve` and `measure`.
+        violations: Violations of the SLO, see `Score`.
+        load: Load that the values belong to.
+        seconds: Seconds of `build`, `serve` and `measure`.
         compiled: Whether an engine was built for it.
     """
 
@@ -101,16 +102,16 @@ class TuneStudy:
     # reading
 
     def records(self) -> list[TrialRecord]:
-        """All trials but the repeated ones, in their order."""
+        """List all trials but the repeated ones, in their order."""
         trials = self._study.get_trials(deepcopy=False)
         found = [self._record(one) for one in trials if one.state.name != "WAITING" and self._is_whole(one)]
         return [one for one in found if one.outcome != "repeated"]
 
     def measurement(self, name: str) -> BenchResult | None:
-        """The figures that are kept under a name, such as `trial-003`.
+        """Read the figures that are kept under a name, such as `trial-003`; None if there are none.
 
         Raises:
-            InvalidInput: The file is not what `keep` wrote.
+            InvalidInput: The file was not written by `keep`.
         """
         file = self.folder / f"{name}.json"
         return BenchResult.read(file) if file.is_file() else None
@@ -118,7 +119,7 @@ class TuneStudy:
     # writing
 
     def keep(self, name: str, result: BenchResult) -> None:
-        """Keep figures, whole or not at all."""
+        """Keep figures under a name, atomically."""
         part = self.folder / f".{name}.part"
         result.write(part)
         os.replace(part, self.folder / f"{name}.json")
@@ -131,14 +132,14 @@ class TuneStudy:
             self._study.enqueue_trial(params, user_attrs={"origin": origin})
 
     def planned(self) -> list[TrialRecord]:
-        """Trials without figures: of a search that was killed, or handed over to another machine."""
+        """List trials without figures: of a search that was killed, or handed over to another machine."""
         return [one for one in self.records() if one.outcome == "planned"]
 
     def next(self, *, uncompiled: bool = False, ahead: bool = False) -> TrialRecord | None:
         """Begin a trial, with settings that no trial before it has.
 
         Args:
-            uncompiled: Only vary what needs no other engine.
+            uncompiled: Vary only keys that need no other engine.
             ahead: Several are planned before the first is measured; those are not proposed again.
 
         Returns:
@@ -172,12 +173,12 @@ class TuneStudy:
         return None
 
     def is_behind(self, number: int, step: int, value: float, *, stoppable: bool) -> bool:
-        """Report what a load of a running trial is worth, and ask Optuna's pruner whether it is behind the others.
+        """Report the value of a load of a running trial, and ask Optuna's pruner whether it is behind the others.
 
         Args:
-            number: Of the trial.
-            step: How many loads were measured before.
-            value: Of the first objective.
+            number: Trial number.
+            step: Number of loads measured before.
+            value: Value of the first objective.
             stoppable: Whether the trial can still be stopped; otherwise later trials are all that learn from it.
         """
         if len(self.objectives) > 1:
@@ -197,16 +198,7 @@ class TuneStudy:
         seconds: Mapping[str, float] | None = None,
         compiled: bool = False,
     ) -> TrialRecord:
-        """Write down what came of a trial.
-
-        Args:
-            number: Of the trial.
-            outcome: `measured` with a score; any but `planned`.
-            score: Of its figures.
-            reason: See `TrialRecord`.
-            seconds: See `TrialRecord`.
-            compiled: See `TrialRecord`.
-        """
+        """Record the outcome of a trial: `measured` with a score, or any other but `planned`. See `TrialRecord`."""
         trial = self._running(number)
         made = {
             "outcome": outcome,
@@ -218,7 +210,7 @@ class TuneStudy:
         }
         # In one write, so that it is there whole or not at all.
         trial.set_user_attr("made", made)
-        # What cannot be had, or broke off, is as far from allowed as can be told; Optuna then stays away from it.
+        # Trials that failed or broke off count as far from allowed, so that Optuna stays away from them.
         missed = {"served": 1.0} if score is None else score.violations
         if outcome != "repeated":
             for target, violation in missed.items():
@@ -230,7 +222,7 @@ class TuneStudy:
         return self._record(self._trial(number))
 
     def give_up_half_drawn(self) -> None:
-        """End the trial whose settings a killed process had drawn only in part, and queue anew what it was to try."""
+        """End the trial whose settings a killed process had drawn only in part, and queue its proposal anew."""
         for one in self._study.get_trials(deepcopy=False):
             if one.state.name == "RUNNING" and not self._is_whole(one):
                 self._study.tell(one.number, state=_states().FAIL)
@@ -274,7 +266,7 @@ class TuneStudy:
         return self._study.get_trials(deepcopy=False)[number]
 
     def _running(self, number: int) -> optuna.trial.Trial:
-        """A trial to be written to: of this process, or taken up again after another."""
+        """Return a trial to be written to: of this process, or resumed after another."""
         import optuna
 
         if number not in self._begun:
@@ -293,7 +285,7 @@ class TuneStudy:
         return None
 
     def settings_digest(self, settings: Settings) -> str:
-        """Name settings by what they change."""
+        """Digest of the changes that settings make."""
         # Settings that change the recipe alike are one, such as all ways to look up n-grams where there are none.
         return digest_of(sorted(self.space.overrides(settings)))
 
@@ -312,13 +304,13 @@ def open_study(
     """Open the search that answers a question, or begin it.
 
     Args:
-        store: Whose folder `tuning` it lies in.
+        store: Store with the folder `tuning`.
         name: Name of the recipe.
         asked: All that the figures depend on; another question is another search.
-        space: What is tried.
-        objectives: What is optimized.
-        seed: Of all that is random.
-        restart: Forget what is there.
+        space: Search space.
+        objectives: Objectives that are optimized.
+        seed: Seed of everything random.
+        restart: Forget an earlier search.
 
     Raises:
         UserError: Another process has it open; or Optuna is not installed.
@@ -349,9 +341,9 @@ def open_study(
             pruner=optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS),
             load_if_exists=True,
         )
-        found = TuneStudy(folder, study, space, objectives, seed)
-        found.give_up_half_drawn()
-        yield found
+        opened = TuneStudy(folder, study, space, objectives, seed)
+        opened.give_up_half_drawn()
+        yield opened
 
 
 def _take(folder: Path) -> lock.Lock:
@@ -375,7 +367,7 @@ def study_folder(
     objectives: Sequence[Objective],
     seed: int,
 ) -> Path:
-    """Where the search that answers a question lies, whether or not it was begun."""
+    """Folder of the search that answers a question, whether or not it was begun."""
     return store.tuning / f"{name}-{digest_of(_question(asked, space, objectives, seed))[:12]}"
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.tune.report import TrialReport, TuneReport
+from pipeline.bench.tune.search_space import Value, variant
 from pipeline.recipe import Recipe, packaged
 from pipeline.recipe.catalog import annotated_yaml, write_recipe
 from pipeline.recipe.loading import apply_overrides
 from pipeline.recipe.validators import RecipeValues
 from pipeline.recipe.yaml_reader import read_document
-from pipeline.bench.tune.report import TrialReport, TuneReport
-from pipeline.bench.tune.search_space import Value, variant
 
-# Whose values may be paths, relative to the recipe's folder.
+# Keys whose values may be paths, relative to the recipe's folder.
 _PATHS = (
     ("model", "source"),
     ("draft", "source"),
@@ -25,7 +25,7 @@ _PATHS = (
 
 
 def tuned_file(recipe: Recipe) -> Path:
-    """Where the tuned recipe goes: beside the old one; of a packaged recipe, into this folder."""
+    """Choose the file of the tuned recipe: beside the old one, or in this folder for a packaged recipe."""
     file = recipe.provenance.file
     name = f"{recipe.name if file is None else file.stem}-tuned.yaml"
     if file is None or packaged().get(file.stem) == file:
@@ -37,9 +37,9 @@ def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
     """Write the recipe with the recommended changes, and the evidence as comments.
 
     Args:
-        recipe: As it is.
-        report: With a recommendation to change something.
-        folder: Where it is to lie; in that of the recipe, paths stay relative.
+        recipe: The recipe as it is.
+        report: Report with a recommendation to change something.
+        folder: Folder of the tuned recipe; in that of the recipe, paths stay relative.
     """
     advice, own = report.recommendation, RecipeValues(recipe.model_dump(mode="json"))
     trial = next(one for one in report.trials if one.number == advice.trial)
@@ -53,7 +53,7 @@ def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
 
 
 def _values(recipe: Recipe, changes: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What the recipe's file says, with the changes."""
+    """Values of the recipe's file, with the changes."""
     file, whole = recipe.provenance.file, variant(recipe, changes).model_dump(mode="json")
     if file is None:
         return whole
@@ -78,11 +78,10 @@ def _written(value: Value) -> str:
 
 
 def _head(recipe: Recipe, report: TuneReport, trial: TrialReport) -> list[str]:
-    advice, machine = report.recommendation, report.machine
-    words = shlex.join(recipe.words)
-    at = next((one for one in trial.loads if one.load == trial.load), None)
+    command = shlex.join(("pipeline", "tune", *recipe.words))
+    advice, machine, at = report.recommendation, report.machine, trial.decisive
     lines = [
-        f"{recipe.name}, tuned for {' and '.join(report.objectives)} by pipeline tune {words} on {report.made[:10]}.",
+        f"{recipe.name}, tuned for {' and '.join(report.objectives)} by {command} on {report.made[:10]}.",
         f"Measured on {machine.get('system', 'a machine')} with {machine.get('processors', '?')} processors; "
         f"loads: {', '.join(report.workload['loads'])}; prompts: {report.workload.get('source', '?')}.",
         f"{len(report.trials)} trials; {advice.reason}.",
@@ -100,10 +99,10 @@ def write_tuned(recipe: Recipe, report: TuneReport, file: Path, *, force: bool) 
     """Write the tuned recipe.
 
     Args:
-        recipe: As it is.
-        report: With a recommendation to change something.
-        file: Where to; it is not overwritten without `force`.
-        force: Overwrite it.
+        recipe: The recipe as it is.
+        report: Report with a recommendation to change something.
+        file: File of the tuned recipe.
+        force: Whether it may be overwritten.
 
     Returns:
         The report, which names the file.

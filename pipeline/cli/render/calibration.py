@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.bench.calibrate import BenchCalibration
+from pipeline.bench.forecast import BenchCalibration
 from pipeline.cli.render.speed import number, wrapped
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.fit import FitRow
