@@ -3,20 +3,22 @@
 A room declares its settings where they are meant; `pipeline.cli.settings_options` makes the options of a command line.
 
     class FrontSettings(Settings):
-        host: str = Field("127.0.0.1", description="Address to listen on.")
+        host: str = Field(default="127.0.0.1", description="Address to listen on.")
         allowed_hosts: Annotated[tuple[str, ...], Option("--allowed-host", metavar="NAME")] = Field(
-            (), description="Host that requests may name besides loopback."
+            default=(), description="Host that requests may name besides loopback."
         )
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
+
+from pipeline.errors import Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Settings(BaseModel):
     """Base of all settings models. Units are in the names of fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that exclude or need each other; a model with such options overrides it."""
+        yield from ()
 
     def to_descriptor(self) -> int:
         """Write the settings as JSON into an anonymous file, for a child process that inherits its descriptor.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -20,6 +20,8 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.settings import Option, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+_COLLECTIONS = (tuple, frozenset, dict, Mapping)  # types of options that may be repeated
 
 
 def options_of(model: type[Settings], argument: str = "settings") -> Callable[[Command], Command]:
@@ -60,7 +62,7 @@ def options_of(model: type[Settings], argument: str = "settings") -> Callable[[C
 def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     option = _marker(field)
     kind = _value_type(field)
-    many = get_origin(kind) is tuple and option.separator is None
+    many = get_origin(kind) in _COLLECTIONS and option.separator is None
     spelled = option.name or f"--{name.replace('_', '-')}"
     flag = kind is bool
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -118,7 +120,7 @@ class _Number(click.IntRange):
 
 
 def _parameter_type(kind: Any, field: FieldInfo, option: Option) -> click.ParamType[Any]:
-    if option.parse is None and get_origin(kind) is tuple and option.separator is None:
+    if option.parse is None and get_origin(kind) in _COLLECTIONS and option.separator is None:
         kind = get_args(kind)[0]
     if option.parse is not None:
         return _Text()
@@ -163,24 +165,32 @@ def _validated(model: type[Settings], given: dict[str, Any], context: click.Cont
     values = dict[str, Any]()
     for name, value in given.items():
         option = _marker(model.model_fields[name])
+        several = option.separator is not None or isinstance(value, tuple)
         parts = value.split(option.separator) if option.separator and isinstance(value, str) else value
-        try:
-            if option.parse is None or value is None:
-                values[name] = parts
-            elif isinstance(parts, (list, tuple)):
-                values[name] = tuple(option.parse(part) for part in parts)
-            else:
-                values[name] = option.parse(parts)
-        except ValueError as error:
-            faults.append(Fault(str(error), key=spelled[name], value=value))
+        if option.parse is None or value is None:
+            values[name] = parts
+            continue
+        parsed = list[Any]()
+        texts: Any = parts if several else (parts,)
+        for part in texts:
+            try:
+                parsed.append(option.parse(part))
+            except ValueError as error:
+                faults.append(Fault(str(error), key=spelled[name], value=part))
+        values[name] = parsed if several else next(iter(parsed), None)
+    faulty = {fault.key for fault in faults}
     try:
         settings = model.model_validate(values)
+        faults += settings.conflicts()
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0]) if detail["loc"] else ""
             field = model.model_fields.get(name)
-            value = detail["input"] if name else None
-            faults.append(Fault(_problem(detail, field), key=spelled.get(name, name), value=value))
+            key = spelled.get(name, name)
+            if key not in faulty:
+                faults.append(
+                    Fault(_problem(detail, field), key=key, value=detail["input"] if name else None)
+                )
     if faults:
         raise InvalidInput(context.command_path, faults)
     return settings
@@ -193,11 +203,14 @@ def _problem(detail: ErrorDetails, field: FieldInfo | None) -> str:
     if field is None or kind not in (int, float):
         return f"is not accepted: {detail['msg']}"
     wanted = {int: "a whole number", float: "a number"}[kind]
+    bounds = {type(bound): bound for bound in field.metadata}
+    if Ge in bounds and Le in bounds:
+        return f"must be {wanted} from {bounds[Ge].ge:g} to {bounds[Le].le:g}"
     words = {
         Ge: "of at least {0.ge:g}",
         Gt: "above {0.gt:g}",
         Le: "of at most {0.le:g}",
         Lt: "below {0.lt:g}",
     }
-    bounds = [words[type(bound)].format(bound) for bound in field.metadata if type(bound) in words]
-    return " ".join(("must be", wanted, " and ".join(bounds))).rstrip()
+    limits = [words[kind].format(bound) for kind, bound in bounds.items() if kind in words]
+    return " ".join(("must be", wanted, " and ".join(limits))).rstrip()
