@@ -6,15 +6,14 @@ import math
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import DirectoryPath, Field, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import InitErrorDetails
+from pydantic import DirectoryPath, Field
 
-from pipeline.errors import InvalidInput, UserError
+from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.settings import Option, Settings
 
 _SECONDS, _WARM_UP_S, _CONCURRENCY = 30.0, 3.0, 8
@@ -116,63 +115,14 @@ def _rate(text: str) -> float:
     return value
 
 
-class CheckedSettings(Settings):
-    """Settings whose faults are reported all at once: those of single values and those of values together."""
-
-    @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG003
-        """Yield a field and what is wrong, for values that do not go together.
-
-        Args:
-            given: Values that differ from the default, not validated yet.
-        """
-        yield from ()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _all_faults(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        fields = cls.model_fields
-        given = {
-            name: value
-            for name, value in dict(values).items()
-            if name in fields and str(value) != str(fields[name].default)
-        }
-        errors: list[InitErrorDetails] = [
-            {
-                "type": "value_error",
-                "loc": (name,) if name else (),
-                "input": given.get(name),
-                "ctx": {"error": ValueError(problem)},
-            }
-            for name, problem in cls.conflicts(given)
-        ]
-        try:
-            settings = handler(values)
-        except ValidationError as error:
-            kept = ("type", "loc", "input", "ctx")
-            errors += [
-                {key: one[key] for key in kept if key in one}  # type: ignore[misc, literal-required]
-                for one in error.errors(include_url=False)
-            ]
-        if errors:
-            errors += cls._file_errors(given)
-            raise ValidationError.from_exception_data(cls.__name__, errors)
-        return settings
-
-    @classmethod
-    def _file_errors(cls, given: Mapping[str, Any]) -> list[InitErrorDetails]:  # noqa: ARG003
-        """Further faults that are looked for only where there are some already."""
-        return []
+def folder_faults(**files: Path | None) -> Iterator[Fault]:
+    """Yield a fault for each option whose file is in a folder that cannot be written to."""
+    for name, file in files.items():
+        if file is not None and not os.access(file.absolute().parent, os.W_OK):
+            yield Fault("its folder cannot be written to", key=f"--{name}", value=str(file))
 
 
-def folder_conflicts(given: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str]]:
-    """Yield the fields that name a file in a folder that cannot be written to."""
-    for name in names:
-        if name in given and not os.access(Path(given[name]).absolute().parent, os.W_OK):
-            yield name, "its folder cannot be written to"
-
-
-class LoadSettings(CheckedSettings):
+class LoadSettings(Settings):
     """Load that is put on a deployment."""
 
     concurrency: Annotated[
@@ -306,53 +256,57 @@ class LoadSettings(CheckedSettings):
         usual = 0.0 if self.trace is not None else _WARM_UP_S
         return usual if self.warm_up_s is None else self.warm_up_s
 
-    @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Options that exclude or need each other, and files that are missing."""
-        yield from super().conflicts(given)
-        kinds = [f"--{name}" for name in ("concurrency", "rate", "trace") if name in given]
-        if len(kinds) > 1:
-            yield "", f"{' and '.join(kinds)} exclude each other: one kind of load a run"
-        if "speed" in given and "trace" not in given:
-            yield "speed", "goes with --trace only"
-        if "trace" in given and "prompts" in given:
-            yield "", "--trace and --prompts exclude each other: a trace holds its prompts"
-        if "trace" in given or "prompts" in given:
-            for name in given.keys() & {"prompt_tokens", "prefix_tokens", "raw", "turns"}:
-                yield name, "goes with words at random only"
-        if "raw" in given and "turns" in given:
-            yield "turns", "a conversation needs the chat template that --raw leaves out"
-        if "prefixes" in given and "prefix_tokens" not in given:
-            yield "prefixes", "goes with --prefix-tokens"
-        for name in ("trace", "prompts"):
-            if name in given and str(given[name]) != "calibration" and not os.path.isfile(given[name]):
-                yield name, "there is no such file"
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that exclude or need each other, and files that are missing or wrong."""
+        faults = [*super().conflicts(), *self._load_conflicts()]
+        yield from faults
+        if faults:
+            yield from self._file_faults()
 
-    @classmethod
-    def _file_errors(cls, given: Mapping[str, Any]) -> list[InitErrorDetails]:
-        """Faults of the file of prompts. Without other faults, its reader reports them."""
+    def _load_conflicts(self) -> Iterator[Fault]:
+        kinds = [f"--{name}" for name in ("concurrency", "rate", "trace") if getattr(self, name)]
+        if len(kinds) > 1:
+            yield Fault(f"{' and '.join(kinds)} exclude each other: one kind of load a run")
+        if self.speed is not None and self.trace is None:
+            yield Fault("goes with --trace only", key="--speed")
+        if self.trace is not None and self.prompts is not None:
+            yield Fault("--trace and --prompts exclude each other: a trace holds its prompts")
+        if self.file is not None:
+            for name, value in (
+                ("--prompt-tokens", self.prompt_tokens),
+                ("--prefix-tokens", self.prefix_tokens),
+                ("--raw", self.raw),
+                ("--turns", self.turns > 1),
+            ):
+                if value:
+                    yield Fault("goes with words at random only", key=name)
+        if self.raw and self.turns > 1:
+            yield Fault("a conversation needs the chat template that --raw leaves out", key="--turns")
+        if self.prefixes > 1 and not self.prefix_tokens:
+            yield Fault("goes with --prefix-tokens", key="--prefixes")
+        for name, file in (("--trace", self.trace), ("--prompts", self.prompts)):
+            if file is not None and file != "calibration" and not os.path.isfile(file):
+                yield Fault("there is no such file", key=name, value=str(file))
+
+    def _file_faults(self) -> Iterator[Fault]:
+        """Yield what is wrong with the file of prompts. Without other faults, its reader reports that."""
         from pipeline.bench.prompts import PromptFile
 
-        name = "trace" if "trace" in given else "prompts"
-        if not os.path.isfile(given.get(name, "")):
-            return []
+        if not isinstance(self.file, Path) or not self.file.is_file():
+            return
         try:
-            PromptFile.read(Path(given[name]))
+            PromptFile.read(self.file)
         except InvalidInput as error:
-            problems = [str(fault) for fault in error.faults]
+            yield from (replace(fault, where=error.subject) for fault in error.faults)
         except UserError as error:
-            problems = [str(error)]
-        else:
-            return []
-        return [
-            {
-                "type": "value_error",
-                "loc": (name,),
-                "input": given[name],
-                "ctx": {"error": ValueError(problem)},
-            }
-            for problem in problems
-        ]
+            yield Fault(str(error))
+
+
+def option_name(model: type[Settings], field: str) -> str:
+    """Option of a field of a settings model."""
+    metadata = model.model_fields[field].metadata
+    marker = next((part for part in metadata if isinstance(part, Option)), Option())
+    return marker.name or f"--{field.replace('_', '-')}"
 
 
 def load_argv(settings: LoadSettings) -> Iterator[str]:
@@ -361,8 +315,7 @@ def load_argv(settings: LoadSettings) -> Iterator[str]:
         value = getattr(settings, name)
         if value == field.default:
             continue
-        marker = next((part for part in field.metadata if isinstance(part, Option)), Option())
-        yield marker.name or f"--{name.replace('_', '-')}"
+        yield option_name(LoadSettings, name)
         if isinstance(value, tuple):
             yield ",".join(f"{one:g}" for one in value)
         elif value is not True:
@@ -394,7 +347,7 @@ def read_gpu(text: str) -> int:
     return int(text)
 
 
-class SubjectSettings(CheckedSettings):
+class SubjectSettings(Settings):
     """Server that is measured: a deployment of this machine, or an address."""
 
     url: Annotated[str | None, Option(metavar="URL")] = Field(
@@ -435,28 +388,23 @@ class SubjectSettings(CheckedSettings):
     @property
     def is_http(self) -> bool:
         """Whether `url` is the address of an OpenAI API rather than that of Triton's gRPC."""
-        return self.url is not None and _is_http(self.url)
+        return self.url is not None and self.url.startswith(("http://", "https://"))
 
-    @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Options that only go with an address, or only with a deployment."""
-        yield from super().conflicts(given)
-        url = given.get("url")
-        if url is None:
-            for name in given.keys() & {"model", "tokenizer"}:
-                yield name, "goes with --url only"
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that only go with an address, or only with a deployment."""
+        yield from super().conflicts()
+        if self.url is None:
+            for name, value in (("--model", self.model), ("--tokenizer", self.tokenizer)):
+                if value is not None:
+                    yield Fault("goes with --url only", key=name)
             return
-        if _is_http(url):
-            if "model" not in given:
-                yield "model", "is needed with the address of an OpenAI API"
-        elif not re.fullmatch(r"[^/\s]+:\d+", url):
-            yield "url", "must be http://host:port, or host:port of gRPC"
-        if "way" in given:
-            yield "way", "goes with the name of a deployment: an address says it by its form"
-
-
-def _is_http(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
+        if self.is_http and self.model is None:
+            yield Fault("is needed with the address of an OpenAI API", key="--model")
+        if not self.is_http and not re.fullmatch(r"[^/\s]+:\d+", self.url):
+            yield Fault("must be http://host:port, or host:port of gRPC", key="--url", value=self.url)
+        if self.way is not None:
+            problem = "goes with the name of a deployment: an address says it by its form"
+            yield Fault(problem, key="--way")
 
 
 class BenchSettings(LoadSettings, SubjectSettings):
@@ -493,18 +441,16 @@ class BenchSettings(LoadSettings, SubjectSettings):
         """Largest load of a sweep; None to measure the given loads alone."""
         return (self.most or 1024) if self.sweep else None
 
-    @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Options that do not go together."""
-        yield from super().conflicts(given)
-        if "url" in given and not given.keys() & {"tokenizer", "trace", "prompts"}:
-            yield "tokenizer", "is needed for prompts of a length (or give --prompts)"
-        if "most" in given and "sweep" not in given:
-            yield "most", "goes with --sweep only"
-        if "sweep" in given:
-            if "trace" in given:
-                yield "sweep", "a trace has one load"
-            for name in ("concurrency", "rate"):
-                if len(given.get(name, ())) > 1:
-                    yield name, "begins with one load and finds the others (name one, or none)"
-        yield from folder_conflicts(given, "output", "page")
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that do not go together."""
+        yield from super().conflicts()
+        if self.url is not None and self.tokenizer is None and self.file is None:
+            yield Fault("is needed for prompts of a length", key="--tokenizer", fix="or give --prompts")
+        if self.most is not None and not self.sweep:
+            yield Fault("goes with --sweep only", key="--most")
+        if self.sweep and self.trace is not None:
+            yield Fault("a trace has one load", key="--sweep")
+        for name, values in (("--concurrency", self.concurrency), ("--rate", self.rate)):
+            if self.sweep and len(values) > 1:
+                yield Fault("begins with one load and finds the others", key=name, fix="name one, or none")
+        yield from folder_faults(output=self.output, page=self.page)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
-from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.errors import UserError
 from pipeline.recipe import Recipe, Slo
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.serving.deployments import find_deployment
@@ -124,12 +124,9 @@ def find_subject(name: str | None, settings: SubjectSettings) -> Subject:
 
     Raises:
         ServerError: The deployment does not run.
-        InvalidInput: There is no such deployment or recipe; or not one of a name and an address was given.
+        InvalidInput: There is no such deployment or recipe.
         UserError: It has no gateway, and one was asked for.
     """
-    if (name is None) == (settings.url is None):
-        problem = "name a running deployment, or an address with --url: one of both"
-        raise InvalidInput("pipeline bench", [Fault(problem)])
     targets = dict(settings.slo)
     headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     if settings.url is not None:
@@ -147,7 +144,7 @@ def find_subject(name: str | None, settings: SubjectSettings) -> Subject:
             gateway_url=settings.url.rstrip("/").removesuffix("/v1") if http else None,
             headers=headers,
         )
-    assert name is not None, "one of both is given"
+    assert name is not None, "a name or an address is given"
     store = Store.at(settings.store)
     named = find_deployment(name, (), store, wait_s=settings.wait_s)
     slo = {**(named.recipe.slo.model_dump(exclude_none=True) if named.recipe.slo else {}), **targets}

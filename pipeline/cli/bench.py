@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import click
 
 from pipeline.bench.settings import BenchSettings
@@ -15,9 +18,14 @@ _SLO_MISSED, _INTERRUPTED = 3, 130
 _WIDTH = 180  # columns where standard output is no terminal
 
 
+def _name_faults(arguments: Mapping[str, Any], settings: BenchSettings) -> Iterator[Fault]:
+    if not arguments["schema"] and (arguments["name"] is None) == (settings.url is None):
+        yield Fault("name a running deployment, or an address with --url: one of both")
+
+
 @click.command(name="bench")
 @click.argument("name", required=False, shell_complete=complete_running)
-@options_of(BenchSettings)
+@options_of(BenchSettings, check=_name_faults)
 @json_option
 @click.option("--schema", is_flag=True, help="Print the JSON schema of the result instead.")
 @click.option("--dry-run", is_flag=True, help="Print the loads and how long they take; send nothing.")

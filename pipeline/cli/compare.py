@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pipeline.bench.compare.settings import CompareSettings
+from pipeline.bench.compare.settings import CompareSettings, source_faults, source_kind
 from pipeline.cli.options import complete_running, json_option
 from pipeline.cli.output import is_quiet, note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
+from pipeline.errors import Fault
 from pipeline.extras import missing
 
 _OVER_BUDGET, _INTERRUPTED = 3, 130
 _WIDTH = 130
 
 
+def _source_faults(arguments: Mapping[str, Any], settings: CompareSettings) -> Iterator[Fault]:
+    return source_faults((arguments["a"], arguments["b"]), settings)
+
+
 @click.command(name="compare")
 @click.argument("a", shell_complete=complete_running)
 @click.argument("b", shell_complete=complete_running)
-@options_of(CompareSettings)
+@options_of(CompareSettings, check=_source_faults)
 @json_option
 @click.option(
     "--dry-run", is_flag=True, help="Print the rounds and how long they take; start and send nothing."
@@ -45,15 +52,12 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
         from pipeline.bench.compare.run import compare_deployments, compare_files, comparison_plan
         from pipeline.bench.compare.sources import (
             answer_judge,
-            check_sources,
             find_source,
             golden_questions,
-            source_kind,
         )
         from pipeline.cli.render.compare import compare_lines
     except ImportError as error:
         raise missing("comparing", error, "bench") from error
-    check_sources((a, b), settings)
     if source_kind(a) == "file":
         result = compare_files(Path(a), Path(b), settings.threshold, settings.max_regression)
     else:

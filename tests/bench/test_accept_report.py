@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bench.accept import AcceptanceCheck, AcceptanceReport, AcceptanceStep
-from pipeline.bench.accept.report import page, private_words, scrubbed
+from pipeline.bench.accept.report import (
+    AcceptanceCheck,
+    AcceptanceReport,
+    AcceptanceStep,
+    page,
+    private_texts,
+    scrubbed,
+)
 from pipeline.errors import InvalidInput
 
 
@@ -74,7 +80,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 ENVIRONMENT = {"HF_TOKEN": "abcdefgh1234", "AWS_SECRET_ACCESS_KEY": "s3cr3t-value", "SHELL": "/bin/bash"}
-WORDS = private_words(ENVIRONMENT, home=Path("/home/jane"), host="node-17")
+PRIVATE = private_texts(ENVIRONMENT, home=Path("/home/jane"), host="node-17")
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -86,13 +92,13 @@ json_values = st.recursive(
     value=json_values, secret=st.sampled_from([*list(ENVIRONMENT.values())[:2], "/home/jane/.ssh", "node-17"])
 )
 def test_no_secret_is_left_wherever_it_stands(value: Any, secret: str) -> None:
-    told = json.dumps(scrubbed({"a": [value, f"before {secret} after"], f"key {secret}": 1}, WORDS))
+    told = json.dumps(scrubbed({"a": [value, f"before {secret} after"], f"key {secret}": 1}, PRIVATE))
     for private in (*list(ENVIRONMENT.values())[:2], "/home/jane", "before node-17"):
         assert private not in told
 
 
 def test_what_is_not_private_stays() -> None:
     kept = "h100-sxm-80g node-177 node-17x /home/janet /bin/bash --set model.source=hf:org/name 12 tokens"
-    assert scrubbed(kept, WORDS) == kept
-    assert scrubbed("redis://me:hunter2@cache:6379 hf_abcdefghijkl", WORDS) == "redis://me:…@cache:6379 …"
-    assert re.search("~/store", scrubbed("/home/jane/store", WORDS))
+    assert scrubbed(kept, PRIVATE) == kept
+    assert scrubbed("redis://me:hunter2@cache:6379 hf_abcdefghijkl", PRIVATE) == "redis://me:…@cache:6379 …"
+    assert re.search("~/store", scrubbed("/home/jane/store", PRIVATE))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.bench.prompts import PromptFile
+from pipeline.bench.settings import Lengths
 from pipeline.bench.workload import (
-    Lengths,
     ScriptedConversation,
     Shape,
     TemplateTokens,

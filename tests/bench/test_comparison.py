@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.bench import comparison, ratios
+from pipeline.bench import statistics as ratios
+from pipeline.bench.compare import figures as comparison
 from pipeline.bench.compare.figures import METRICS, compare_rounds
 from pipeline.bench.compare.run import compare_files
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult

@@ -12,11 +12,11 @@ import pytest
 from optuna.storages import RDBStorage
 
 from pipeline.bench.settings import Load
-from pipeline.bench.tune.conclusion import conclude, lengths_of
-from pipeline.bench.tune.objective import Objective
+from pipeline.bench.tune.conclusion import conclude
 from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name
-from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, search_space
+from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
+from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TrialRecord, TuneStudy, open_study
 from pipeline.errors import ServerError, UserError
 from pipeline.recipe import Recipe, load_recipe

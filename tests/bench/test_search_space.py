@@ -10,10 +10,10 @@ from pipeline.bench.tune.search_space import (
     TUNABLE_KEYS,
     Dimension,
     draft_lengths,
-    read_lengths,
     search_space,
     variant,
 )
+from pipeline.bench.tune.settings import read_lengths
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.validators import RecipeValues

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.agreement import LATENCIES, PERCENTILES, Figures, Run, compare, table
 from benchmarks.common import HERE, running
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import Lengths, Load
+from pipeline.bench.settings import Lengths, LoadSettings
 from pipeline.bench.subject import Subject
 from pipeline.progress import Silent
 

@@ -70,7 +70,7 @@ def result(name: str, levels: Sequence[LevelResult]) -> BenchResult:
 
 @dataclass
 class FakeServed:
-    """Settings that are being served. See `pipeline.bench.tune.search.ServedTrial`."""
+    """A server with the settings of a trial. See `pipeline.bench.tune.search.RunningTrial`."""
 
     runner: FakeRunner
     settings: Settings

@@ -1,29 +1,36 @@
-"""The steps that ask: streams, golden questions, upstream's client, answers with a draft and without, cancellation."""
+"""Steps that ask: streams, golden questions, upstream's client, the draft, cancellation, the gate on answers."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.accept import asking
-from pipeline.bench.accept.judging import at_least, expect, skipped
+from pipeline.bench.accept.judging import at_least, at_most, expect, skipped
 from pipeline.bench.accept.making import build, serve
 from pipeline.bench.accept.report import AcceptanceCheck
-from pipeline.bench.accept.run import REQUESTS, AcceptanceRun, Checks, DraftedTexts, questions
+from pipeline.bench.accept.state import REQUESTS, TIMEOUT_S, AcceptanceRun, Checks, DraftedTexts, questions
 from pipeline.bench.accept.upstream import END_TO_END, end_to_end, run_upstream_client
+from pipeline.bench.engine_model import EngineModel
+from pipeline.bench.load import Period
+from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Client
 from pipeline.contracts.launching import upstream_clients
+from pipeline.errors import ServerError
 from pipeline.golden import GoldenSet
+from pipeline.plan.plan import TARGET, evaluated_exports
 from pipeline.recipe import load_recipe
 from pipeline.serving.live import MetricsPage
+from pipeline.stages.evaluate import Export
+from pipeline.stages.evaluate.engine_answers import EngineAnswer, engine_perplexity, score_answers
 from pipeline.triton.deployment import ENTRY
 
 ENSEMBLE = "ensemble"
 _SETTLED_S, _POLL_S = 60.0, 0.25
+_LEAVES_AT = 0.1  # share of an answer after which its client leaves: all streams have begun by then
 
 
 def stream(run: AcceptanceRun) -> Checks:
@@ -52,13 +59,14 @@ def stream(run: AcceptanceRun) -> Checks:
     if not run.up.record.gateway_url:
         yield skipped("gateway", "pipeline serve runs none here")
         return
-    text, events = asking.gateway_answer(run.up.record.gateway_url, run.recipe.name, question, tokens)
+    reply = run.ask_gateway(question, tokens)
+    same = reply.outcome == "complete" and reply.text == expected
     yield expect(
         "gateway: joined events",
-        text == expected,
+        same,
         "the text that Triton streams",
-        f"{events} events",
-        "" if text == expected else f"{text!r} is not {expected!r}",
+        f"{reply.stats.chunks} events",
+        "" if same else reply.error or f"{reply.text!r} is not {expected!r}",
     )
 
 
@@ -80,7 +88,7 @@ def golden(run: AcceptanceRun) -> Checks:
 
 def upstream(run: AcceptanceRun) -> Checks:
     """Upstream's own client: its file where there is one, and else the requests that it sends."""
-    folder = run.options.upstream or Path(upstream_clients())
+    folder = run.settings.upstream or Path(upstream_clients())
     models = [name for name in (ENSEMBLE, ENTRY) if name in run.deployment.models]
     if not models:
         yield skipped(
@@ -112,7 +120,7 @@ def draft(run: AcceptanceRun) -> Checks:
         yield skipped("draft equality", "the recipe has no draft")
         return
     with run.client() as client:
-        # What is asked for is kept; otherwise drafts are proposed only while that pays.
+        # A number that is asked for is kept; otherwise drafts are proposed only while that pays.
         wanted = {"num_draft_tokens": run.deployment.limits.max_draft_tokens} if run.separate_draft else {}
         run.drafted = _texts(run, client, **wanted)
         proposed, accepted = run.drafted.proposed, run.drafted.accepted
@@ -151,7 +159,7 @@ def undrafted(run: AcceptanceRun) -> Checks:
 
 
 def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
-    asked, tokens = questions(run.options.questions), min(64, run.deployment.limits.max_output_tokens)
+    asked, tokens = questions(run.settings.questions), min(64, run.deployment.limits.max_output_tokens)
     found = [client.generate(one, temperature=0.0, max_tokens=tokens, **sampling) for one in asked]
     return DraftedTexts(
         tuple(one.text for one in found),
@@ -186,18 +194,16 @@ def _agreement(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
 
 
 def cancel(run: AcceptanceRun) -> Checks:
-    """As many long answers as the limits let in, left by their clients after the first text."""
-    limits = run.deployment.limits
-    prompts = run.prompts(8, min(32, limits.max_input_tokens))
-    sampling = run.sampling(max_tokens=limits.max_output_tokens, temperature=1.0, top_k=50)
-    left = asyncio.run(
-        asking.leave_streams(
-            run.up.record.target, run.deployment.entry_model, prompts, sampling, limits.max_concurrency
-        )
+    """As many long answers as the limits let in, left by their clients after a tenth."""
+    limits, exact = run.deployment.limits, run.takes_exact_lengths
+    streams = limits.max_concurrency
+    conversations = (
+        ScriptedConversation((Turn(text, limits.max_output_tokens, exact),), chat=False, leaves_at=_LEAVES_AT)
+        for text in run.prompts(streams, min(32, limits.max_input_tokens))
     )
-    yield expect(
-        "streams that were left", left == limits.max_concurrency, str(limits.max_concurrency), str(left)
-    )
+    period = Period(None, streams, grace_s=TIMEOUT_S)
+    left = run.load(streams, conversations, period, {"temperature": 1.0, "top_k": 50}).requests["left"]
+    yield expect("streams that were left", left == streams, str(streams), str(left))
     began = time.monotonic()
     with run.client() as client:
         after = client.generate(questions(1)[0], temperature=0.0, max_tokens=8)
@@ -218,3 +224,87 @@ def cancel(run: AcceptanceRun) -> Checks:
 def _active(run: AcceptanceRun) -> float | None:
     page = MetricsPage.fetch(run.up.record.metrics_url)
     return None if page is None else page.total(REQUESTS, request_type="active")
+
+
+def answers(run: AcceptanceRun) -> Checks:
+    """Greedy answers of the engine's own model to held-out text, token by token, for the step gate."""
+    if run.recipe.runtime.kind == "pytorch":
+        tokenizer = run.tokenizer
+        with run.client() as client:
+            for ids in _heldout(run):
+                prompt = tokenizer.decode(list(ids), skip_special_tokens=True)
+                given = tokenizer.encode(prompt).ids
+                answer = client.generate(prompt, temperature=0.0, max_tokens=32).text
+                whole = tokenizer.encode(prompt + answer).ids
+                if whole[: len(given)] == given:
+                    run.answers.append(EngineAnswer(tuple(given), tuple(whole[len(given) :])))
+    else:
+        model = EngineModel(run.up.record.target, run.deployment.end_id, run.deployment.pad_id)
+        most = min(64, run.deployment.limits.max_output_tokens)
+        run.answers = model.answers([(prompt, most) for prompt in _heldout(run)])
+    tokens = sum(len(one.tokens) for one in run.answers)
+    yield expect(
+        "answers to held-out text", tokens > 0, "tokens", f"{tokens} tokens of {len(run.answers)} answers"
+    )
+
+
+def _heldout(run: AcceptanceRun) -> list[list[int]]:
+    """Read the beginnings of held-out samples: of the recipe's set where it is calibrated, else of the packaged one."""
+    count, limits = run.settings.questions, run.deployment.limits
+    found = None
+    if run.prepared is not None and "dataset" in run.prepared.plan:
+        found = run.store.find(run.prepared.plan["dataset"].key)
+    if found is None:
+        tokenizer = run.tokenizer
+        asked = (run.template.render(one) for one in questions(count))
+        return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in asked]
+    lines = (found.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    samples = [json.loads(line)["tokens"] for line in lines]
+    return [sample[: max(1, min(len(sample) // 2, limits.max_input_tokens))] for sample in samples]
+
+
+def gate(run: AcceptanceRun) -> Checks:
+    """The engine's own answers, scored by the checkpoint that it was made from and by the original."""
+    if not run.answers:
+        yield skipped("gate on the engine's answers", "there are none: see the step answers")
+        return
+    if run.prepared is None:
+        raise ServerError("the plan of the build is not known: see the step build")
+    steps, limits = run.prepared.plan, run.gate
+    original = run.store.find(steps[f"fetch.{TARGET}"].key)
+    if original is None:
+        yield skipped(
+            "gate on the engine's answers", "the store has no checkpoint: the package was made elsewhere"
+        )
+        return
+    names: list[tuple[str, Path | Export]] = [("the original", original.path)]
+    calibrate = f"calibrate.{TARGET}"
+    if calibrate in steps and (calibrated := run.store.find(steps[calibrate].key)) is not None:
+        loaded = evaluated_exports(run.recipe)[0]
+        names.insert(0, ("the checkpoint", Export(calibrated.path / loaded.folder, loaded.kv_scale)))
+    perplexity = engine_perplexity(run.answers)
+    for index, (name, checkpoint) in enumerate(names):
+        scores = score_answers(checkpoint, run.answers, reference=original.path, progress=run.progress)
+        run.figures[name] = {
+            "positions": scores.positions,
+            "agreement": scores.agreement,
+            "perplexity": scores.perplexity,
+        }
+        yield at_least(
+            f"top-1 agreement with {name}",
+            scores.agreement,
+            limits.min_top1_agreement,
+            "%",
+            note=f"over {scores.positions} tokens of {len(run.answers)} answers; the limit is the recipe's gate",
+        )
+        if index == 0 and perplexity is not None:
+            run.figures["engine_perplexity"] = perplexity
+            yield at_most(
+                f"perplexity by the engine off that by {name}",
+                abs(perplexity / scores.perplexity - 1),
+                limits.max_perplexity_increase,
+                "%",
+                note=f"{perplexity:.4f} by the engine, {scores.perplexity:.4f} by the other",
+            )
+    if perplexity is None:
+        yield skipped("perplexity by the engine", "this runtime returns no log probabilities")

@@ -1,4 +1,4 @@
-"""Figures held against what the plan, the recipe or the model says. Pure: values in, checks out."""
+"""Figures held against the plan, the recipe or the model. Pure: values in, checks out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def held_to_forecast(
     """Hold a measured figure against the plan's.
 
     A figure that is worse than the plan's bracket fails; one that is better passes, and the note says that the plan is
-    off. Without a forecast, or without a bracket, it is only told.
+    off. Without a forecast, or without a bracket, it is only reported.
 
     Args:
-        name: what was measured.
-        value: in `unit`.
-        forecast: the plan's figure with its bracket; None where the plan has none.
+        name: Name of the check.
+        value: Measurement, in `unit`.
+        forecast: The plan's figure with its bracket; None where the plan has none.
         unit: "ms", "MiB", "tokens/s"; "" for a count.
-        less_is_better: whether a figure below the bracket is good news.
+        less_is_better: Whether a figure below the bracket is good news.
     """
     if forecast is None:
         note = "the plan has no forecast of it"
@@ -45,15 +45,7 @@ def held_to_forecast(
 
 
 def at_most(name: str, value: float, limit: float, unit: str, *, note: str = "") -> AcceptanceCheck:
-    """Hold a figure to an upper limit.
-
-    Args:
-        name: what was measured.
-        value: in `unit`.
-        limit: that it may reach.
-        unit: of both.
-        note: what the limit is.
-    """
+    """Hold a figure to an upper limit in the same unit; the note says where the limit comes from."""
     outcome: Outcome = "passed" if value <= limit else "failed"
     return AcceptanceCheck(
         name, outcome, f"at most {quantity(limit, unit)}", quantity(value, unit), value, unit, note=note
@@ -61,7 +53,7 @@ def at_most(name: str, value: float, limit: float, unit: str, *, note: str = "")
 
 
 def at_least(name: str, value: float, limit: float, unit: str, *, note: str = "") -> AcceptanceCheck:
-    """Hold a figure to a lower limit. Args as `at_most`."""
+    """Hold a figure to a lower limit, as `at_most`."""
     outcome: Outcome = "passed" if value >= limit else "failed"
     return AcceptanceCheck(
         name, outcome, f"at least {quantity(limit, unit)}", quantity(value, unit), value, unit, note=note
@@ -69,25 +61,12 @@ def at_least(name: str, value: float, limit: float, unit: str, *, note: str = ""
 
 
 def expect(name: str, holds: bool, expected: str, measured: str, note: str = "") -> AcceptanceCheck:
-    """Record whether something is as it should be.
-
-    Args:
-        name: what is checked.
-        holds: whether it is so.
-        expected: what should be.
-        measured: what is.
-        note: why it matters, or what to make of it.
-    """
+    """Record whether something is as expected; the note says why it matters, or how to read it."""
     return AcceptanceCheck(name, "passed" if holds else "failed", expected, measured, note=note)
 
 
 def skipped(name: str, note: str) -> AcceptanceCheck:
-    """Record that something cannot be checked.
-
-    Args:
-        name: what is not checked.
-        note: why.
-    """
+    """Record that something cannot be checked; the note says why."""
     return AcceptanceCheck(name, "skipped", note=note)
 
 
@@ -106,16 +85,16 @@ def quantity(value: float, unit: str) -> str:
 def memory_checks(
     plan: MemoryPlan | None, used_mib: Mapping[str, float], blocks: Mapping[str, float], *, on_gpu: bool
 ) -> Iterator[AcceptanceCheck]:
-    """Hold what is used against the plan of memory.
+    """Hold the memory in use against the plan of memory.
 
     The plan of memory has no bracket of its own. The largest error that it has on published measurements of GPUs
     (`pipeline plan --accuracy`) is taken for one; none of them is of a CPU.
 
     Args:
-        plan: of the recipe; None where it could not be made.
-        used_mib: what each GPU (or, on a CPU, each process of an engine) holds more than before the start.
-        blocks: model -> blocks of its KV cache, as Triton's metrics page says.
-        on_gpu: whether `used_mib` is of GPUs, in the order of ranks.
+        plan: Plan of the recipe; None where it could not be made.
+        used_mib: GPU (or, on a CPU, process of an engine) -> MiB that it holds more than before the start.
+        blocks: Model -> blocks of its KV cache, by Triton's metrics page.
+        on_gpu: Whether `used_mib` is of GPUs, in the order of ranks.
     """
     worst = capacity_accuracy().worst
 
@@ -137,14 +116,7 @@ def memory_checks(
 
 
 def slo_checks(slo: Slo, ttft_p95_ms: float, itl_p95_ms: float, streams: int) -> Iterator[AcceptanceCheck]:
-    """Hold latencies under full load to the recipe's SLO.
-
-    Args:
-        slo: the targets; without one there is no check.
-        ttft_p95_ms: time to first token, 95th percentile.
-        itl_p95_ms: time between tokens, 95th percentile.
-        streams: at a time, while they were measured.
-    """
+    """Hold latencies under a load of so many streams to the recipe's SLO; targets that it lacks are not checked."""
     limits: Sequence[tuple[str, float, float | None]] = (
         ("slo.ttft_p95_ms", ttft_p95_ms, slo.ttft_p95_ms),
         ("slo.itl_p95_ms", itl_p95_ms, slo.itl_p95_ms),

@@ -1,36 +1,25 @@
-"""The steps that measure: latency alone and under load, memory, the pages of metrics."""
+"""Steps that measure: latency alone and under load."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.bench.accept import asking
-from pipeline.bench.accept.judging import expect, held_to_forecast, memory_checks, skipped, slo_checks
+from pipeline.bench.accept.judging import expect, held_to_forecast, slo_checks
 from pipeline.bench.accept.report import AcceptanceCheck
-from pipeline.bench.accept.run import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
-from pipeline.bench.load import Period, run_load
-from pipeline.bench.result import LevelResult, ServerFigures
-from pipeline.bench.settings import Load
-from pipeline.bench.summary import summarize
-from pipeline.bench.targets import TritonTarget
+from pipeline.bench.accept.state import TIMEOUT_S, AcceptanceRun, Checks
+from pipeline.bench.load import Period
+from pipeline.bench.result import LevelResult
 from pipeline.bench.workload import ScriptedConversation, Turn
+from pipeline.client import Sampling
 from pipeline.plan.performance.accuracy import Estimate, interval_estimate, rate_estimate, unchecked
-from pipeline.serving.live import MetricsPage
-from pipeline.serving.served import gpu_memory_mib
-from pipeline.triton.deployment import TARGET_MODEL
 
-# Families that Triton's page must have: always, and where the inflight batcher or our engine publishes.
-_FAMILIES = ("nv_inference_request_success_total", "nv_inference_request_duration_us_total")
-_ENGINE_FAMILIES = (REQUESTS, KV_BLOCKS, "nv_trt_llm_general_metrics")
 _LEVEL_S = 120.0  # in which streams of one load begin requests
-_TIMEOUT_S = 300.0  # for each answer
 
 
 def latency(run: AcceptanceRun) -> Checks:
     """Time to the first token and between tokens of one request alone, against the plan's forecast."""
-    level = _load(run, 1, max(8, run.options.rounds), **run.undrafted)
+    level = _load(run, 1, max(8, run.settings.rounds), run.undrafted)
     run.figures["alone"] = figures = _figures(level)
     yield from _no_fault(level)
     if not figures["requests"]:
@@ -49,7 +38,7 @@ def load(run: AcceptanceRun) -> Checks:
     levels = sorted({2**power for power in range(1, most.bit_length()) if 2**power < most} | {most})
     measured = []
     for streams in levels:
-        level = _load(run, streams, run.options.rounds, **run.undrafted)
+        level = _load(run, streams, run.settings.rounds, run.undrafted)
         measured.append(figures := _figures(level))
         yield from _no_fault(level)
         if not figures["requests"]:
@@ -77,7 +66,7 @@ def load(run: AcceptanceRun) -> Checks:
         )
     as_deployed = figures
     if run.separate_draft:
-        level = _load(run, most, run.options.rounds)
+        level = _load(run, most, run.settings.rounds, {})
         run.figures["with_draft"] = as_deployed = _figures(level)
         yield from _no_fault(level)
         gain = as_deployed["tokens_per_s"] / figures["tokens_per_s"] if figures["tokens_per_s"] else 0.0
@@ -93,16 +82,14 @@ def load(run: AcceptanceRun) -> Checks:
     yield from slo_checks(run.recipe.slo, as_deployed["ttft_p95_ms"], as_deployed["itl_p95_ms"], most)
 
 
-def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> LevelResult:
-    """Keep so many streams under way, as the plan computes: when a request ends, the next begins.
+def _load(run: AcceptanceRun, streams: int, rounds: int, sampling: Sampling) -> LevelResult:
+    """Put a load on the deployment, as the plan computes it.
 
     The first answer of each stream is of another length, so that they do not all end and begin together, and is not
     counted.
     """
-    given = run.sampling(max_tokens=run.output_tokens, **sampling)
-    longest, exact = given.pop("max_tokens", 1) or 1, given.pop("min_tokens", None) is not None
-    seed = f"{streams} {sampling}"
-    texts = run.prompts(streams * (rounds + 1), run.prompt_tokens, seed)
+    longest, exact = run.output_tokens, run.takes_exact_lengths
+    texts = run.prompts(streams * (rounds + 1), run.prompt_tokens, f"{streams} {sampling}")
 
     def conversations() -> Iterator[ScriptedConversation]:
         for number, text in enumerate(texts):
@@ -110,19 +97,12 @@ def _load(run: AcceptanceRun, streams: int, rounds: int, **sampling: Any) -> Lev
             tokens = max(1, longest * (number + 1) // streams) if first else longest
             yield ScriptedConversation((Turn(text, tokens, exact and not first),), chat=False)
 
-    async def measure() -> LevelResult:
-        url, model = run.up.record.target, run.deployment.entry_model
-        period = Period(_LEVEL_S, streams * rounds, warm_up_requests=streams, grace_s=_TIMEOUT_S)
-        async with TritonTarget(url, model, None, timeout_s=_TIMEOUT_S) as target:
-            load = Load("concurrency", streams)
-            records = await run_load(target, load, conversations(), period, sampling=given, seed=0)
-        return summarize(records, run.recipe.slo, ServerFigures())
-
-    return asyncio.run(measure())
+    period = Period(_LEVEL_S, streams * rounds, warm_up_requests=streams, grace_s=TIMEOUT_S)
+    return run.load(streams, conversations(), period, {"temperature": 0.0, **sampling})
 
 
 def _figures(level: LevelResult) -> dict[str, Any]:
-    """What the report has of a load; a latency that nothing tells is 0."""
+    """Figures of a load for the report; a latency that was not measured is 0."""
     ttft, tpot, itl = (level.latencies.get(name) for name in ("ttft", "tpot", "itl"))
     return {
         "streams": level.load.concurrency,
@@ -138,7 +118,7 @@ def _figures(level: LevelResult) -> dict[str, Any]:
 
 
 def _tokens_per_s(level: LevelResult) -> float:
-    """Output tokens a second of all streams together, by Little's law, for the last ones end alone."""
+    """Output tokens a second of all streams, by Little's law, because the last ones end alone."""
     pairs = zip(level.samples["output_tokens"], level.samples["total"], strict=True)
     ended = [(tokens, total_ms) for tokens, total_ms in pairs if tokens and total_ms]
     busy_s = sum(total_ms for _, total_ms in ended) / 1e3
@@ -157,49 +137,10 @@ def _no_fault(level: LevelResult) -> Checks:
 
 
 def _is_checked(run: AcceptanceRun, streams: int) -> bool:
-    """Whether published figures cover this load. None is of a draft, and some engines do not answer without theirs."""
+    """Whether published figures cover this load: none is of a draft, and some engines cannot answer without theirs."""
     if run.recipe.draft is not None and not run.separate_draft:
         return False
     memory, kind = (run.plan.memory if run.plan is not None else None), run.recipe.runtime.kind
     if memory is None or kind == "cpu":
         return False
     return not unchecked("throughput", memory.spec.models[0], memory.spec.device, kind, batch=streams)
-
-
-def memory(run: AcceptanceRun) -> Checks:
-    """Memory after full load, and blocks of the KV cache, against the plan of memory."""
-    if run.on_gpu:
-        now = gpu_memory_mib(run.options.devices)
-        used = {name: mib - run.before_mib.get(name, 0.0) for name, mib in now.items()}
-        used = {name: mib for name, mib in used.items() if mib > 0}
-    else:
-        used = run.up.engine_memory_mib()
-    page = MetricsPage.fetch(run.up.record.metrics_url)
-    blocks = page.by(KV_BLOCKS, "model", kv_cache_block_type="max") if page is not None else {}
-    planned = run.plan.memory if run.plan is not None else None
-    yield from memory_checks(planned, used, blocks, on_gpu=run.on_gpu)
-
-
-def metrics(run: AcceptanceRun) -> Checks:
-    """The pages of metrics: Triton's, and the gateway's."""
-    triton = MetricsPage.fetch(run.up.record.metrics_url)
-    engine = TARGET_MODEL in run.deployment.models and run.recipe.runtime.kind != "pytorch"
-    wanted = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
-    missing = [name for name in wanted if triton is None or not triton.samples.get(name)]
-    yield expect(
-        "Triton's page",
-        not missing,
-        f"{len(wanted)} families",
-        f"{len(wanted) - len(missing)}",
-        f"missing: {', '.join(missing)}" if missing else "",
-    )
-    answered = triton.total(_FAMILIES[0], model=run.deployment.entry_model) if triton is not None else None
-    yield expect("requests that Triton counted", bool(answered), "more than 0", f"{answered or 0:g}")
-    url = run.up.record.gateway_url
-    if not url:
-        yield skipped("the gateway's page", "pipeline serve runs no gateway here")
-        return
-    asking.gateway_answer(url, run.recipe.name, questions(1)[0], 8)
-    gateway = MetricsPage.fetch(f"{url.rstrip('/')}/metrics")
-    counted = gateway.total("pipeline_requests_total", model=run.recipe.name) if gateway is not None else None
-    yield expect("requests that the gateway counted", bool(counted), "more than 0", f"{counted or 0:g}")

@@ -1,7 +1,7 @@
-"""What an acceptance run found, as values; the one file that is sent back, and the page for people that is made of it.
+"""Results of an acceptance run: the one file that is sent back, and the page for people that is made of it.
 
-Nothing private is in it: `scrubbed` takes out the home folder, names of user and machine, and whatever the environment
-calls a token, a key, a secret or a password.
+Nothing private is in it: `scrubbed` takes out the home folder, names of user and machine, and every value that the
+environment calls a token, a key, a secret or a password.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, PlainSerializer, TypeAdapter, ValidationError, computed_field
+from pydantic.dataclasses import dataclass
 
 from pipeline.errors import Fault, InvalidInput
 from pipeline.private_files import make_private
@@ -27,25 +28,28 @@ SCHEMA = 1
 Outcome = Literal[
     "passed",
     "failed",
-    "measured",  # a figure that nothing is held against: there is no forecast, or it has no bracket
-    "skipped",  # cannot be asked of this runtime, or was not to be; the note says why
+    "measured",  # a figure without a forecast or a bracket to hold it against
+    "skipped",  # not possible with this runtime, or not wanted; the note says why
 ]
+_Percent = Annotated[float | None, PlainSerializer(lambda value: None if value is None else round(value, 1))]
+# Computed fields are written, and ignored when the file is read again.
+_CONFIG = ConfigDict(extra="ignore")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class AcceptanceCheck:
-    """One thing that was expected, and what was found.
+    """One expectation, and the measurement.
 
     Attributes:
-        name: what is checked: "first token alone", "KV cache blocks of tensorrt_llm".
-        outcome: how it ended.
-        expected: what should be, for people.
-        measured: what is, for people.
-        value: what was measured, as a number; None where it is none.
-        unit: of value and forecast: "ms", "MiB", "tokens/s", "".
-        forecast: what the plan says.
-        bracket: the ends of the plan's bracket; None where it has none.
-        note: why, or what to make of it.
+        name: Name of the check: "first token alone", "KV cache blocks of tensorrt_llm".
+        outcome: Outcome of the check.
+        expected: Expectation, for people.
+        measured: Measurement, for people.
+        value: Measurement as a number; None where it is none.
+        unit: Unit of value and forecast: "ms", "MiB", "tokens/s", "".
+        forecast: Forecast of the plan.
+        bracket: Ends of the plan's bracket; None where it has none.
+        note: Reason, or how to read it.
     """
 
     name: str
@@ -58,13 +62,15 @@ class AcceptanceCheck:
     bracket: tuple[float, float] | None = None
     note: str = ""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def deviation_percent(self) -> float | None:
-        """How far the measured value is from the forecast; above 0: more. None without both."""
+    def deviation_percent(self) -> _Percent:
+        """Distance of the measured value from the forecast; above 0: more. None without both."""
         if self.value is None or not self.forecast:
             return None
         return 100 * (self.value / self.forecast - 1)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def in_bracket(self) -> bool | None:
         """Whether the measured value lies in the plan's bracket; None where there is none."""
@@ -73,18 +79,18 @@ class AcceptanceCheck:
         return self.bracket[0] <= self.value <= self.bracket[1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class AcceptanceStep:
     """A part of the run, with its checks.
 
     Attributes:
-        name: as `--skip` takes it: "build", "latency".
-        title: what it does, in a sentence.
-        checks: in the order in which they were made.
-        seconds: that it took.
-        figures: what it measured besides, for whoever reads the file by program.
-        log: ends of logs, where something failed.
-        resumed: its checks passed in an earlier run, and were not made again.
+        name: Name as `--skip` takes it: "build", "latency".
+        title: Purpose, in a sentence.
+        checks: Checks in the order in which they were made.
+        seconds: Duration.
+        figures: Further measurements, for programs that read the file.
+        log: Ends of logs, where something failed.
+        resumed: Whether its checks passed in an earlier run, and were not made again.
     """
 
     name: str
@@ -100,34 +106,49 @@ class AcceptanceStep:
         """Whether one of its checks failed."""
         return any(check.outcome == "failed" for check in self.checks)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def outcome(self) -> Outcome:
-        """That of its gravest check."""
-        found = {check.outcome for check in self.checks}
+        """Outcome of its gravest check."""
+        outcomes = {check.outcome for check in self.checks}
         order: tuple[Outcome, ...] = ("failed", "passed", "measured")
-        return next((one for one in order if one in found), "skipped")
+        return next((outcome for outcome in order if outcome in outcomes), "skipped")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_CONFIG)
 class AcceptanceReport:
-    """Everything that is sent back. `package`: digest of the repository; "" until there is one."""
+    """The whole report.
+
+    Attributes:
+        recipe: Name of the recipe.
+        command: Command line of the run.
+        started: Time of the start: ISO 8601, UTC.
+        settings: The recipe as it was loaded.
+        machine: GPUs, driver, CUDA, container, memory.
+        versions: Distribution -> version.
+        package: Digest of the package; "" until there is one.
+        steps: Steps that were run or skipped so far.
+        finished: Whether the run came to its end.
+    """
 
     recipe: str
     command: str
-    started: str  # ISO 8601, UTC
-    settings: dict[str, Any]  # the recipe, as it was loaded
-    machine: dict[str, Any]  # GPUs, driver, CUDA, container, memory
+    started: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
     versions: dict[str, str]
     package: str
     steps: tuple[AcceptanceStep, ...]
     finished: bool = False
     schema: int = SCHEMA
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def accepted(self) -> bool:
         """Whether the run came to its end, and no check failed."""
         return self.finished and not any(step.failed for step in self.steps)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def counts(self) -> dict[Outcome, int]:
         """Outcome -> number of checks."""
@@ -136,20 +157,12 @@ class AcceptanceReport:
         return {outcome: made.count(outcome) for outcome in order}
 
     def to_json(self) -> dict[str, Any]:
-        """The report as values for `json.dumps`, with nothing private."""
-        content: dict[str, Any] = _adapter().dump_python(self, mode="json")
-        content["accepted"], content["counts"] = self.accepted, dict(self.counts)
-        for step, plain in zip(self.steps, content["steps"], strict=True):
-            plain["outcome"] = step.outcome
-            for check, made in zip(step.checks, plain["checks"], strict=True):
-                deviation = check.deviation_percent
-                made["deviation_percent"] = None if deviation is None else round(deviation, 1)
-                made["in_bracket"] = check.in_bracket
-        scrub: dict[str, Any] = scrubbed(content, private_words())
-        return scrub
+        """Values of the report for `json.dumps`, with nothing private."""
+        content: dict[str, Any] = scrubbed(_ADAPTER.dump_python(self, mode="json"), private_texts())
+        return content
 
     def write(self, file: Path) -> None:
-        """Write the file and, beside it, the same for people as `.md`; both are readable by their owner alone.
+        """Write the report and, beside it, the same for people as `.md`; both are readable by their owner alone.
 
         Args:
             file: `accept-….json`; its folder is made if need be.
@@ -167,41 +180,25 @@ class AcceptanceReport:
 
     @classmethod
     def read(cls, file: Path) -> AcceptanceReport:
-        """Read what `write` wrote.
-
-        Args:
-            file: the `.json` of the two.
+        """Read the `.json` that `write` wrote.
 
         Raises:
-            InvalidInput: it is not such a report.
+            InvalidInput: It is not such a report.
         """
         try:
-            content = json.loads(read_text(file))
-            for key in ("accepted", "counts"):
-                content.pop(key, None)
-            for step in content["steps"]:
-                step.pop("outcome", None)
-                for check in step["checks"]:
-                    check.pop("deviation_percent", None)
-                    check.pop("in_bracket", None)
-            report: AcceptanceReport = _adapter().validate_python(content)
-        except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
+            report = _ADAPTER.validate_json(read_text(file))
+        except ValidationError:
             raise InvalidInput(str(file), [Fault("is not the report of an acceptance run")]) from None
         if report.schema != SCHEMA:
             raise InvalidInput(str(file), [Fault("was written by another version of pipeline")])
         return report
 
 
-def _adapter() -> TypeAdapter[AcceptanceReport]:
-    return TypeAdapter(AcceptanceReport)
+_ADAPTER = TypeAdapter(AcceptanceReport)
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Render what `AcceptanceReport.to_json` returned as Markdown.
-
-    Args:
-        report: the values of the file.
-    """
+    """Render the values of `AcceptanceReport.to_json` as Markdown."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in report["counts"].items() if number)
     verdict = "accepted" if report["accepted"] else "NOT accepted" if report["finished"] else "not finished"
     lines = [
@@ -220,7 +217,7 @@ def page(report: Mapping[str, Any]) -> str:
     ]
     if failed:
         lines += ["", "## What failed", ""]
-        lines += [f"- **{step['name']}, {check['name']}**: {_told(check)}" for step, check in failed]
+        lines += [f"- **{step['name']}, {check['name']}**: {_details(check)}" for step, check in failed]
     for step in report["steps"]:
         lines += ["", f"## {step['name']}: {step['outcome']}", "", _about(step), ""]
         lines += [
@@ -252,7 +249,7 @@ def _row(check: Mapping[str, Any]) -> str:
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
-def _told(check: Mapping[str, Any]) -> str:
+def _details(check: Mapping[str, Any]) -> str:
     parts = (f"expected {check['expected']}" if check["expected"] else "", check["measured"], check["note"])
     return "; ".join(part for part in parts if part)
 
@@ -265,54 +262,50 @@ def _cell(value: object) -> str:
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|nvapi-|ghp_)[A-Za-z0-9_-]{8,}")
 _PASSWORD_IN_URL = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
-_LEAST = 6  # characters of what is looked for: shorter ones are words of every text
+_LEAST = 6  # characters of a private text: shorter ones occur in every text
 
 
-def private_words(
+def private_texts(
     environment: Mapping[str, str] = os.environ, home: Path | None = None, host: str | None = None
 ) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """List what must not leave this machine, and what stands for it.
+    """List texts that must not leave this machine, with their replacements.
 
     Args:
-        environment: whose values of tokens, keys, secrets and passwords are private.
-        home: the home folder; None for this user's.
-        host: name of the machine; None for this one's.
+        environment: Variables; values of tokens, keys, secrets and passwords are private.
+        home: The home folder; None for this user's.
+        host: Name of the machine; None for this one's.
 
     Returns:
         Pairs of a pattern and its replacement, those of the longest texts first.
     """
-    found = {
+    patterns = {
         re.escape(value): "…"
         for name, value in environment.items()
         if _SECRET_NAME.search(name) and len(value) >= _LEAST
     }
     folder = str(home or Path.home())
     if folder != "/":
-        found[f"{re.escape(folder)}(?![\\w.-])"] = "~"
+        patterns[f"{re.escape(folder)}(?![\\w.-])"] = "~"
     name = socket.gethostname() if host is None else host
     if len(name) >= _LEAST and name != "localhost":
-        found[f"(?<![\\w-]){re.escape(name)}(?![\\w-])"] = "HOST"
+        patterns[f"(?<![\\w-]){re.escape(name)}(?![\\w-])"] = "HOST"
     with contextlib.suppress(KeyError, OSError):
         # The user of a container may have no name.
-        found[f"/{re.escape(getpass.getuser())}/"] = "/USER/"
+        patterns[f"/{re.escape(getpass.getuser())}/"] = "/USER/"
     return tuple(
-        (re.compile(text), instead) for text, instead in sorted(found.items(), key=lambda one: -len(one[0]))
+        (re.compile(text), instead)
+        for text, instead in sorted(patterns.items(), key=lambda pair: -len(pair[0]))
     )
 
 
-def scrubbed(value: Any, words: Sequence[tuple[re.Pattern[str], str]]) -> Any:
-    """Replace private words in all texts of a JSON value, keys included.
-
-    Args:
-        value: what `json.loads` may return.
-        words: pairs of a pattern and its replacement.
-    """
+def scrubbed(value: Any, private: Sequence[tuple[re.Pattern[str], str]]) -> Any:
+    """Replace private texts in a JSON value, keys included; `private` as from `private_texts`."""
     if isinstance(value, dict):
-        return {scrubbed(key, words): scrubbed(one, words) for key, one in value.items()}
+        return {scrubbed(key, private): scrubbed(inner, private) for key, inner in value.items()}
     if isinstance(value, list):
-        return [scrubbed(one, words) for one in value]
+        return [scrubbed(inner, private) for inner in value]
     if not isinstance(value, str):
         return value
-    for pattern, instead in words:
+    for pattern, instead in private:
         value = pattern.sub(instead, value)
     return _PASSWORD_IN_URL.sub(r"\1…@", _SECRET_VALUE.sub("…", value))

@@ -34,16 +34,16 @@ def run_upstream_client(
     """Run upstream's end-to-end client, and let it compare the answer.
 
     Args:
-        file: end_to_end_grpc_client.py.
+        file: Path of end_to_end_grpc_client.py.
         url: gRPC address, host:port.
         model: `ensemble` or `tensorrt_llm_bls`.
-        prompt: text.
-        expected: the greedy answer.
-        max_tokens: of the answer.
-        streaming: whether it asks for a stream.
+        prompt: Text of the prompt.
+        expected: The greedy answer.
+        max_tokens: Tokens of the answer.
+        streaming: Whether it asks for a stream.
 
     Returns:
-        The end of what it printed if it failed; "" if it read the expected answer.
+        End of its output if it failed; "" if it read the expected answer.
     """
     command = [
         sys.executable, str(file), "--url", url, "--model-name", model, "--prompt", prompt,
@@ -71,24 +71,24 @@ def end_to_end(
     max_tokens: int,
     streaming: bool,
     metrics: bool = False,
-    **words: Any,
+    **lists: Any,
 ) -> list[str]:
-    """Send what upstream's end-to-end client sends, and put together what it would print.
+    """Send the requests of upstream's end-to-end client, and put together its output.
 
     Args:
         url: gRPC address, host:port.
         model: `ensemble` or `tensorrt_llm_bls`.
-        prompts: the rows of one batch.
-        max_tokens: of each answer.
-        streaming: whether a stream is asked for.
-        metrics: ask for what the request cost, too.
-        **words: lists of texts by the names of their tensors, such as stop_words.
+        prompts: Rows of one batch.
+        max_tokens: Tokens of each answer.
+        streaming: Whether a stream is asked for.
+        metrics: Ask for the performance metrics, too.
+        **lists: Texts of further tensors by their names, such as stop_words.
 
     Returns:
-        The texts, a row of the batch each.
+        One text for each row of the batch.
 
     Raises:
-        ServerError: an error came instead of an answer, or figures that were asked for did not come.
+        ServerError: An error came instead of an answer, or metrics that were asked for did not come.
     """
     from tritonclient import grpc
     from tritonclient.utils import np_to_triton_dtype
@@ -101,7 +101,7 @@ def end_to_end(
         "beam_width": np.ones((rows, 1), np.int32),
         "temperature": np.ones((rows, 1), np.float32),
         "exclude_input_in_output": np.full((rows, 1), True),
-        **{name: np.array([values] * rows, dtype=object) for name, values in words.items()},
+        **{name: np.array([values] * rows, dtype=object) for name, values in lists.items()},
     }
     outputs = ["text_output", *(["batch_index"] if rows > 1 else ())]
     if metrics:

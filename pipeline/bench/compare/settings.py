@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.bench.settings import LoadSettings, folder_conflicts, read_gpu, read_slo_target
+from pipeline.bench.settings import (
+    LoadSettings,
+    folder_faults,
+    option_name,
+    read_gpu,
+    read_slo_target,
+)
+from pipeline.errors import Fault
 from pipeline.settings import Option
 
 # Fields that two stored runs may be compared with; all others say how something is measured or asked.
-OF_FILES = frozenset({"threshold", "max_regression", "output", "page"})
+_OF_FILES = frozenset({"threshold", "max_regression", "output", "page"})
 _OF_ANSWERS = ("judge", "min_passed", "min_equal", "min_similar", "max_perplexity_increase", "max_lost")
 _SHARE = Option(metavar="SHARE")
+
+Kind = Literal["file", "package", "deployment"]
 
 
 class CompareSettings(LoadSettings):
@@ -111,28 +121,52 @@ class CompareSettings(LoadSettings):
         description="Write the result as one HTML page, with the answers that differ side by side.",
     )
 
-    @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Options that exclude or need each other."""
-        yield from super().conflicts(given)
-        if "questions" in given and "skip_golden" in given:
-            yield "", "--questions and --skip-golden exclude each other"
-        if ("judge" in given) != ("judge_model" in given):
-            yield "", "--judge and --judge-model go together"
-        if not given.get("judge", "http://").startswith(("http://", "https://")):
-            yield "judge", "must be http://host:port, or https://…"
-        if "skip_golden" in given:
-            for name in (name for name in _OF_ANSWERS if name in given):
-                yield name, "goes with golden questions"
-        if "max_lost" in given and "judge" not in given:
-            yield "max_lost", "goes with --judge"
-        rounds = str(given.get("rounds", 6))
-        if rounds == "0" and "skip_golden" in given:
-            yield "rounds", "leaves nothing to compare"
-        if rounds == "0" and "max_regression" in given:
-            yield "max_regression", "needs rounds"
-        if rounds in ("1", "2"):
-            yield "rounds", "must be 0, or at least 3: fewer show nothing"
-        if rounds in ("1", "2", "3", "4") and "max_regression" in given:
-            yield "max_regression", "needs --rounds 5 or more"
-        yield from folder_conflicts(given, "output", "page")
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that exclude or need each other."""
+        yield from super().conflicts()
+        if self.questions is not None and self.skip_golden:
+            yield Fault("--questions and --skip-golden exclude each other")
+        if (self.judge is None) != (self.judge_model is None):
+            yield Fault("--judge and --judge-model go together")
+        if self.judge is not None and not self.judge.startswith(("http://", "https://")):
+            yield Fault("must be http://host:port, or https://…", key="--judge", value=self.judge)
+        if self.skip_golden:
+            for name in _OF_ANSWERS:
+                if getattr(self, name) is not None:
+                    yield Fault("goes with golden questions", key=f"--{name.replace('_', '-')}")
+        if self.max_lost is not None and self.judge is None:
+            yield Fault("goes with --judge", key="--max-lost")
+        if self.rounds == 0 and self.skip_golden:
+            yield Fault("leaves nothing to compare", key="--rounds", value=0)
+        if self.rounds == 0 and self.max_regression is not None:
+            yield Fault("needs rounds", key="--max-regression")
+        if 0 < self.rounds < 3:
+            yield Fault("must be 0, or at least 3: fewer show nothing", key="--rounds", value=self.rounds)
+        if 0 < self.rounds < 5 and self.max_regression is not None:
+            yield Fault("needs --rounds 5 or more", key="--max-regression")
+        yield from folder_faults(output=self.output, page=self.page)
+
+
+def source_kind(name: str) -> Kind:
+    """Tell by its form what A or B is: a package's folder, a file of JSON, or else the name of a deployment."""
+    if Path(name).is_dir():
+        return "package"
+    return "file" if name.endswith(".json") else "deployment"
+
+
+def source_faults(names: Sequence[str], settings: CompareSettings) -> Iterator[Fault]:
+    """Yield why A and B, as on the command line, cannot be compared with these settings."""
+    kinds = [source_kind(name) for name in names]
+    for side, name, kind in zip("AB", names, kinds, strict=True):
+        if kind == "file" and not os.path.isfile(name):
+            yield Fault("there is no such file", key=side, value=name)
+        if kind == "package" and not os.path.isfile(os.path.join(name, "deployment.json")):
+            fix = "name the folder that `pipeline build` made"
+            yield Fault("has no deployment.json", key=side, value=name, fix=fix)
+    if len(set(kinds)) == 2 and "file" in kinds:
+        fix = "compare two files, or two of deployments and packages"
+        yield Fault("a stored run cannot be compared with what runs", fix=fix)
+    if kinds == ["file", "file"]:
+        problem = "says how something is measured or asked, and two stored runs have been"
+        for name in sorted(settings.model_fields_set - _OF_FILES):
+            yield Fault(problem, key=option_name(CompareSettings, name))

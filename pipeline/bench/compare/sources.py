@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pipeline.bench.compare.judge import Judge
-from pipeline.bench.compare.settings import OF_FILES, CompareSettings
+from pipeline.bench.compare.settings import CompareSettings, source_kind
 from pipeline.bench.settings import SubjectSettings
 from pipeline.bench.subject import Subject, Way, find_subject
 from pipeline.errors import Fault, InvalidInput
@@ -22,8 +22,6 @@ from pipeline.serving.served import ServedDeployment
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer
-
-Kind = Literal["file", "package", "deployment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,43 +125,6 @@ class PackageSource:
                 yield ComparedDeployment(subject, self.package, server.record.target)
             finally:
                 server.stop()
-
-
-def source_kind(name: str) -> Kind:
-    """Tell by its form what A or B is: a package's folder, a file of JSON, or else the name of a deployment."""
-    if Path(name).is_dir():
-        return "package"
-    return "file" if name.endswith(".json") else "deployment"
-
-
-def check_sources(names: Sequence[str], settings: CompareSettings) -> None:
-    """Refuse what cannot be compared.
-
-    Args:
-        names: A and B, as on the command line.
-        settings: Options of the comparison.
-
-    Raises:
-        InvalidInput: Lists everything that is wrong.
-    """
-    kinds, faults = [source_kind(name) for name in names], list[Fault]()
-    for side, name, kind in zip("AB", names, kinds, strict=True):
-        if kind == "file" and not os.path.isfile(name):
-            faults.append(Fault("there is no such file", key=side, value=name))
-        if kind == "package" and not os.path.isfile(os.path.join(name, "deployment.json")):
-            fix = "name the folder that `pipeline build` made"
-            faults.append(Fault("has no deployment.json", key=side, value=name, fix=fix))
-    if len(set(kinds)) == 2 and "file" in kinds:
-        fix = "compare two files, or two of deployments and packages"
-        faults.append(Fault("a stored run cannot be compared with what runs", fix=fix))
-    if kinds == ["file", "file"]:
-        problem = "says how something is measured or asked, and two stored runs have been"
-        faults += [
-            Fault(problem, key=f"--{name.replace('_', '-')}")
-            for name in sorted(settings.model_fields_set - OF_FILES)
-        ]
-    if faults:
-        raise InvalidInput("pipeline compare", faults)
 
 
 def find_source(name: str, settings: CompareSettings) -> DeploymentSource:

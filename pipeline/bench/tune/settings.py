@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import DirectoryPath, Field
 
-from pipeline.bench.settings import LoadSettings, folder_conflicts, read_gpu
+from pipeline.bench.settings import LoadSettings, folder_faults, read_gpu
+from pipeline.errors import Fault
 from pipeline.settings import Option
 
 Objective = Literal["goodput", "throughput", "latency"]
@@ -101,14 +102,12 @@ class TuneSettings(LoadSettings):
         """Whether another machine measures."""
         return self.executor == "print" or self.adopt is not None
 
-    @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Options that exclude each other."""
-        yield from super().conflicts(given)
-        if "draft_lengths" in given:
-            for name in ("keys", "fix"):
-                if name in given:
-                    yield name, "goes without --draft-lengths, which tries one key alone"
-        if "adopt" in given and "restart" in given:
-            yield "restart", "forgets the trials that --adopt has figures of"
-        yield from folder_conflicts(given, "report", "page")
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that exclude each other."""
+        yield from super().conflicts()
+        for name, values in (("--keys", self.keys), ("--fix", self.fix)):
+            if values and self.draft_lengths:
+                yield Fault("goes without --draft-lengths, which tries one key alone", key=name)
+        if self.adopt is not None and self.restart:
+            yield Fault("forgets the trials that --adopt has figures of", key="--restart")
+        yield from folder_faults(report=self.report, page=self.page)
