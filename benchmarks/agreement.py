@@ -107,7 +107,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one tool, or the stand-in, said of one run: percentiles by (latency, percent), in ms, and rates."""
+    """Figures of one run by one tool, or by the stand-in: percentiles by (latency, percent), in ms, and rates."""
 
     latencies: dict[tuple[str, int], float]
     tokens_per_s: float | None = None
@@ -196,7 +196,7 @@ class Comparison:
         return Figures(latencies, report["output_token_throughput"]["avg"], report["request_latency"]["avg"])
 
     def _told(self) -> Figures | None:
-        """What the stand-in did since the last call; the warm-up of either tool is a small part of it."""
+        """Figures of the stand-in since the last call; the warm-up of either tool is a small part of them."""
         if not self._server.told_url:
             return None
         with urllib.request.urlopen(self._server.told_url, timeout=60) as answer:
@@ -291,7 +291,7 @@ def _share(one: float, other: float) -> float | None:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     told = any("server" in row for row in result["rows"])
     head = ["", "`pipeline bench`", "AIPerf", "difference", "of single rounds"]
     head += ["the server's own clock", "ours beside it", "AIPerf beside it"] if told else []

@@ -1,4 +1,4 @@
-"""What a hit, a put and a semantic lookup cost on each backend of the response cache, beside one another in one run.
+"""Cost of a hit, a put and a semantic lookup on each backend of the response cache, in one run.
 
     python benchmarks/cache_backends.py [--entries 10000] [--vectors 20000] [--only redis,pgvector]
 

@@ -1,4 +1,4 @@
-"""What a gateway costs: added time to first token, tokens a second and processor time a token, beside its peers.
+"""Cost of a gateway: added time to first token, tokens a second and processor time a token, beside its peers.
 
     python benchmarks/gateway.py [--peers] [--triton HOST:PORT] [--also HOST:PORT/MODEL] [--json]
 
@@ -119,7 +119,7 @@ asyncio.run(main())
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A server to ask. `pid`: whose processor time is taken, 0 for none; `behind`: name of what stands behind it."""
+    """A server to ask. `pid`: process whose processor time is taken, 0 for none; `behind`: name of its back end."""
 
     target: Callable[[], Target]
     conversation: ScriptedConversation
@@ -130,7 +130,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one load saw; `cpu_us`: processor time of the server and of its children for each token."""
+    """Figures of one load; `cpu_us`: processor time of the server and of its children for each token."""
 
     ttft_ms: Sequence[float]
     tokens_per_s: float
@@ -288,7 +288,7 @@ def summary(
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements: a table for each pace."""
+    """Render the result as Markdown, for the terminal and the page of measurements: a table for each pace."""
     head = (
         "",
         "streams",

@@ -1,4 +1,4 @@
-"""What spreading does for several replicas: KV reuse and time to first token of conversations, for each `--spread`.
+"""Gain of spreading over several replicas: KV reuse and time to first token of conversations, for each `--spread`.
 
     python benchmarks/replicas.py [--servers 2 4] [--rounds 3] [--json]
 
@@ -63,7 +63,7 @@ START_S, TIMEOUT_S, SETTLE_S = 120.0, 120.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one load saw: TTFT of each request that was answered, failures, and what the servers counted meanwhile."""
+    """Figures of one load: TTFT of each answered request, failures, and the counters of the servers meanwhile."""
 
     ttft_ms: Sequence[float]
     failed: int
@@ -74,7 +74,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one server has counted since it began."""
+    """Counters of one server since it began."""
 
     prompt_tokens: float
     reused_tokens: float
@@ -212,7 +212,7 @@ def summary(servers: int, users: int, samples: Mapping[str, Sequence[Sample]]) -
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     rows = [
         (
             f"{row['servers']} servers, {row['users']} users: {row['spread']}",

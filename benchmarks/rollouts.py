@@ -192,7 +192,7 @@ def judge(
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     times, ttft = result["exchange_s"], result["ttft_ms"]
     wrong = ("failed", "wrong", "stale")
     rows = [

@@ -134,8 +134,7 @@ def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> Ben
         UnreadableFile: A file cannot be read.
         InvalidInput: Files are no results, or of another runtime, GPU or processor, or have no usable load; lists
             everything that is wrong.
-        UserError: What the recipe puts on its device, or how fast that is at its best, is not known; or scipy is not
-            installed.
+        UserError: The memory or the peak rates of the recipe's device are not known; or scipy is not installed.
     """
     results = _results(recipe, files)
     report = make_report(recipe, store, offline=True)

@@ -71,7 +71,7 @@ class _Axis:
 
 
 def latency_pictures(result: BenchResult) -> Iterator[Picture]:
-    """Percentiles of each latency against the load, with their intervals, the SLO and the forecast."""
+    """Draw percentiles of each latency against the load, with their intervals, the SLO and the forecast."""
     for name in _DRAWN:
         points = [
             (place, level.latencies[name])
@@ -178,7 +178,7 @@ def throughput_pictures(result: BenchResult) -> Iterator[Picture]:
 
 
 def distribution_pictures(result: BenchResult) -> Iterator[Picture]:
-    """Which share of requests had each latency or less, one line a load."""
+    """Draw the share of requests that had each latency or less, one line for each load."""
     for name in _DRAWN:
         found = [(one, one.latencies[name]) for one in result.levels if name in one.latencies]
         if not found:
@@ -221,7 +221,7 @@ def _distribution_figure(
 
 
 def timeline_picture(level: LevelResult, number: int) -> Picture | None:
-    """TTFT, ITL and tokens a second over the time of one load."""
+    """Draw TTFT, ITL and tokens a second over the time of one load."""
     windows = level.timeline
     if not windows:
         return None
@@ -266,7 +266,7 @@ def timeline_picture(level: LevelResult, number: int) -> Picture | None:
 
 
 def _level_target(level: LevelResult, name: str) -> float | None:
-    """What the SLO wants of the 95th percentile, else of the 99th; None if nothing."""
+    """Target of the SLO for the 95th percentile, else for the 99th; None without one."""
     targets = {check.target: check.wanted for check in level.slo}
     return targets.get(f"{name}_p95_ms", targets.get(f"{name}_p99_ms"))
 
@@ -371,7 +371,7 @@ def _slo_line(axes: Any, wanted: float, label: str, *, across: bool) -> None:
 
 
 def _forecast_line(axes: Any, result: BenchResult, field: str, label: str) -> list[float]:
-    """Draw what was computed, and return it."""
+    """Draw the forecast, and return its values."""
     points = result.forecast.points if result.forecast is not None else ()
     drawn = [
         (place, float(getattr(point, field)))

@@ -408,7 +408,7 @@ class SubjectSettings(Settings):
 
 
 class BenchSettings(LoadSettings, SubjectSettings):
-    """What `pipeline bench` does."""
+    """Settings of `pipeline bench`."""
 
     sweep: bool = Field(
         default=False, description="Double the load until the SLO breaks, then narrow down where."

@@ -59,7 +59,7 @@ class SearchPlan:
 
         Args:
             recipe: The recipe as it is, with the values of --fix.
-            settings: What is searched, and how.
+            settings: Settings of the search.
             may_exist: Whether the tuned recipe's file may exist, because it will not be written.
 
         Raises:
@@ -141,7 +141,7 @@ def tune(
     Args:
         recipe: The recipe as it is.
         store: Store of the study and of what is built.
-        settings: What is searched, and how.
+        settings: Settings of the search.
         plan: The plan of these settings.
         progress: Reporter of what is done.
         allowed: Rules of preflight whose errors are let pass.

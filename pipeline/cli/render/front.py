@@ -1,4 +1,4 @@
-"""The Pareto front of a comparison as a PNG, or as one HTML file with the same chart in SVG and a table.
+"""The Pareto front of compared deployments: drawn with characters, as a PNG, or as one HTML page.
 
 To the right are slower tokens, upwards is more that a million of them take; both axes are logarithmic, and lower left
 is best. matplotlib (the extra `plot`) draws both; where it is missing, the page holds the drawing of the terminal.
@@ -7,18 +7,97 @@ is best. matplotlib (the extra `plot`) draws both; where it is missing, the page
 from __future__ import annotations
 
 import io
+import math
+import string
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 from xml.etree import ElementTree
 
 from pipeline.charts import SVG, has_matplotlib, inline_svg, svg_text
-from pipeline.cli.render.comparison import front_lines, measure_label, notes, place_label
+from pipeline.cli.render.compared_options import measure_label, notes, place_label
 from pipeline.cli.render.speed import number
 from pipeline.errors import UserError
 from pipeline.extras import install_line
 from pipeline.plan.performance.compare import Comparison, FrontPoint
+
+_ROWS = 18  # of the drawing
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Logarithmic axis between two positive values, with a little room at the ends."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Axis:
+        """Make an axis that shows all values."""
+        low, high = min(values), max(values)
+        room = max((high / low) ** 0.05, 1.1)
+        return cls(low / room, high * room)
+
+    def place(self, value: float) -> float:
+        """Place of a value: 0 at the low end, 1 at the high end."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def marks(self) -> tuple[float, ...]:
+        """List 1, 2 and 5 times powers of ten between the ends.
+
+        >>> Axis(3, 120).marks()
+        (5.0, 10.0, 20.0, 50.0, 100.0)
+        """
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = (step * 10.0**power for power in powers for step in (1, 2, 5))
+        return tuple(float(f"{value:.6g}") for value in found if self.low <= value <= self.high)
+
+
+def front_lines(found: Comparison, width: int) -> Iterator[str]:
+    """Yield a plot of so many columns, and its legend; nothing where nothing serves."""
+    if not found.places:
+        return
+    across = Axis.over([place.load.itl_ms for place in found.places])
+    upwards = Axis.over([place.spent for place in found.places])
+    columns = max(20, min(width, 110) - 12)
+    cells = [[" "] * columns for _ in range(_ROWS)]
+
+    def put(itl_ms: float, spent: float, mark: str) -> None:
+        row = _ROWS - 1 - round(upwards.place(spent) * (_ROWS - 1))
+        cells[row][round(across.place(itl_ms) * (columns - 1))] = mark
+
+    for place in found.places:
+        put(place.load.itl_ms, place.spent, ".")
+    marked = list(zip(_LETTERS, found.front, strict=False))
+    for letter, place in reversed(marked):
+        put(place.load.itl_ms, place.spent, letter)
+    labels = {_ROWS - 1 - round(upwards.place(mark) * (_ROWS - 1)): number(mark) for mark in upwards.marks()}
+    yield f"  {measure_label(found)}"
+    for index, row in enumerate(cells):
+        yield f"  {labels.get(index, ''):>7} |{''.join(row).rstrip()}"
+    yield f"  {'':>7} +{'-' * columns}"
+    yield f"  {'':>9}{_scale(across, columns)}"
+    yield f"  {'ms between tokens of one user':>{columns + 9}}"
+    for letter, place in marked:
+        yield (
+            f"  {letter}  {place_label(place)}: {number(place.load.itl_ms)} ms,"
+            f" {number(place.load.tokens_per_s)} tokens/s, {number(place.spent)}"
+        )
+
+
+def _scale(axis: Axis, columns: int) -> str:
+    line = [" "] * columns
+    free = 0
+    for mark in axis.marks():
+        text, start = number(mark), round(axis.place(mark) * (columns - 1))
+        if free <= start <= columns - len(text):
+            line[start : start + len(text)] = text
+            free = start + len(text) + 1
+    return "".join(line).rstrip()
+
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1000px; padding: 0 1rem;
@@ -144,7 +223,7 @@ def _page(found: Comparison) -> Iterator[str]:
     yield f"<p>Prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens. Lower left is better.</p>"
     if found.places:
         yield _svg(found) if has_matplotlib() else _characters(found)
-        yield from _table(found)
+        yield from _html_table(found)
     else:
         yield "<p>Nothing serves a single request within the SLO.</p>"
     yield from (f"<p>{escape(line.strip())}</p>" for line in notes(found, sys.maxsize))
@@ -157,7 +236,7 @@ def _characters(found: Comparison) -> str:
 
 
 def _svg(found: Comparison) -> str:
-    """The chart as an `<svg>` element, with a tooltip on each load."""
+    """Draw the chart as an `<svg>` element, with a tooltip on each load."""
     alt = f"{measure_label(found)} against ms between tokens; the table below has the loads on the front"
     root = inline_svg(lambda: draw(found), "front", alt)
     for group, places in (("others", _others(found)), ("front", found.front)):
@@ -178,7 +257,7 @@ def _tip(place: FrontPoint) -> str:
     )
 
 
-def _table(found: Comparison) -> Iterator[str]:
+def _html_table(found: Comparison) -> Iterator[str]:
     heads = ("on the front", "ms between tokens", "first token p95, ms", "tokens/s", measure_label(found))
     yield "<table>\n<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"
     for place in found.front:
@@ -192,7 +271,7 @@ def _table(found: Comparison) -> Iterator[str]:
 
 
 def _others(found: Comparison) -> list[FrontPoint]:
-    """The loads that are not on the front."""
+    """List the loads that are not on the front."""
     best = {id(place) for place in found.front}
     return [place for place in found.places if id(place) not in best]
 
