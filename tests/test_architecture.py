@@ -16,9 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 # A room may import rooms of the floors below its own, and no other of its own floor. What lies in no room is ground.
 FLOORS = (
     {"cli"},
-    {"doctor", "acceptance"},
-    {"tuning"},
-    {"bench"},
+    {"doctor", "bench"},
     {"stages", "serving", "gateway"},
     {"prepare"},
     {"runtimes", "cache"},
@@ -30,8 +28,7 @@ FLOORS = (
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
-    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "acceptance",
-    "cli",
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "cli",
 }  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from pipeline.bench.settings import Lengths, Load, LoadSettings
 from pipeline.bench.workload import (
@@ -37,6 +36,8 @@ from pipeline.bench.workload import (
     synthetic,
 )
 from pipeline.client import ChatTemplate, Message
+from pipeline.document_faults import faults_of, refusal
+from pipeline.documents import Document
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.reading import checked_json, read_text, read_tokenizer
 from pipeline.recipe.source import LocalSource, NamedDataset
@@ -72,16 +73,13 @@ class _Line(BaseModel):
             if getattr(self, name) is not None
         ]
         if len(forms) != 1:
-            raise PydanticCustomError(
-                "refused",
-                "must have one of prompt, messages, turns and input_length, and has {forms}",
-                {"forms": " and ".join(forms) or "none"},
-            )
+            had = " and ".join(forms) or "none"
+            raise refusal(f"must have one of prompt, messages, turns and input_length, and has {had}")
         for message in self.messages or ():
             if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
-                raise PydanticCustomError("refused", "must have messages with a role and a text as content")
+                raise refusal("must have messages with a role and a text as content")
         if self.messages is not None and not any(one["role"] == "user" for one in self.messages):
-            raise PydanticCustomError("refused", "must have a message of the user")
+            raise refusal("must have a message of the user")
         return self
 
     def dialogue(self) -> tuple[tuple[Message, ...], list[str]]:
@@ -135,13 +133,12 @@ class PromptFile:
             if not text.strip():
                 continue
             try:
-                lines.append(_Line.model_validate(checked_json(text)))
+                content = checked_json(text)
+                lines.append(_Line.model_validate(content))
             except ValidationError as error:
-                for one in error.errors():
-                    key = ".".join((f"line {number}", *map(str, one["loc"])))
-                    faults.append(Fault(one["msg"][:1].lower() + one["msg"][1:], key=key))
+                faults += faults_of(error, _Line, Document(str(path), content, line=number))
             except ValueError as error:
-                faults.append(Fault(str(error), key=f"line {number}"))
+                faults.append(Fault(str(error), where=str(path), line=number))
         if not lines and not faults:
             faults.append(Fault("has no lines", fix='write one JSON object a line, such as {"prompt": "Hi"}'))
         if faults:

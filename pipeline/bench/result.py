@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.bench.settings import Load
 from pipeline.bench.statistics import (
@@ -25,8 +25,7 @@ from pipeline.bench.statistics import (
     percentiles,
     pooled_intervals,
 )
-from pipeline.errors import Fault, InvalidInput
-from pipeline.reading import read_text
+from pipeline.document_faults import read_json
 
 MAX_FAILED = 0.01  # share of requests; beyond it a load is too much, whatever those that were answered saw
 _MAX_BYTES = 1 << 30
@@ -50,15 +49,10 @@ class ResultDocument(Section):
         """Read a file that `write` wrote.
 
         Raises:
-            UnreadableFile: It cannot be read.
+            UnreadableFile: It cannot be read, or is not JSON.
             InvalidInput: It is not such a result; lists everything that is wrong.
         """
-        text = read_text(path, _MAX_BYTES)
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()[:20]]
-            raise InvalidInput(str(path), faults) from None
+        return read_json(cls, path, _MAX_BYTES)
 
 
 class Distribution(Section):

@@ -20,7 +20,7 @@ from pipeline.bench.tune.search_space import SearchSpace, Settings
 from pipeline.bench.tune.study import TuneStudy
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import Recipe
-from pipeline.recipe.yaml_reader import dump_yaml
+from pipeline.documents import dump_yaml
 
 _SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the same
 

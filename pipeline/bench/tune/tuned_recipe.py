@@ -13,7 +13,7 @@ from pipeline.recipe import Recipe, packaged
 from pipeline.recipe.catalog import annotated_yaml, write_recipe
 from pipeline.recipe.loading import apply_overrides
 from pipeline.recipe.validators import RecipeValues
-from pipeline.recipe.yaml_reader import read_document
+from pipeline.documents import read_document
 
 # Keys whose values may be paths, relative to the recipe's folder.
 _PATHS = (
