@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,13 +12,36 @@ from pipeline.bench.tune.settings import TuneSettings
 from pipeline.cli.options import allow_option, json_option, recipe_argument, store_option
 from pipeline.cli.output import note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
+from pipeline.errors import Fault, InvalidInput
 from pipeline.extras import missing
+
+_PLANNED = "pipeline.tune.planned"  # key of click's `Context.meta`: recipe and plan
+
+
+def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterator[Fault]:
+    """Plan the search for the command, and yield what is wrong with its keys and files."""
+    from pipeline.serving.deployments import recipe_of
+    from pipeline.store import Store
+
+    try:
+        from pipeline.bench.tune.run import SearchPlan
+        from pipeline.bench.tune.search_space import fixed_values
+    except ImportError as error:
+        raise missing("tuning", error, "tune", "bench") from error
+    fixed = [value for _, value in fixed_values(settings.fix) if value]
+    recipe = recipe_of(arguments["recipe"], (*arguments["overrides"], *fixed), Store.at(arguments["store"]))
+    try:
+        plan = SearchPlan.of(recipe, settings, may_exist=arguments["list_keys"])
+    except InvalidInput as error:
+        yield from error.faults
+    else:
+        click.get_current_context().meta[_PLANNED] = (recipe, plan)
 
 
 @click.command(name="tune")
 @recipe_argument
 @store_option
-@options_of(TuneSettings)
+@options_of(TuneSettings, check=_plan_faults)
 @allow_option
 @click.option(
     "--list-keys", is_flag=True, help="Print what would be tried, with which values, and why; try nothing."
@@ -26,14 +51,13 @@ from pipeline.extras import missing
 )
 @json_option
 def command(
-    recipe: str,
-    overrides: tuple[str, ...],
     store: Path | None,
     settings: TuneSettings,
     allowed: frozenset[str],
     list_keys: bool,
     dry_run: bool,
     as_json: bool,
+    **_named: object,
 ) -> None:
     """Try values of RECIPE on a real server, and write the better ones as a new recipe beside it.
 
@@ -49,21 +73,13 @@ def command(
 
     Exit code 0 also where the recipe is best as it is; 2 where the options are wrong.
     """
-    from pipeline.serving.deployments import recipe_of
+    from pipeline.bench.tune.handover import HandedOverTrials
+    from pipeline.bench.tune.page import report_lines, write_tune_page
+    from pipeline.bench.tune.run import tune
+    from pipeline.cli.render.tune import TrialLines, plan_lines, report_table, space_json, space_table
     from pipeline.store import Store
 
-    try:
-        from pipeline.bench.tune.handover import HandedOverTrials
-        from pipeline.bench.tune.page import report_lines, write_tune_page
-        from pipeline.bench.tune.run import SearchPlan, tune
-        from pipeline.bench.tune.search_space import fixed_values
-        from pipeline.cli.render.tune import TrialLines, plan_lines, report_table, space_json, space_table
-    except ImportError as error:
-        raise missing("tuning", error, "tune", "bench") from error
-    artifacts = Store.at(store)
-    fixed = [value for _, value in fixed_values(settings.fix) if value]
-    loaded = recipe_of(recipe, (*overrides, *fixed), artifacts)
-    plan = SearchPlan.of(loaded, settings, may_exist=list_keys)
+    recipe, plan = click.get_current_context().meta[_PLANNED]
     if list_keys:
         if as_json:
             print_json(space_json(plan.space))
@@ -80,16 +96,22 @@ def command(
     progress = reporter(silent=as_json)
     lines = TrialLines(plan.space, plan.objectives, progress.say)
     result = tune(
-        loaded, artifacts, settings, plan, progress, allowed=allowed, begin=lines.begin, watch=lines.show
+        recipe,
+        Store.at(store),
+        settings,
+        plan,
+        progress,
+        allowed=allowed,
+        begin=lines.begin,
+        watch=lines.show,
     )
     if isinstance(result, HandedOverTrials):
         if as_json:
             print_json({"script": str(result.script), "measures": result.names, "results": result.results})
             return
         click.echo(str(result.script))
-        note(
-            f"{loaded.name}: run it where the recipe can be served, for {len(result.names)} measurements; then"
-        )
+        count = len(result.names)
+        note(f"{recipe.name}: run it where the recipe can be served, for {count} measurements; then")
         note(f"next: pipeline tune … --adopt {result.results} with the same options")
         return
     for file in filter(None, (Path(result.folder) / "report.html", settings.page)):

@@ -18,9 +18,9 @@ from pipeline.bench.tune.conclusion import final_rounds
 from pipeline.bench.tune.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings
 from pipeline.bench.tune.study import TuneStudy
+from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import Recipe
-from pipeline.documents import dump_yaml
 
 _SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the same
 

@@ -144,34 +144,28 @@ def recommend(
             changes=changes,
             reason="the best trial was not measured against the recipe in rounds of their own",
         )
-    known: dict[str, Any] = {
-        "trial": best.number,
-        "changes": changes,
-        "gain": round(confirmation.gain.mean, 4),
-        "interval": None
-        if confirmation.gain.interval is None
-        else tuple(round(one, 4) for one in confirmation.gain.interval),
-        "rounds": len(confirmation.best),
-    }
-    gain = _gain_text(confirmation, objectives[0])
+    gain, text = confirmation.gain, _gain_text(confirmation, objectives[0])
+    verdict: Literal["tuned", "keep"] = "keep"
     if not confirmation.best_feasible:
         missed = sorted({name for one in confirmation.best for name, by in one.violations.items() if by > 0})
-        return Recommendation(
-            verdict="keep", **known, reason=f"measured again, trial {best.number} missed {', '.join(missed)}"
-        )
-    if not confirmation.other_feasible:
-        return Recommendation(
-            verdict="tuned",
-            **known,
-            reason=f"it meets the SLO in all rounds, which the recipe does not; {gain}",
-        )
-    if not confirmation.gain.clear:
-        return Recommendation(
-            verdict="keep", **known, reason=f"{gain}: too near to no gain to tell from noise"
-        )
-    if confirmation.gain.mean < _FEW:
-        return Recommendation(verdict="keep", **known, reason=f"{gain}: too little to be worth a change")
-    return Recommendation(verdict="tuned", **known, reason=gain)
+        reason = f"measured again, trial {best.number} missed {', '.join(missed)}"
+    elif not confirmation.other_feasible:
+        verdict, reason = "tuned", f"it meets the SLO in all rounds, which the recipe does not; {text}"
+    elif not gain.clear:
+        reason = f"{text}: too near to no gain to tell from noise"
+    elif gain.mean < _FEW:
+        reason = f"{text}: too little to be worth a change"
+    else:
+        verdict, reason = "tuned", text
+    return Recommendation(
+        verdict=verdict,
+        trial=best.number,
+        changes=changes,
+        gain=round(gain.mean, 4),
+        interval=None if gain.interval is None else (round(gain.interval[0], 4), round(gain.interval[1], 4)),
+        rounds=len(confirmation.best),
+        reason=reason,
+    )
 
 
 def recommend_length(
@@ -216,12 +210,9 @@ def recommend_length(
 def _gain_text(confirmation: Confirmation, objective: Objective) -> str:
     """ "goodput +12.3 % (9.1 to 15.6 % at 95 %, 3 pairs of rounds)"."""
     gain = confirmation.gain
-    words = (
-        f"{objective} {gain.mean:+.1%} better" if objective == "latency" else f"{objective} {gain.mean:+.1%}"
-    )
-    rounds = (
-        "one pair of rounds" if len(confirmation.best) == 1 else f"{len(confirmation.best)} pairs of rounds"
-    )
+    words = f"{objective} {gain.mean:+.1%}{' better' if objective == 'latency' else ''}"
+    pairs = len(confirmation.best)
+    rounds = "one pair of rounds" if pairs == 1 else f"{pairs} pairs of rounds"
     if gain.interval is None:
         return f"{words} ({rounds})"
     return f"{words} ({gain.interval[0]:+.1%} to {gain.interval[1]:+.1%} at 95 %, {rounds})"

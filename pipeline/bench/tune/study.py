@@ -320,14 +320,20 @@ def open_study(
         import optuna
     except ImportError as error:
         raise missing("tuning", error, "tune") from None
-    folder = study_folder(store, name, asked, space, objectives, seed)
+    question = {
+        **asked,
+        "space": {one.key: list(one.values) for one in space.dimensions},
+        "objectives": list(objectives),
+        "seed": seed,
+    }
+    folder = store.tuning / f"{name}-{digest_of(question)[:12]}"
     with ExitStack() as stack:
         try:
             stack.callback(_take(folder).release)
             if restart and folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir(exist_ok=True)
-            text = json.dumps(_question(asked, space, objectives, seed), indent=1, ensure_ascii=False)
+            text = json.dumps(question, indent=1, ensure_ascii=False)
             (folder / "search.json").write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from error
@@ -357,29 +363,6 @@ def _take(folder: Path) -> lock.Lock:
             "another one, with other --keys, --seed or loads"
         )
     return held
-
-
-def study_folder(
-    store: Store,
-    name: str,
-    asked: Mapping[str, Any],
-    space: SearchSpace,
-    objectives: Sequence[Objective],
-    seed: int,
-) -> Path:
-    """Folder of the search that answers a question, whether or not it was begun."""
-    return store.tuning / f"{name}-{digest_of(_question(asked, space, objectives, seed))[:12]}"
-
-
-def _question(
-    asked: Mapping[str, Any], space: SearchSpace, objectives: Sequence[Objective], seed: int
-) -> dict[str, Any]:
-    return {
-        **asked,
-        "space": {one.key: list(one.values) for one in space.dimensions},
-        "objectives": list(objectives),
-        "seed": seed,
-    }
 
 
 def _states() -> type[optuna.trial.TrialState]:
