@@ -36,8 +36,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common import (
     HERE,
     ROOT,
@@ -52,6 +50,7 @@ from pipeline import progress
 from pipeline.bench.result import LevelResult
 from pipeline.bench.run import run_bench
 from pipeline.bench.settings import Lengths, LoadSettings
+from pipeline.bench.statistics import percentile
 from pipeline.bench.subject import Subject
 from pipeline.bench.workload import Words
 from pipeline.prepare import prepare
@@ -211,7 +210,7 @@ class Comparison:
         }
         return Figures(
             {
-                (name, percent): float(np.percentile(values[name], percent))
+                (name, percent): percentile(values[name], percent)
                 for name, _, _ in LATENCIES
                 for percent in PERCENTILES
             }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import statistics
 import tempfile
@@ -24,11 +23,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.closed_loop import closed_loop
 from benchmarks.common import in_turns, markdown, serving
-from pipeline.bench.load import Period, run_load
-from pipeline.bench.result import ServerFigures
-from pipeline.bench.settings import Load
-from pipeline.bench.summary import summarize
 from pipeline.bench.targets import OpenAITarget
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.store import Store
@@ -101,20 +97,12 @@ def measure(client: httpx.Client, model: str, streams: int, beside: bool) -> Sam
 
 async def load(url: str, model: str, streams: int, batch_answers: Any) -> Sample:
     """Run one load."""
-    period = Period(None, 8 * streams, warm_up_requests=streams)
     conversation = ScriptedConversation((Turn("Where is my parcel?"),))
     before, began = batch_answers(), time.monotonic()
-    async with OpenAITarget(url.rstrip("/"), model, timeout_s=WAIT_S, headers={}) as target:
-        records = await run_load(
-            target, Load("concurrency", streams), itertools.repeat(conversation), period,
-            sampling={"max_tokens": 64}, seed=0,
-        )  # fmt: skip
-    took_s = time.monotonic() - began
-    level = summarize(records, None, ServerFigures())
-    if level.failed_share:
-        raise SystemExit(f"requests failed: {level.requests} {level.errors}")
+    target = OpenAITarget(url.rstrip("/"), model, timeout_s=WAIT_S)
+    _, level = await closed_loop(target, conversation, streams, 8 * streams, tokens=64)
     ttft, itl = level.latencies["ttft"], level.latencies["itl"]
-    done = (batch_answers() - before) / took_s
+    done = (batch_answers() - before) / (time.monotonic() - began)
     return Sample(ttft.p50, ttft.p99, itl.p50, itl.p99, level.output_tokens_per_s, done)
 
 

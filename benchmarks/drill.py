@@ -58,7 +58,7 @@ import psutil
 
 from benchmarks.common import markdown, serving
 from benchmarks.known_answers import BETWEEN_S, POLL_S, KnownAnswerLoad
-from pipeline.client import percentile
+from pipeline.bench.statistics import percentile
 from pipeline.machine.processes import processes_below
 from pipeline.recipe import load_recipe
 from pipeline.serving.served import ServedDeployment

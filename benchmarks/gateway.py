@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import shlex
@@ -53,15 +52,12 @@ from typing import Any
 
 import psutil
 
+from benchmarks.closed_loop import closed_loop
 from benchmarks.common import in_turns, markdown, or_empty, peer_environment, running
 from benchmarks.gateway_server import CHECKPOINT
-from pipeline.bench.load import Period, run_load
-from pipeline.bench.result import ServerFigures
-from pipeline.bench.settings import Load
-from pipeline.bench.summary import summarize
+from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn
-from pipeline.client import percentile
 
 STREAMS, START_S, TIMEOUT_S = (1, 16, 128), 300, 120.0
 GAP_MS = 20.0
@@ -236,16 +232,9 @@ def free_port() -> int:
 
 async def measure(way: Way, streams: int, pace: Pace) -> Sample:
     """Put so many streams on one server, for a few answers of each."""
-    period = Period(None, max(pace.requests, pace.per_stream * streams), warm_up_requests=streams)
+    requests = max(pace.requests, pace.per_stream * streams)
     before = processor_s(way.pid)
-    async with way.target() as target:
-        records = await run_load(
-            target, Load("concurrency", streams), itertools.repeat(way.conversation), period,
-            sampling={"max_tokens": pace.tokens}, seed=0,
-        )  # fmt: skip
-    level = summarize(records, None, ServerFigures())
-    if level.failed_share:
-        raise SystemExit(f"requests failed: {level.requests} {level.errors}")
+    records, level = await closed_loop(way.target(), way.conversation, streams, requests, pace.tokens)
     tokens = sum(one.stats.chunks for one in (*records.warm_up, *records.counted))
     cpu_us = (processor_s(way.pid) - before) / tokens * 1e6
     ttft_ms = [one.ttft_ms for one in records.counted if one.ttft_ms is not None]

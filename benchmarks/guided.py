@@ -24,6 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common import markdown
+from pipeline.bench.statistics import percentile
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import (
     EngineRequest,
@@ -134,7 +135,7 @@ def along(path: Path, name: str, rounds: int) -> dict[str, Any]:
         "vocabulary": size,
         "compile_ms": statistics.median(compiling) / 1e3,
         "mask_us": statistics.median(masks),
-        "mask_p99_us": float(np.percentile(masks, 99)),
+        "mask_p99_us": percentile(masks, 99),
         "lay_on_us": statistics.median(laying),
         "go_on_us": statistics.median(going),
     }

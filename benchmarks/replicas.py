@@ -39,9 +39,10 @@ from typing import Any
 from benchmarks.common import in_turns, markdown
 from pipeline.bench.load import Period, run_load
 from pipeline.bench.settings import Lengths, Load
+from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import OpenAITarget
 from pipeline.bench.workload import ScriptedConversation, Shape, TemplateTokens, Words, synthetic
-from pipeline.client import ChatTemplate, percentile
+from pipeline.client import ChatTemplate
 from pipeline.reading import read_tokenizer
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.server import TritonServer

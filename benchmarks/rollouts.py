@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, markdown, serving
+from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import BenchRequest, OpenAITarget
-from pipeline.client import Message, percentile
+from pipeline.client import Message
 from pipeline.store import Store
 
 NAME = "rollouts"

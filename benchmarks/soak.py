@@ -45,7 +45,7 @@ import httpx
 from benchmarks.common import markdown
 from benchmarks.mixed_load import TENANTS, Mix, Request, reason_of, text_of
 from pipeline import progress
-from pipeline.client import percentile
+from pipeline.bench.statistics import percentile
 from pipeline.machine.processes import ProcessMemory, processes_below
 from pipeline.prepare import prepare
 from pipeline.recipe import load_recipe

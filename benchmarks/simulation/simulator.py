@@ -29,6 +29,7 @@ from benchmarks.simulation.replica import Replica, SimulatedRequest
 from benchmarks.simulation.routing import Routing
 from benchmarks.simulation.service import Service
 from benchmarks.simulation.traffic import Conversation
+from pipeline.bench.statistics import percentile
 
 SYNC_S = 15.0  # --horizontal-pod-autoscaler-sync-period
 METRIC_S = 60.0  # over which metrics are averaged
@@ -378,7 +379,7 @@ class Fleet:
             "waiting": waiting,
             "kv_use": use,
             # A quantile of no requests is not a number, which the manifests read as nobody waiting.
-            "queue_time_s": float(np.percentile(waits, 95)) if waits else 0.0,
+            "queue_time_s": percentile(waits, 95) if waits else 0.0,
         }
 
     def _scale(self, now: float, wanted: int) -> None:

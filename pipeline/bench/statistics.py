@@ -47,9 +47,9 @@ def percentiles(values: Sequence[float] | Values) -> dict[int, float]:
     return dict(zip(PERCENTILES, computed.tolist(), strict=True))
 
 
-def percentile(values: Sequence[float] | Values, percent: float) -> float | None:
-    """Compute one percentile as `percentiles` does; None without values."""
-    return float(np.percentile(np.asarray(values, np.float64), percent)) if len(values) else None
+def percentile(values: Sequence[float] | Values, percent: float) -> float:
+    """Compute one percentile as `percentiles` does."""
+    return float(np.percentile(np.asarray(values, np.float64), percent))
 
 
 def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval | None]:

@@ -141,8 +141,8 @@ def _slo_checks(slo: Slo | None, found: dict[str, Distribution]) -> tuple[SloChe
 
 
 def _generator(records: LoadRecords, found: Mapping[str, Distribution]) -> Generator:
-    late = percentile(records.late_ms, 99) or 0.0
-    late_sent = percentile([(one.sent_s - one.due_s) * 1e3 for one in records.counted], 99) or 0.0
+    late = percentile(records.late_ms or [0.0], 99)
+    late_sent = percentile([(one.sent_s - one.due_s) * 1e3 for one in records.counted] or [0.0], 99)
     measured = [found[name].p95 for name in ("ttft", "itl") if name in found]
     limits = []
     if late > _LATE_MS and late > _LATE_SHARE * min(measured, default=0.0):
@@ -233,7 +233,7 @@ def _samples(complete: Sequence[RequestMeasurement]) -> dict[str, tuple[float | 
 
 
 def _rounded_percentile(values: Values, percent: int) -> float | None:
-    return _or_none(percentile(values, percent))
+    return rounded(percentile(values, percent)) if len(values) else None
 
 
 def _one(value: float | None) -> tuple[float, ...]:
