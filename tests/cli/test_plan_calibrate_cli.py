@@ -80,7 +80,7 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
     assert "speed on" not in run("tiny-cpu", "--no-calibration").stdout
 
     seen = levels(4)
-    (point,) = LoadForecaster.of(load_recipe("tiny-cpu", ()), store).of(seen).points
+    (point,) = LoadForecaster.of(load_recipe("tiny-cpu", ()), store).forecast(seen).points
     assert point is not None
     assert point.output_tokens_per_s == pytest.approx(seen[0].output_tokens_per_s, rel=0.3)
 
