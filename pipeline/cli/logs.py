@@ -1,4 +1,4 @@
-"""`pipeline logs`: what a deployment's Triton, gateway and supervisor print."""
+"""`pipeline logs`: the logs of a deployment's Triton, gateway and supervisor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from pipeline.printable import printable
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends."
 )
-@click.option("--triton", is_flag=True, help="What Triton prints.")
-@click.option("--gateway", is_flag=True, help="What the gateway prints.")
+@click.option("--triton", is_flag=True, help="Print the log of Triton.")
+@click.option("--gateway", is_flag=True, help="Print the log of the gateway.")
 @click.option(
-    "--supervisor", is_flag=True, help="What a detached `pipeline serve` says: starts, failures, restarts."
+    "--supervisor",
+    is_flag=True,
+    help="Print the log of a detached `pipeline serve`: starts, failures, restarts.",
 )
 @click.option(
     "--lines",
@@ -28,7 +30,7 @@ from pipeline.printable import printable
     default=50,
     show_default=True,
     metavar="N",
-    help="So many lines of the end of each log first.",
+    help="Lines of the end of each log to print first.",
 )
 @store_option
 def command(
@@ -36,7 +38,7 @@ def command(
 ) -> None:
     """Print the end of the logs of the deployment NAME, also when it has ended: all of them, or those that are named.
 
-    Lines of several logs begin with whose they are.
+    Lines of several logs begin with the name of theirs.
 
     \b
     pipeline logs tiny-cpu

@@ -19,10 +19,9 @@ from pipeline.cli.gateway_options import StartsGateway, gateway_option_names, ga
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
-from pipeline.serving.deployments import recipe_of
+from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.settings import Option, Settings
-from pipeline.stages.served_package import PackageSettings, choose_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,9 +87,11 @@ def command(
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
     from pipeline.dropping_output import drop_unwritable_output
+    from pipeline.serving.deployments import recipe_of
     from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
     from pipeline.serving.serve import serve, stop_on_signals
+    from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
     _check_usage(recipes, overrides, mode, wanted, launch, supervision)
@@ -105,7 +106,7 @@ def command(
         supervision.restart_policy,
         opened,
         allowed_hosts=gateway["allowed_hosts"],
-        allowed=frozenset(wanted.allowed),
+        allowed=wanted.allowed,
         traces=traces_endpoint(gateway["traces"]),
     )
     packages: list[tuple[ChosenPackage, ServeOptions]] = []

@@ -28,6 +28,7 @@ from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
+from tests.support.records import ADDRESSES
 from tests.support.waiting import wait_for
 
 DEADLINE_S = 240
@@ -193,15 +194,10 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 def record_of(process: subprocess.Popen[bytes], package: Path, **more: Any) -> RunningServer:
     address = "http://127.0.0.1:1/metrics"
-    made = RunningServer.of(_Nowhere(), package, state="ready", **more)
+    made = RunningServer.of(ADDRESSES, package, state="ready", **more)
     assert address == made.metrics_url
     own = {"pid": process.pid, "mark": f"{process.pid}-0"}
     return RunningServer(**{**{name: getattr(made, name) for name in made.__slots__}, **own})
-
-
-class _Nowhere:
-    grpc_socket = ""
-    grpc_url, http_url, metrics_url = "127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:1/metrics"
 
 
 def test_what_was_killed_is_shown_once(

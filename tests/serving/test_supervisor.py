@@ -36,6 +36,7 @@ from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
+from tests.support.records import ADDRESSES
 from tests.support.waiting import wait_for
 
 WAIT_S = 120.0
@@ -297,13 +298,8 @@ class Scripted:
         self.stops.append(at_once)
 
 
-class Addresses:
-    grpc_url = http_url = metrics_url = "localhost:1"
-    grpc_socket = ""
-
-
 def announced(folder: Path, *components: str) -> Announcement:
-    announcement = Announcement(folder, NAME, RunningServer.of(Addresses(), folder), components)
+    announcement = Announcement(folder, NAME, RunningServer.of(ADDRESSES, folder), components)
     announcement.claim(Silent())
     return announcement
 

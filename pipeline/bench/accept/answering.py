@@ -24,8 +24,8 @@ from pipeline.golden import GoldenSet
 from pipeline.plan.plan import TARGET, evaluated_exports
 from pipeline.recipe import load_recipe
 from pipeline.serving.live import MetricsPage
-from pipeline.stages.evaluate import Export
 from pipeline.stages.evaluate.engine_answers import EngineAnswer, engine_perplexity, score_answers
+from pipeline.stages.evaluate.results import Export
 from pipeline.triton.deployment import ENTRY
 
 ENSEMBLE = "ensemble"

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.render.speed import number, wrapped
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
-from pipeline.plan.performance.accuracy import FigureError, error_summary, figure_errors, quantile
+from pipeline.plan.performance.accuracy import (
+    FigureError,
+    Use,
+    error_summary,
+    figure_errors,
+    figure_source,
+    quantile,
+)
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.fit import FitRow
-from pipeline.plan.performance.published import Use, figure_source
 from pipeline.store import Json
 
 if TYPE_CHECKING:

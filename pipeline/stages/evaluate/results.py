@@ -1,19 +1,25 @@
-"""The figures of an evaluation, for each of the exports that it compared, and their file."""
+"""The results of an evaluation: figures of each export that it compared with the original, kept in metrics.json."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from pipeline.errors import StageError
-from pipeline.store import Json
 
 SCHEMA = 2
 FILE = "metrics.json"
+
+
+def perplexity(loss: float, positions: int) -> float:
+    """Perplexity of a text, from the summed negative log-likelihood (nats) of its tokens, `positions` of them."""
+    return math.exp(loss / positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class WorstPosition:
 
 @dataclass(frozen=True, slots=True)
 class KlHistogram:
-    """How many positions have a KL divergence in each bin; bins are equal on a logarithmic scale."""
+    """Positions counted by their KL divergence; bins are equal on a logarithmic scale."""
 
     edges: tuple[float, ...]  # one more than counts; nats
     counts: tuple[int, ...]
@@ -85,19 +91,10 @@ class EvaluationMetrics:
     histogram: KlHistogram
     worst: tuple[WorstPosition, ...]
 
-    def to_json(self) -> dict[str, Json]:
-        """The figures as values for `json.dumps`."""
-        return dataclasses.asdict(self)
-
 
 def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:
-    """Write metrics.json, the figures of all exports, into a folder.
-
-    Args:
-        metrics: figures of each export.
-        directory: the folder, which must exist.
-    """
-    content = {"schema": SCHEMA, "exports": [one.to_json() for one in metrics]}
+    """Write metrics.json, the figures of all exports, into a folder."""
+    content = {"schema": SCHEMA, "exports": [dataclasses.asdict(export) for export in metrics]}
     text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
     (directory / FILE).write_text(text + "\n", encoding="utf-8")
 
@@ -105,24 +102,10 @@ def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None
 def read_metrics(directory: Path) -> tuple[EvaluationMetrics, ...]:
     """Read the figures that an evaluation left in its folder, for each export.
 
-    Args:
-        directory: the folder, with its metrics.json.
-
     Raises:
         StageError: Another version of pipeline wrote them.
     """
     content = json.loads((directory / FILE).read_text(encoding="utf-8"))
     if content.get("schema") != SCHEMA:
         raise StageError(f"{directory / FILE} was written by another version of pipeline; evaluate again")
-    return tuple(_metrics(export) for export in content["exports"])
-
-
-def _metrics(content: dict[str, Any]) -> EvaluationMetrics:
-    for key in ("perplexity_increase", "top1_agreement", "mean_kl"):
-        content[key] = BootstrapEstimate(**content[key])
-    histogram = content["histogram"]
-    content["histogram"] = KlHistogram(
-        tuple(histogram["edges"]), tuple(histogram["counts"]), histogram["below"]
-    )
-    content["worst"] = tuple(WorstPosition(**position) for position in content["worst"])
-    return EvaluationMetrics(**content)
+    return TypeAdapter(tuple[EvaluationMetrics, ...]).validate_python(content["exports"])
