@@ -48,9 +48,9 @@ def command(
     from pipeline.store import Store
     from pipeline.triton.running import RunningServer
 
-    shelf = Store.at(store)
-    record = RunningServer.read(shelf.running, name)
-    folder = shelf.logs / name
+    opened = Store.at(store)
+    record = RunningServer.read(opened.running, name)
+    folder = opened.logs / name
     files = {
         "triton": folder / "triton.log",
         "gateway": folder / "gateway.log",
@@ -60,7 +60,7 @@ def command(
         files |= {"triton": record.log or files["triton"], "gateway": record.gateway_log or files["gateway"]}
         if record.control is not None:
             # Deployments that were started together have one supervisor, and it bears the name of the first.
-            files["serve"] = shelf.logs / record.control.stem / "serve.log"
+            files["serve"] = opened.logs / record.control.stem / "serve.log"
     wanted = {"triton": triton, "gateway": gateway, "serve": supervisor}
     chosen = {kind: file for kind, file in files.items() if wanted[kind] or not any(wanted.values())}
     if not any(file.is_file() for file in chosen.values()):
@@ -69,8 +69,8 @@ def command(
     several = len(chosen) > 1
     width = max(map(len, chosen))
 
-    def show(found: Iterable[tuple[str, str]]) -> None:
-        for kind, line in found:
+    def show(new: Iterable[tuple[str, str]]) -> None:
+        for kind, line in new:
             shown = printable(line, colours=True)
             click.echo(f"{kind:<{width}} | {shown}" if several else shown)
 

@@ -170,17 +170,17 @@ def test_a_quiet_start_keeps_reasons_in_the_log(
     cpu_package: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why something was started again is said there, too, so the supervisor itself is not quiet."""
-    commands: list[Sequence[str]] = []
+    started: list[tuple[Sequence[str], dict[str, Any]]] = []
 
-    def start(command: Sequence[str], *_: Any) -> SimpleNamespace:
-        commands.append(command)
+    def start(command: Sequence[str], *_: Any, inherit: Sequence[int]) -> SimpleNamespace:
+        started.append((command, json.loads(os.pread(inherit[0], 100_000, 0))))
         return SimpleNamespace(pid=1)
 
     monkeypatch.setattr(detach, "start_detached", start)
     shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--max-restarts", "7")
-    (command,) = commands
-    assert command[-1] == "--detached"
-    assert "--max-restarts" in command
+    ((command, message),) = started
+    assert command[-2] == "--detached"
+    assert message["supervision"] == {"max_restarts": 7}
     assert not {"-q", "--quiet"} & set(command)
 
 

@@ -14,9 +14,7 @@ What a server is given is encrypted as the response cache of the recipe is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.cache.encryption import Codec
 from pipeline.cache.redis.server import RedisAddress
@@ -32,43 +30,26 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponseLimits,
     StoredResponses,
 )
-from pipeline.gateway.state.postgres import PostgresDatabase
-
-if TYPE_CHECKING:
-    from pipeline.recipe import CacheSettings
-
-
-@dataclass(frozen=True, slots=True)
-class StateSettings:
-    """What the command line says of a gateway's state.
-
-    Attributes:
-        redis: server by which several gateways share limits; None if this gateway serves alone.
-        folder: folder of files and batches; None to choose by what there is.
-        own_folder: folder of files and batches of a gateway that serves alone.
-        files: bounds of files and batches.
-        responses: bounds of stored responses.
-        responses_file: database that the workers of a gateway share, where stored responses are on no server; None for
-            the memory of this process.
-    """
-
-    redis: RedisAddress | None
-    folder: Path | None
-    own_folder: Path
-    files: StorageLimits
-    responses: StoredResponseLimits
-    responses_file: Path | None = None
+from pipeline.gateway.database import PostgresDatabase
+from pipeline.gateway.settings import GatewaySettings
+from pipeline.recipe import CacheSettings
 
 
 def open_state(
-    caches: Sequence[CacheSettings], settings: StateSettings
+    caches: Sequence[CacheSettings],
+    settings: GatewaySettings,
+    *,
+    own_folder: Path,
+    responses_file: Path | None = None,
 ) -> tuple[BatchStorage | None, StoredResponses]:
     """Choose where state is kept. No server is contacted yet.
 
     Args:
         caches: `cache` sections of the recipes that are served; servers that they name are used whether or not answers
             are cached there.
-        settings: settings of the command line.
+        own_folder: folder of files and batches of a gateway that serves alone.
+        responses_file: database that the workers of a gateway share, where stored responses are on no server; None for
+            the memory of this process.
 
     Returns:
         Storage of files and batches, None where they are refused; stored responses.
@@ -76,16 +57,22 @@ def open_state(
     Raises:
         ValueError: a key is missing or malformed, or a distribution is missing.
     """
-    database = _postgres(caches)
-    if settings.folder is not None:
-        batches = BatchStorage(BatchFolder(settings.folder), settings.files)
+    limits = StorageLimits(
+        file_bytes=settings.max_file_mib * 2**20, tenant_bytes=settings.max_stored_mib * 2**20
+    )
+    kept = StoredResponseLimits(
+        settings.stored_responses, settings.stored_responses_mib * 2**20, settings.stored_responses_s
+    )
+    url, database = settings.limits_redis, _postgres(caches)
+    redis = None if url is None else RedisAddress.parse(url)
+    batches: BatchStorage | None = None
+    if settings.batch_folder is not None:
+        batches = BatchStorage(BatchFolder(settings.batch_folder), limits)
     elif database is not None:
-        batches = BatchStorage(PostgresBatches(database), settings.files)
-    elif settings.redis is not None:
-        return None, _responses(caches, settings, None)
-    else:
-        batches = BatchStorage(BatchFolder(settings.own_folder), settings.files)
-    return batches, _responses(caches, settings, database)
+        batches = BatchStorage(PostgresBatches(database), limits)
+    elif redis is None:
+        batches = BatchStorage(BatchFolder(own_folder), limits)
+    return batches, _responses(caches, kept, database, redis, responses_file)
 
 
 def _postgres(caches: Sequence[CacheSettings]) -> PostgresDatabase | None:
@@ -97,9 +84,12 @@ def _postgres(caches: Sequence[CacheSettings]) -> PostgresDatabase | None:
 
 
 def _responses(
-    caches: Sequence[CacheSettings], settings: StateSettings, database: PostgresDatabase | None
+    caches: Sequence[CacheSettings],
+    limits: StoredResponseLimits,
+    database: PostgresDatabase | None,
+    redis: RedisAddress | None,
+    file: Path | None,
 ) -> StoredResponses:
-    limits = settings.responses
     if not limits.count:
         return NoStoredResponses()
     if database is not None:
@@ -107,9 +97,9 @@ def _responses(
     for cache in caches:
         if cache.backend.kind == "redis":
             return RedisStoredResponses(RedisAddress.parse(cache.backend.url), load_codec_of(cache), limits)
-    if settings.redis is not None:
-        return RedisStoredResponses(settings.redis, _any_codec(caches), limits)
-    return SqlStoredResponses.of_gateway(limits, settings.responses_file)
+    if redis is not None:
+        return RedisStoredResponses(redis, _any_codec(caches), limits)
+    return SqlStoredResponses.of_gateway(limits, file)
 
 
 def _any_codec(caches: Sequence[CacheSettings]) -> Codec:

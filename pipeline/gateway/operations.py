@@ -1,4 +1,7 @@
-"""GET /openapi.json and /docs: the API as its endpoints declare it, for programs (OpenAPI 3.1) and for people."""
+"""Endpoints of the gateway itself: the page to chat at, metrics, health, and the description of the API.
+
+The description is for programs (/openapi.json, OpenAPI 3.1) and for people (/docs), made from `ApiRoute`s.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -14,12 +17,68 @@ from jinja2 import Environment
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from pipeline import __version__
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import EndpointFamily
+from pipeline.gateway.model_status import readiness_page
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.web import own_page
+
+
+class OperationEndpoints(EndpointFamily):
+    """The page to chat at, metrics, health."""
+
+    @ApiRoute("GET", "/", "The page to chat at.", logged=False, media_type="text/html")
+    async def _page(self, _: Request) -> Response:
+        return own_page(_chat_page())
+
+    @ApiRoute("GET", "/metrics", "Metrics for Prometheus.", logged=False, media_type="text/plain")
+    async def _metrics(self, request: Request) -> Response:
+        """Render the metrics. Only a key that may read them sees tenants by name; an unknown key is refused."""
+        tenants = self.context.tenants
+        named = not tenants.require_keys
+        if tenants.require_keys and tenants.has_key(request.headers):
+            named = tenants.authenticate(request.headers).reads_metrics
+        await asyncio.to_thread(self._count_marks)
+        status, usage = await asyncio.gather(
+            self.context.status(), asyncio.to_thread(self.context.kv_cache_usage)
+        )
+        page, content_type = self.context.metrics.render(
+            request.headers.get("accept", ""), status, usage, names_tenants=named
+        )
+        return Response(page, headers={"content-type": content_type})
+
+    def _count_marks(self) -> None:
+        """Count the answers that `pipeline cache review` marked as wrong, before the metrics are read."""
+        for model in self.context.models.values():
+            if model.cache is not None:
+                model.cache.count_marks()
+
+    @ApiRoute("GET", "/healthz", "200 while the gateway itself runs.", logged=False, media_type="text/plain")
+    async def _healthy(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    @ApiRoute("GET", "/health", "200 while any model can be asked, else 503.", logged=False, media_type="")
+    async def _health(self, request: Request) -> Response:
+        """Answer as vLLM does: a status without a body."""
+        return Response(status_code=(await self._ready(request)).status_code)
+
+    @ApiRoute("GET", "/version", "The version of the gateway.", logged=False)
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    @ApiRoute("GET", "/readyz", "200 while any model can be asked.", logged=False)
+    async def _ready(self, _: Request) -> Response:
+        """Answer 200 if any model can be asked, with faults of the others, and the package of each model."""
+        status = await self.context.status()
+        return JSONResponse(*readiness_page(status.models, draining=self.context.draining))
+
+
+@cache
+def _chat_page() -> str:
+    return (resources.files("pipeline.gateway") / "page.html").read_text("utf-8")
+
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _REFERENCE = "#/components/schemas/"
@@ -61,26 +120,25 @@ class DescriptionEndpoints(EndpointFamily):
 
 @lru_cache(maxsize=4)
 def _render(routes: tuple[ApiRoute, ...], models: tuple[str, ...]) -> tuple[str, str]:
-    """The description as JSON, and as a page."""
+    """Render the description as JSON, and as a page."""
     api = describe_api(routes, models)
     text = (resources.files("pipeline.gateway") / "docs.html").read_text("utf-8")
     return json.dumps(api), Environment(autoescape=True).from_string(text).render(api=api)
 
 
 def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str, Any]:
-    """Describe routes by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
+    """Describe routes, in their order, by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
 
     Args:
-        routes: in the order in which they are to be shown.
         models: names that requests may have.
     """
     used = {kind for one in routes for kind in (one.request, one.form, one.response) if kind is not None}
     kinds = sorted(used | {ErrorAnswer}, key=lambda kind: kind.__name__)
-    references, found = models_json_schema(
+    references, document = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=f"{_REFERENCE}{{model}}"
     )
     of = {kind: references[kind, "validation"] for kind in kinds}
-    schemas: dict[str, Any] = found["$defs"]
+    schemas: dict[str, Any] = document["$defs"]
     for one in routes:
         if one.request is not None and "model" in one.request.model_fields:
             model = schemas[of[one.request]["$ref"].removeprefix(_REFERENCE)]["properties"]["model"]

@@ -1,19 +1,19 @@
-"""Finds the package of each recipe that a gateway serves, and the Triton servers that run it."""
+"""Models of a gateway: finds the package and the Triton servers of each recipe, and loads and follows it."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
 from pipeline.gateway.api.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.served_model import ServedModel, WaitLimits
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import GatewayStart
 from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
@@ -30,12 +30,17 @@ from pipeline.triton.running import SUPERVISED, RunningServer
 
 @dataclass(frozen=True, slots=True)
 class LocatedModel:
-    """One model: its package, and where it runs."""
+    """One model: its package, and where it runs.
+
+    Attributes:
+        urls: host:port of the gRPC of each server that runs it, or dns:NAME:PORT.
+        record: record of the server, where it was found by the name of its recipe.
+    """
 
     recipe: Recipe
     package: Path
-    urls: tuple[str, ...]  # host:port of the gRPC of each server that runs it, or dns:NAME:PORT
-    record: RunningServer | None = None  # of the server, where it was found by the name of its recipe
+    urls: tuple[str, ...]
+    record: RunningServer | None = None
 
     def describe(self) -> dict[str, Any]:
         """Describe what requests will meet: names, limits, chat, tool calls, cache, embeddings."""
@@ -63,12 +68,7 @@ class LocatedModel:
 
 
 def load_served_model(
-    located: LocatedModel,
-    store: Store,
-    *,
-    waits: WaitLimits,
-    worker: GatewayWorker | None = None,
-    spread: Spread = "affinity",
+    located: LocatedModel, *, store: Store, start: GatewayStart, worker: GatewayWorker | None = None
 ) -> ServedModel:
     """Load a model for the gateway, behind the response cache of its recipe.
 
@@ -81,18 +81,13 @@ def load_served_model(
         DamagedArtifact: the tokenizer, the chat template or the limits are not those that were built.
     """
     check_without_weights(located.package, store.hashes, Silent())
-    cache = open_response_cache(located.recipe, store)
-    itl_ms = located.recipe.slo.itl_p95_ms
     model = ServedModel.from_package(
-        located.recipe.name,
+        located.recipe,
         located.package,
         located.urls,
-        cache=cache,
-        waits=waits,
-        serving=located.recipe.serving,
-        tool_section=located.recipe.tool_prompt == "auto",
-        stall_s=5.0 if itl_ms is None else itl_ms / 100,
-        spread=spread,
+        cache=open_response_cache(located.recipe, store),
+        settings=start.settings,
+        spread=start.sources.spread,
     )
     if worker is not None:
         worker.share(model)
@@ -100,73 +95,53 @@ def load_served_model(
 
 
 def read_kv_cache_usage(followers: Iterable[RecordFollower]) -> dict[str, float]:
-    """Read how full the KV cache of each engine is, from Triton's pages.
+    """Read how full the KV cache of each engine is, from the metrics pages of Tritons on this machine.
 
     Returns:
         Name of a model -> 0 to 1; without those whose page does not say it.
     """
     urls = {follower.name: follower.metrics_url for follower in followers}
-    found = {name: kv_cache_usage(url) for name, url in urls.items() if url is not None}
-    return {name: usage for name, usage in found.items() if usage is not None}
+    usages = {name: kv_cache_usage(url) for name, url in urls.items() if url is not None}
+    return {name: usage for name, usage in usages.items() if usage is not None}
 
 
 def record_followers(
-    located: Iterable[LocatedModel],
-    store: Store,
-    *,
-    waits: WaitLimits,
-    worker: GatewayWorker | None = None,
+    located: Iterable[LocatedModel], store: Store, load: Callable[[LocatedModel], ServedModel]
 ) -> list[RecordFollower]:
-    """Make followers that keep models up to date which were found by the names of their recipes.
+    """Make what keeps models up to date, for those that were found by the names of their recipes."""
 
-    Args:
-        worker: Worker that shares their queues and readiness; None if this process serves the gateway alone.
-    """
+    def follower(model: LocatedModel, record: RunningServer) -> RecordFollower:
+        def reload(now: RunningServer) -> ServedModel:
+            recipe = model.recipe if now.settings is None else served_recipe(model.recipe.name, now)
+            return load(LocatedModel(recipe, now.deployment.parent, (now.target,), now))
 
-    def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
-        def load(now: RunningServer) -> ServedModel:
-            recipe = one.recipe if now.settings is None else served_recipe(one.recipe.name, now)
-            moved = LocatedModel(recipe, now.deployment.parent, (now.target,), now)
-            return load_served_model(moved, store, waits=waits, worker=worker)
+        return RecordFollower(model.recipe.name, store.running, record, reload)
 
-        return RecordFollower(one.recipe.name, store.running, record, load)
-
-    return [follower(one, one.record) for one in located if one.record is not None]
+    return [follower(model, model.record) for model in located if model.record is not None]
 
 
-def locate_models(
-    names: Sequence[str],
-    overrides: Sequence[str],
-    store: Store,
-    endpoints: Mapping[str, Sequence[str]],
-    *,
-    package: Path | None = None,
-    wait_s: float = 0.0,
-) -> list[LocatedModel]:
-    """Find the package and the servers of each recipe.
-
-    Args:
-        names: Recipes or running deployments.
-        overrides: Values of `--set`.
-        store: Store of artifacts, and of records of running deployments.
-        endpoints: name of a recipe -> host:port, or dns:NAME:PORT, of servers elsewhere that run it, now or later; ""
-            for the only one.
-        package: the package of the only recipe, or alone, without one; None for those in the store.
-        wait_s: how long to wait, in seconds and for all together, until the other recipes are served here.
+def locate_models(start: GatewayStart, store: Store) -> list[LocatedModel]:
+    """Find the package and the servers of each recipe, which is waited for as long as `sources.wait_s` says.
 
     Raises:
         InvalidInput: a recipe has faults.
         UserError: with every recipe that is named twice, not built or not served, every endpoint of none, and every
             name that several models have.
     """
-    deadline = time.monotonic() + wait_s
-    if package is not None:
-        return [_locate_package(names, overrides, package, endpoints)]
+    sources = start.sources
+    deadline = time.monotonic() + sources.wait_s
+    endpoints: dict[str, tuple[str, ...]] = {}
+    for name, url in sources.endpoints:
+        endpoints[name] = (*endpoints.get(name, ()), url)
+    if sources.package is not None:
+        return [_locate_package(start, sources.package, endpoints)]
     named = [
-        find_deployment(name, overrides, store, states=SUPERVISED, wait_s=0 if endpoints else wait_s)
-        for name in names
+        find_deployment(
+            name, start.overrides, store, states=SUPERVISED, wait_s=0 if endpoints else sources.wait_s
+        )
+        for name in start.recipes
     ]
-    known = [one.recipe.name for one in named]
+    known = [deployment.recipe.name for deployment in named]
     if "" in endpoints and len(known) == 1:
         endpoints = {known[0]: (*endpoints.get(known[0], ()), *endpoints[""])}
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
@@ -175,21 +150,22 @@ def locate_models(
         for name in endpoints
         if name not in known
     ]
-    found = []
-    for one in named:
+    located = []
+    for deployment in named:
         try:
             left_s = 0.0 if faults else deadline - time.monotonic()
-            found.append(_locate(one, store, endpoints.get(one.recipe.name, ()), left_s))
+            urls = endpoints.get(deployment.recipe.name, ())
+            located.append(_locate(deployment, store, urls, left_s))
         except UserError as error:
             faults.append(str(error))
-    faults += _faults_of_aliases([one.recipe for one in found])
+    faults += _faults_of_aliases([model.recipe for model in located])
     if faults:
         raise UserError("\n".join(faults))
-    return found
+    return located
 
 
 def _faults_of_aliases(recipes: Sequence[Recipe]) -> list[str]:
-    """Names that would mean several models."""
+    """Find names that would mean several models."""
     by_name: dict[str, list[str]] = {}
     for recipe in recipes:
         for name in (recipe.name, *recipe.serving.aliases):
@@ -202,15 +178,16 @@ def _faults_of_aliases(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def _locate_package(
-    names: Sequence[str], overrides: Sequence[str], package: Path, endpoints: Mapping[str, Sequence[str]]
+    start: GatewayStart, package: Path, endpoints: Mapping[str, Sequence[str]]
 ) -> LocatedModel:
+    names, overrides = start.recipes, start.overrides
     if len(names) > 1:
         raise UserError("--package is that of one RECIPE")
     recipe = load_recipe(names[0], overrides) if names else package_recipe(package, overrides)
     served = Deployment.load(package).name
     if recipe.name != served:
         raise UserError(f"{package} is the package of {served}, not of {recipe.name}")
-    urls = [url for name, given in endpoints.items() if name in ("", recipe.name) for url in given]
+    urls = [url for name, known in endpoints.items() if name in ("", recipe.name) for url in known]
     if not urls or len(endpoints) > 1:
         raise UserError(f"--package needs the servers of {recipe.name}: --endpoint {recipe.name}=HOST:PORT")
     return LocatedModel(recipe, package, tuple(urls))

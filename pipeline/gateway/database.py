@@ -1,4 +1,4 @@
-"""SQL databases of a gateway's state: the protocol, and SQLite, in a file or in memory.
+"""SQL databases of a gateway's state: the protocol, SQLite in a file or in memory, and PostgreSQL.
 
 Statements are written once, in what SQLite 3.35 and PostgreSQL have in common, with `%s` for each value. `clock()`
 is the database's own time, in seconds since the epoch: gateways that share the database need not agree about the time.
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.encryption import Codec
+from pipeline.cache.pgvector.database import PostgresConnections, make_once
 from pipeline.gateway.errors import ApiError
 
 _log = logging.getLogger("pipeline.gateway")
@@ -25,6 +26,15 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DISK_FULL = "53100"  # SQLSTATE of PostgreSQL
 _RETRY_AFTER_S = 5.0
 _LONGEST_ID = 128
+SCHEMA = "pipeline_state_1"  # another version of the tables is another schema
+_ANSWER_S = 10.0
+# Locks and transactions that a stopped gateway holds end by themselves, before others have waited too long for them.
+_OPTIONS = f"-c search_path={SCHEMA} -c lock_timeout=8s -c idle_in_transaction_session_timeout=5s"
+_CLOCK = f"""
+CREATE FUNCTION {SCHEMA}.clock() RETURNS double precision LANGUAGE sql AS
+    'SELECT extract(epoch FROM clock_timestamp())::double precision';
+"""
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
 
 
 class Cursor(Protocol):
@@ -89,11 +99,7 @@ class StorageFailed(ApiError):
 
 @contextmanager
 def disk_errors(place: object) -> Iterator[None]:
-    """Turn what the disk of this machine refuses in the block into `StorageFull` or `StorageFailed`.
-
-    Args:
-        place: name of what is on that disk, for the log.
-    """
+    """Turn errors of the disk in the block into `StorageFull` or `StorageFailed`; `place` names it in the log."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -105,13 +111,12 @@ def disk_errors(place: object) -> Iterator[None]:
 
 
 class ServerFaults:
-    """Turns what a server of state refuses into `ApiError`; the log says when that began, and when it ended."""
+    """Turns errors of a server of state into `ApiError`; the log says when they began, and when they ended.
+
+    `what` names in the log what the server stores.
+    """
 
     def __init__(self, what: str) -> None:
-        """
-        Args:
-            what: name of what the server stores, for the log.
-        """
         self._what, self._fault = what, ""
 
     @contextmanager
@@ -166,11 +171,7 @@ class SqliteDatabase:
 
     @classmethod
     def in_memory(cls, tables: str) -> SqliteDatabase:
-        """Make a database that ends with this process.
-
-        Args:
-            tables: template of the tables.
-        """
+        """Make a database that ends with this process, with tables by a template."""
 
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -239,3 +240,57 @@ def marks(values: Sequence[object]) -> str:
 
 def _execute(connection: sqlite3.Connection) -> Execute:
     return lambda query, *values: connection.execute(query.replace("%s", "?"), values)
+
+
+class PostgresDatabase:
+    """State in PostgreSQL, which several gateways share. See `StateDatabase`.
+
+    It needs no extension. Tables are made at the first use, in a schema of their own; the role therefore owns the
+    database, or was granted CREATE there. The codec seals what users wrote and models answered. Commits wait for the
+    server's disk. Written against PostgreSQL 18 and psycopg 3.3.
+    """
+
+    in_use = True
+
+    def __init__(self, url: str, codec: Codec, tables: str) -> None:
+        """
+        Args:
+            url: as libpq reads it, without a password. Nothing is connected before the first use.
+            tables: templates of the tables.
+
+        Raises:
+            ValueError: the address is malformed, or the distribution `psycopg` is missing.
+        """
+        self.codec = codec
+        statements = tables.format(serial="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", blob="bytea")
+        made = f"{SCHEMA}.made"
+        # The last table: whoever sees it sees all.
+        statements = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};{_CLOCK}{statements}CREATE TABLE {made} ();"
+
+        def prepare(connection: Any) -> None:
+            if connection.execute("SELECT to_regclass(%s)", (made,)).fetchone()[0] is None:
+                make_once(connection, statements, unless=made)
+
+        self._connections = PostgresConnections(url, prepare, options=_OPTIONS, answer_s=_ANSWER_S)
+        self._faults = ServerFaults(f"files, batches and stored responses at {self._connections.address}")
+
+    def read(self, query: str, *values: Any) -> list[Any]:
+        with self._faults.attempt():
+            rows: list[Any] = self._connections.do(
+                lambda connection: connection.execute(query, values).fetchall()
+            )
+            return rows
+
+    def write(self, statement: str, *values: Any) -> None:
+        """Run a statement by itself. It may be run twice, if a connection turns out to be dead."""
+        with self._faults.attempt():
+            self._connections.do(lambda connection: connection.execute(statement, values))
+
+    @contextmanager
+    def transaction(self, lock: str) -> Iterator[Execute]:
+        begin: Callable[[Any], object] = lambda connection: connection.execute(_LOCK, (f"{SCHEMA} {lock}",))  # noqa: E731
+        with self._faults.attempt(), self._connections.transaction(begin) as connection:
+            yield lambda query, *values: connection.execute(query, values)
+
+    def close(self) -> None:
+        self._connections.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.discovery import LocatedModel, _faults_of_aliases, load_served_model, locate_models
 from pipeline.errors import InvalidInput, UserError
-from pipeline.gateway.served_model import WaitLimits
+from pipeline.frontend.models import LocatedModel, _faults_of_aliases, load_served_model, locate_models
+from pipeline.gateway.settings import GatewayStart, ModelSources
 from pipeline.recipe import load_recipe
 from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec
@@ -38,13 +38,15 @@ def test_the_package_of_a_name_with_servers_elsewhere_is_that_which_is_served(tm
     """Its golden questions, which no record has, are part of what a recipe's package is found by."""
     store, package = Store(tmp_path / "store"), tmp_path / "package"
     announced(store, "tiny-cpu", package, "serving.strict=true")
-    (found,) = locate_models(["tiny-cpu"], ["serving.aliases=[gpt]"], store, {"": ("host:8001",)})
+    elsewhere = ModelSources(endpoints=(("", "host:8001"),))
+    start = GatewayStart(recipes=("tiny-cpu",), overrides=("serving.aliases=[gpt]",), sources=elsewhere)
+    (found,) = locate_models(start, store)
     sets = ("golden=null", "serving.strict=true", "serving.aliases=[gpt]")
     assert found == LocatedModel(load_recipe("tiny-cpu", sets), package, ("host:8001",))
     file = tmp_path / "tiny-cpu.yaml"
     file.write_text("name: tiny-cpu\nmodel: {source: 'local:nowhere'}\n")
     with pytest.raises(UserError):
-        locate_models([str(file)], [], store, {"": ("host:8001",)})
+        locate_models(GatewayStart(recipes=(str(file),), sources=elsewhere), store)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -58,8 +60,9 @@ def test_what_a_deployment_is_served_with_reaches_the_gateway(tmp_path: Path, st
     announced(store, "mine", package, f"serving={{strict: {str(strict).lower()}, aliases: [gpt]}}")
 
     async def load() -> tuple[bool, tuple[str, ...]]:
-        (located,) = locate_models(["mine"], [], store, {})
-        model = load_served_model(located, store, waits=WaitLimits())
+        start = GatewayStart(recipes=("mine",))
+        (located,) = locate_models(start, store)
+        model = load_served_model(located, store=store, start=start)
         try:
             return model.strict, model.names
         finally:
