@@ -16,9 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 # A room may import rooms of the floors below its own, and no other of its own floor. What lies in no room is ground.
 FLOORS = (
     {"cli"},
-    {"doctor", "acceptance"},
-    {"tuning"},
-    {"bench"},
+    {"doctor", "bench"},
     {"frontend", "deploy"},
     {"stages", "serving", "gateway"},
     {"prepare"},
@@ -32,7 +30,7 @@ FLOORS = (
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
     "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "deploy", "bench", "doctor",
-    "acceptance", "frontend", "cli",
+    "frontend", "cli",
 }  # fmt: skip
 
 
