@@ -28,7 +28,7 @@ import grpc.experimental
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.discovery import is_name, is_well_formed
-from pipeline.client.errors import ConnectFailed, Refused
+from pipeline.client.errors import ConnectFailed, Refused, error_from_status
 from pipeline.client.settings import KeepAlive
 from pipeline.client.spreading import HashRing, Spread, load_bound
 
@@ -207,16 +207,20 @@ class EndpointPool:
 
     @contextmanager
     def lease(self) -> Iterator[Endpoint]:
-        """Take a server for a call that is no request, in a `with` block; `grpc.RpcError` counts as its failure."""
+        """Take a server for a call that generates nothing, in a `with` block.
+
+        Raises:
+            ClientError: there is no server; or the block raised a `grpc.RpcError`, which counts as its failure.
+        """
         failed = False
         with self._lock:
             endpoint = self._choose(None, None, time.monotonic())
             endpoint.outstanding += 1
         try:
             yield endpoint
-        except grpc.RpcError:
+        except grpc.RpcError as error:
             failed = True
-            raise
+            raise error_from_status(error, url=endpoint.url) from None
         finally:
             self.release(endpoint, failed=failed)
 

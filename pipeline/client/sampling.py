@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
+from pipeline.client.answer import PartialAnswer
 from pipeline.client.errors import Refused
 
 
@@ -76,6 +77,24 @@ class Sampling(TypedDict, total=False):
     token_ids: bool | None
     guide_type: str | None
     guide: str | None
+
+
+class RequestOptions(Sampling, total=False):
+    """Arguments of a client's `stream` and `generate` beside the prompt: the sampling parameters, and these.
+
+    Attributes:
+        request_id: id in the server's log and in errors; random by default.
+        tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+        affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+            begins with, which all turns of a conversation have in common.
+        prior: part of the answer that came before its server was lost. The answer goes on after it: chunks are new
+            ones; text, token ids and counts are those of the whole answer.
+    """
+
+    request_id: str | None
+    tools: Sequence[Mapping[str, Any]]
+    affinity: str | None
+    prior: PartialAnswer | None
 
 
 SamplingValue = int | float | bool | tuple[str, ...] | tuple[int, ...] | dict[int, float]
