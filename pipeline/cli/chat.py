@@ -24,7 +24,7 @@ from pipeline.cli.output import note, print_answer
 from pipeline.printable import printable
 
 if TYPE_CHECKING:
-    from pipeline.cli.connection import Connection
+    from pipeline.cli.connection import AnyClient
     from pipeline.client import Conversation
 
 _HELP = """/reset          forget what was said
@@ -53,17 +53,17 @@ def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, 
     if (recipe is None) == (options["url"] is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")
     destination = find_destination(recipe, overrides, store, options)
-    with connected(destination, options, raw=False) as connection:
-        code = _Chat(connection, options["system"]).run()
+    with connected(destination, options, raw=False) as client:
+        code = _Chat(client, options["system"]).run()
     if code:
         raise click.exceptions.Exit(code)
 
 
 class _Chat:
-    def __init__(self, connection: Connection, system: str) -> None:
+    def __init__(self, client: AnyClient, system: str) -> None:
         from pipeline.client import Conversation
 
-        self._connection = connection
+        self._client = client
         self._talk: Conversation = Conversation(system)
         self._figures = "no answer yet"
         self._failed = False
@@ -75,7 +75,7 @@ class _Chat:
             # Each Ctrl-C stops an answer, not only the first one.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if interactive:
-            client = self._connection.client
+            client = self._client
             client.model()  # says now if there is nobody
             note(f"{client.model_name} on {client.url}; /help tells what there is")
         for line in _typed() if interactive else sys.stdin:
@@ -134,7 +134,7 @@ class _Chat:
 
     def _answer(self, question: str) -> None:
         """Print an answer, and keep it; what was said of an answer that was stopped, too."""
-        with self._connection.stream(self._talk.messages(question)) as stream:
+        with self._client.stream(self._talk.messages(question)) as stream:
             try:
                 for chunk in stream:
                     print_answer(chunk.text)

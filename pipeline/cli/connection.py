@@ -9,8 +9,9 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,11 +23,9 @@ from pipeline.errors import PipelineError, ServerError, UserError
 if TYPE_CHECKING:
     from pipeline.cache.client import CachedStream, CachingClient
     from pipeline.client import (
-        Answer,
         ChatTemplate,
         Client,
         ClientError,
-        Message,
         PromptLimit,
         Sampling,
         Stats,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from pipeline.recipe import Recipe
     from pipeline.store import Store
 
+    AnyClient: TypeAlias = Client | CachingClient | OpenAIClient
     AnyStream: TypeAlias = Stream | CachedStream | OpenAIStream
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
@@ -180,26 +180,8 @@ def cached_text(stats: Stats) -> str:
             return ", shared with an equal request" if cached.kind == "shared" else ", from the cache (exact)"
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A client, and the recipe's response cache in front of it where there is one."""
-
-    client: Client | OpenAIClient
-    caching: CachingClient | None = None
-
-    def stream(self, prompt: str | Sequence[Message]) -> AnyStream:
-        """Start an answer that comes chunk by chunk."""
-        return self.client.stream(prompt) if self.caching is None else self.caching.stream(prompt)
-
-    def generate(self, prompt: str | Sequence[Message], sampling: Sampling) -> Answer:
-        """Wait for a whole answer."""
-        if self.caching is None:
-            return self.client.generate(prompt, **sampling)
-        return self.caching.generate(prompt, **sampling)
-
-
 @contextmanager
-def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -> Iterator[Connection]:
+def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -> Iterator[AnyClient]:
     """Open a client with the sampling options as defaults; its errors become errors of the command.
 
     Args:
@@ -208,41 +190,50 @@ def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -
         raw: send prompts without a chat template.
 
     Raises:
-        UserError: the server refused a request. ServerError: it cannot be reached, or failed.
+        UserError: the server refused a request.
+        ServerError: it cannot be reached, or failed.
     """
-    from pipeline.client import Client, ClientError
+    from pipeline.client import ClientError
 
     try:
-        with ExitStack() as stack:
-            if is_http(destination.url):
-                yield Connection(stack.enter_context(_openai_client(destination, options)))
-                return
-            assert destination.model is not None, "only an OpenAI API may have a model that is not named"
-            client = stack.enter_context(
-                Client(
-                    destination.url,
-                    model=destination.model,
-                    template=None if raw else _template(destination),
-                    defaults=_sampling(destination, options),
-                    prompt_limit=_prompt_limit(destination),
-                )
-            )
-            yield Connection(
-                client, None if options["no_cache"] else _caching(client, destination, options, stack)
-            )
+        with _client(destination, options, raw=raw) as client:
+            yield client
     except ClientError as error:
         raise as_pipeline_error(error) from error
 
 
-def _openai_client(destination: Destination, options: dict[str, Any]) -> OpenAIClient:
+def _client(destination: Destination, options: dict[str, Any], *, raw: bool) -> AnyClient:
+    """Make the client: of an OpenAI API, or of Triton, behind the recipe's response cache if it has one."""
+    from pipeline.client import AsyncClient, Client
     from pipeline.client.openai_api import OpenAIClient
 
-    return OpenAIClient(
+    defaults = _sampling(destination, options)
+    if is_http(destination.url):
+        return OpenAIClient(
+            destination.url, model=destination.model, key=options["api_key"], defaults=defaults
+        )
+    assert destination.model is not None, "only an OpenAI API may have a model that is not named"
+    make = partial(
+        Client,
         destination.url,
         model=destination.model,
-        key=options["api_key"],
-        defaults=_sampling(destination, options),
+        template=None if raw else _template(destination),
+        defaults=defaults,
+        prompt_limit=_prompt_limit(destination),
     )
+    recipe, package, store = destination.recipe, destination.package, destination.store
+    if options["no_cache"] or recipe is None or package is None or store is None or not recipe.cache.enabled:
+        return make()
+    from pipeline.cache.client import CachingClient
+    from pipeline.cache.key import Origin
+    from pipeline.stages.response_cache import open_response_cache
+    from pipeline.triton.deployment import Deployment
+
+    origin = Origin(Deployment.load(package).digest, recipe.name, options["tenant"])
+    client = AsyncClient(*make.args, **make.keywords)
+    cache = open_response_cache(recipe, store)
+    assert cache is not None, "it is enabled"
+    return CachingClient(client, cache, origin)
 
 
 def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> PipelineError:
@@ -261,25 +252,6 @@ def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> Pipel
 
     text = re.sub(r"\b([a-z_]+)(?= = )|'([a-z_]+)'", option, str(error))
     return UserError(text) if isinstance(error, Refused) else ServerError(text)
-
-
-def _caching(
-    client: Client, destination: Destination, options: dict[str, Any], stack: ExitStack
-) -> CachingClient | None:
-    recipe, package, store = destination.recipe, destination.package, destination.store
-    if recipe is None or package is None or store is None or not recipe.cache.enabled:
-        return None
-    from pipeline.cache.client import CachingClient
-    from pipeline.cache.key import Origin
-    from pipeline.stages.response_cache import open_response_cache
-    from pipeline.triton.deployment import Deployment
-
-    cache = open_response_cache(recipe, store)
-    assert cache is not None, "it is enabled"
-    stack.callback(cache.close)
-    return CachingClient(
-        client, cache, Origin(Deployment.load(package).digest, recipe.name, options["tenant"])
-    )
 
 
 def _prompt_limit(destination: Destination) -> PromptLimit | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from pipeline.cli.connection import (
-    Connection,
+    AnyClient,
     as_pipeline_error,
     connected,
     find_destination,
@@ -77,9 +77,9 @@ def command(
     """
     recipe, prompts = _read(words, source, with_url=options["url"] is not None)
     destination = find_destination(recipe, overrides, store, options)
-    with connected(destination, options, raw=raw) as connection:
+    with connected(destination, options, raw=raw) as client:
         tally = _Tally(len(prompts), show=not (no_stats or is_quiet()))
-        answers = _answers(connection, prompts, options["system"], concurrency, raw=raw)
+        answers = _answers(client, prompts, options["system"], concurrency, raw=raw)
         with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                 tally.add(prompt, answer)
@@ -104,7 +104,7 @@ def _read(
 
 
 def _answers(
-    connection: Connection, prompts: Sequence[Prompt], system: str, concurrency: int, *, raw: bool
+    client: AnyClient, prompts: Sequence[Prompt], system: str, concurrency: int, *, raw: bool
 ) -> Generator[Answer | ClientError, None, None]:
     """In the order of the prompts, each as soon as it and those before it are there."""
     from pipeline.client import ClientError
@@ -115,7 +115,7 @@ def _answers(
             said = [{"role": "system", "content": system}] if system else []
             content = [*said, {"role": "user", "content": content}]
         try:
-            return connection.generate(content, prompt.sampling)  # type: ignore[arg-type]
+            return client.generate(content, **prompt.sampling)
         except ClientError as error:
             return error
 
@@ -127,7 +127,7 @@ def _answers(
     finally:  # Ctrl-C: nothing more is sent, and what runs is cancelled on the server, too
         pool.shutdown(wait=False, cancel_futures=True)
         if not all(one.done() for one in running):
-            connection.client.close()
+            client.close()
         pool.shutdown()
 
 

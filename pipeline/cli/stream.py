@@ -52,7 +52,7 @@ def command(
     recipe, question = _read(words, with_url=options["url"] is not None)
     destination = find_destination(recipe, overrides, store, options)
     prompt = _prompt(question, options["system"], raw=raw)
-    with connected(destination, options, raw=raw) as connection, connection.stream(prompt) as stream:
+    with connected(destination, options, raw=raw) as client, client.stream(prompt) as stream:
         code = _print(stream, as_json=as_json)
         if as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))

@@ -19,7 +19,7 @@ from pipeline.cache.response_cache import Hit, ResponseCache
 from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.client import Cached, Client, Refused
+from pipeline.client import AsyncClient, Cached, Refused
 from pipeline.client.testing import FakeServer, Reply
 from tests.support.cache_asking import Fine, Letters, broken
 
@@ -62,6 +62,10 @@ def asked(turn: str = "What is it?", **sampling: Any) -> Question:
     return make_question(Origin("package"), turn, sampling or GREEDY)
 
 
+def caching(server: FakeServer, cache: ResponseCache) -> CachingClient:
+    return CachingClient(AsyncClient(server.url), cache, Origin("package"))
+
+
 def keep(cache: ResponseCache, question: Question, *texts: str, ttl_s: float | None = None) -> bool:
     pieces = [StoredChunk(text) for text in texts]
     return cache.store(question, pieces, finish_reason="stop", ttl_s=ttl_s)
@@ -87,8 +91,7 @@ def test_a_backend_that_is_down_misses_and_comes_back(backend: SqliteBackend, cl
 def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
     below = Fails(backend)
     below.down = True
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, ResponseCache(below), Origin("package"))  # type: ignore[arg-type]
+    with FakeServer(Reply(["a"])) as server, caching(server, ResponseCache(below)) as client:  # type: ignore[arg-type]
         for _ in range(2):
             assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
         assert len(server.requests) == 2
@@ -114,7 +117,7 @@ def test_whatever_fails_in_it_is_a_miss_that_is_told_once(
     asks = ["where is my parcel", "Where is my parcel?", "where is my parcel", "my parcel is where"]
     with FakeServer(Reply(["a"])) as server:
         cache = broken(backend, part, method)
-        with CachingClient(Client(server.url), cache, Origin("package")) as client:
+        with caching(server, cache) as client:
             answers = [client.generate(text, max_tokens=8, temperature=0).text for text in asks]
     assert answers == ["a"] * 4
     counts = cache.counters.as_dict()
@@ -132,9 +135,8 @@ def test_an_answer_that_cannot_be_decoded_is_asked_for_again(backend: SqliteBack
         [StoredChunk("b")], finish_reason="stop", created=cache.clock(), expires=cache.clock() + 100
     )
     short = CacheEntry(whole.raw[:-2], whole.created, whole.expires, "stop")
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, Origin("package"))
-        backend.put(make_question(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
+    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
+        backend.put(make_question(Origin("package"), "Hi", {"max_tokens": 8, "temperature": 0}), short)
         assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
     assert (cache.counters["failed_lookup"], cache.counters["stored"]) == (1, 1)
 
@@ -217,8 +219,7 @@ def test_an_age_is_absolute(backend: SqliteBackend, clock: Clock) -> None:
 
 def test_a_request_may_say_how_long(backend: SqliteBackend, clock: Clock) -> None:
     cache = ResponseCache(backend, clock=clock)
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, Origin("package"))
+    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
         with pytest.raises(Refused, match="ttl_s = 0"):
             client.generate("Hi", ttl_s=0, max_tokens=8, temperature=0)
         client.generate("Hi", ttl_s=5, max_tokens=8, temperature=0)
