@@ -35,8 +35,8 @@ from pathlib import Path
 
 from benchmarks.gateway_server import model_at
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.batches.storage import StorageLimits
-from pipeline.gateway.responses.stored_responses import StoredResponseLimits
+from pipeline.gateway.api.batches.storage import StorageLimits
+from pipeline.gateway.api.responses.stored import StoredResponseLimits
 from pipeline.gateway.server import GatewayServer, bound_sockets
 from pipeline.gateway.state.opening import StateSettings, open_state
 from pipeline.gateway.tenants import Tenants

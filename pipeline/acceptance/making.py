@@ -6,7 +6,7 @@ from pipeline.acceptance.judging import at_most, expect, skipped
 from pipeline.acceptance.report import AcceptanceCheck
 from pipeline.acceptance.run import AcceptanceRun, Checks
 from pipeline.machine.packages import Need, missing_text
-from pipeline.plan.performance import WorkloadOptions
+from pipeline.plan.settings import WorkloadOptions
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
 from pipeline.process_state import ProcessStat

@@ -111,9 +111,9 @@ def command(
     pipeline accept llama-3.1-8b-fp8 --output reports/ --skip build
     pipeline accept llama-3.1-8b-fp8 --resume accept-llama-3.1-8b-fp8-2026-11-30.json
     """
-    from pipeline.cli.named import recipe_of
     from pipeline.errors import Fault, InvalidInput, UserError
     from pipeline.extras import missing
+    from pipeline.serving.deployments import recipe_of
     from pipeline.store import Store
 
     try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import allow_option, gpus_option, recipe_argument, store_option
+from pipeline.cli.options import recipe_argument, store_option
 from pipeline.cli.output import note, print_json, reporter, short_path
+from pipeline.cli.settings_options import options_of
+from pipeline.plan.settings import BuildSettings
 
 if TYPE_CHECKING:
     from pipeline.stages import HandoverScript, StepOutcome
@@ -19,34 +21,10 @@ if TYPE_CHECKING:
 @click.command(name="build")
 @recipe_argument
 @store_option
-@click.option(
-    "--until",
-    default="package",
-    show_default=True,
-    metavar="STEP",
-    help="Stop after this step, e.g. evaluate.",
-)
+@options_of(BuildSettings)
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be made and what is there already; make nothing."
 )
-@click.option(
-    "--executor",
-    type=click.Choice(["auto", "native", "docker", "print", "print-all"]),
-    default="auto",
-    show_default=True,
-    help="Who runs trtllm-build (runtime tensorrt): this machine, the container that will serve, or a script that is "
-    "printed for another machine. auto: native where it is on PATH, else docker. The script has the whole build done "
-    "there where what comes before the engines cannot be made here; with print-all in any case, for any runtime.",
-)
-@gpus_option
-@click.option(
-    "--executor-timeout-s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Time in which trtllm-build must have made one engine; by default any.",
-)
-@allow_option
-@click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output, no progress."
 )
@@ -54,13 +32,8 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     store: Path | None,
-    until: str,
+    settings: BuildSettings,
     dry_run: bool,
-    executor: Literal["auto", "native", "docker", "print", "print-all"],
-    gpus: tuple[int, ...],
-    executor_timeout_s: float | None,
-    allowed: frozenset[str],
-    offline: bool,
     as_json: bool,
 ) -> None:
     """Make everything that RECIPE (a file, or the name of a packaged recipe) needs, up to its Triton model repository.
@@ -73,24 +46,28 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
     pipeline build llama-3.1-8b-fp8 --executor print
     """
-    from pipeline.cli.named import recipe_of
     from pipeline.prepare import prepare
     from pipeline.runtimes import ExecutorChoice
+    from pipeline.serving.deployments import recipe_of
     from pipeline.stages import HandoverScript, build_or_hand_over
     from pipeline.store import Store, human_bytes
 
     report = reporter(silent=as_json)
-    shelf = Store.at(store)
-    loaded = recipe_of(recipe, overrides, shelf)
-    prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
+    artifacts = Store.at(store)
+    loaded = recipe_of(recipe, overrides, artifacts)
+    prepared = prepare(loaded, artifacts, offline=settings.offline, progress=report, allowed=settings.allowed)
     if dry_run:
         from pipeline.cli.render.tables import plan_json, plan_table
 
-        click.echo((plan_json if as_json else plan_table)(prepared.plan, shelf, until, prepared.findings))
+        click.echo(
+            (plan_json if as_json else plan_table)(
+                prepared.plan, artifacts, settings.until, prepared.findings
+            )
+        )
         return
 
     outcomes: list[StepOutcome] = []
-    root = shelf.root if store is not None else None
+    root = artifacts.root if store is not None else None
 
     def show(outcome: StepOutcome) -> None:
         outcomes.append(outcome)
@@ -101,10 +78,10 @@ def command(
         )
 
     start = time.monotonic()
-    choice = ExecutorChoice(executor, executor_timeout_s, gpus)
-    allowing = (word for rule in sorted(allowed) for word in ("--allow", rule))
-    words = shlex.join([*loaded.words, *allowing, *shelf.words])
-    last = build_or_hand_over(prepared, shelf, choice, until, words, report, show)
+    choice = ExecutorChoice(settings.executor, settings.executor_timeout_s, settings.devices)
+    allowing = (word for rule in sorted(settings.allowed) for word in ("--allow", rule))
+    argv = shlex.join([*loaded.words, *allowing, *artifacts.words])
+    last = build_or_hand_over(prepared, artifacts, choice, settings.until, argv, report, show)
     if isinstance(last, HandoverScript):
         _print_script(loaded.name, last, as_json)
         return
@@ -114,8 +91,8 @@ def command(
     made = sum(outcome.made for outcome in outcomes)
     report.say(f"{loaded.name}: {made} of {len(outcomes)} steps made in {time.monotonic() - start:.1f} s")
     click.echo(str(last.path))
-    if until == "package":
-        report.say(f"next: pipeline serve {words}")
+    if settings.until == "package":
+        report.say(f"next: pipeline serve {argv}")
 
 
 def _print_script(recipe: str, script: HandoverScript, as_json: bool) -> None:

@@ -112,7 +112,7 @@ class CacheTarget:
         return make_near_hits(recipe.cache, place, name=recipe.name)
 
     def _recipe(self) -> Recipe:
-        from pipeline.cli.named import find_deployment
+        from pipeline.serving.deployments import find_deployment
         from pipeline.store import Store
         from pipeline.triton.running import SUPERVISED
 

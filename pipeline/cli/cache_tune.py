@@ -209,8 +209,8 @@ def _parts(
     text: str | None, overrides: tuple[str, ...], store: Path | None, report: Progress
 ) -> tuple[SemanticSettings, Path | None, Path | None]:
     """Settings, encoder and cross-encoder of the recipe, or those that it would have if semantic lookup were on."""
-    from pipeline.cli.named import recipe_of
     from pipeline.recipe.response_cache import SemanticSettings
+    from pipeline.serving.deployments import recipe_of
     from pipeline.stages.response_cache import obtain_encoder, obtain_verifier
     from pipeline.store import Store
 

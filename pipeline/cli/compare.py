@@ -224,8 +224,8 @@ def _faults(
 def _source(word: str, kind: Kind, given: dict[str, Any]) -> DeploymentSource:
     """Where A, or B, comes from."""
     from pipeline.bench.sides import PackageSource, RunningSource
-    from pipeline.cli.named import find_deployment, require_server
     from pipeline.recipe import Slo
+    from pipeline.serving.deployments import find_deployment
     from pipeline.store import Store
 
     if kind == "package":
@@ -234,7 +234,7 @@ def _source(word: str, kind: Kind, given: dict[str, Any]) -> DeploymentSource:
             word, Path(word), Slo(**targets) if targets else None, given["way"], given["gpus"]
         )
     store = Store.at(given["store"])
-    record = require_server(find_deployment(word, (), store), store)
+    record = find_deployment(word, (), store).require_server(store)
     subject = find_subject(word, {**given, "url": None, "model": None, "tokenizer": None, "wait_s": 0.0})
     return RunningSource(word, subject, record)
 

@@ -122,13 +122,13 @@ def find_destination(
             max_tokens=_first(options["max_tokens"], _WITHOUT_LIMITS),
         )
     assert recipe is not None, "the verbs ask for one or the other"
-    from pipeline.cli.named import find_deployment, require_server
+    from pipeline.serving.deployments import find_deployment
     from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
 
     shelf = Store.at(store)
     found = find_deployment(recipe, overrides, shelf, wait_s=options["wait_s"])
-    server = require_server(found, shelf)
+    server = found.require_server(shelf)
     package = server.deployment.parent
     deployment = Deployment.load(package)
     return Destination(

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.named import NamedDeployment, find_deployment, package_recipe, served_recipe
 from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
+from pipeline.gateway.api.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel, WaitLimits
-from pipeline.gateway.tools.prompt import dialect_of, load_chat_template
 from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.serving.deployments import NamedDeployment, find_deployment, package_recipe, served_recipe
 from pipeline.serving.live import kv_cache_usage
 from pipeline.stages import Builder
 from pipeline.stages.response_cache import open_response_cache
@@ -235,7 +235,7 @@ def _locate(named: NamedDeployment, store: Store, urls: Sequence[str], wait_s: f
         return LocatedModel(recipe, package, tuple(urls))
     running = named.server or RunningServer.find(store.running, recipe.name, wait_s=wait_s, states=SUPERVISED)
     if running is None:
-        serve = shlex.join(("pipeline", "serve", *named.words))
+        serve = shlex.join(("pipeline", "serve", *named.argv))
         elsewhere = f"--endpoint {recipe.name}=HOST:PORT"
         raise UserError(f"{recipe.name}: is not served here; {serve}, or {elsewhere}, or --wait-s")
     return LocatedModel(recipe, running.deployment.parent, (running.target,), running)

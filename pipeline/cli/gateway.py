@@ -149,12 +149,12 @@ def command(
     from pipeline.cli.discovery import load_served_model, locate_models, read_kv_cache_usage, record_followers
     from pipeline.errors import UserError
     from pipeline.gateway.access_log import log_to_stderr
+    from pipeline.gateway.api.batches.storage import StorageLimits
+    from pipeline.gateway.api.responses.stored import StoredResponseLimits
     from pipeline.gateway.app import Gateway
-    from pipeline.gateway.batches.storage import StorageLimits
     from pipeline.gateway.connections import ConnectionLimits
     from pipeline.gateway.http_server import bound_sockets
     from pipeline.gateway.redis_limits import RedisBuckets
-    from pipeline.gateway.responses.stored_responses import StoredResponseLimits
     from pipeline.gateway.served_model import WaitLimits
     from pipeline.gateway.server import GatewayServer
     from pipeline.gateway.state.opening import StateSettings, open_state
@@ -299,8 +299,8 @@ def _known_recipes(
     names: Sequence[str], overrides: Sequence[str], store: Store, *, wait_s: float
 ) -> list[Recipe]:
     """Recipes of names, but for those of deployments that are yet to come."""
-    from pipeline.cli.named import find_deployment
     from pipeline.errors import InvalidInput
+    from pipeline.serving.deployments import find_deployment
     from pipeline.triton.running import SUPERVISED
 
     found = []

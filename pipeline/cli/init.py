@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.options import json_option, store_option
 from pipeline.cli.output import note, print_json, reporter
+from pipeline.cli.settings_options import options_of
+from pipeline.plan.settings import InitSettings
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from pipeline.prepare.initial_recipe import InitialRecipe
     from pipeline.recipe import HubSource, LocalSource
 
@@ -31,38 +31,9 @@ def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> 
         raise click.BadParameter(f"{text}: {error.message()}; {fix}") from None
 
 
-def _complete_gpu(
-    _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    from pipeline.contracts.gpus import gpus
-
-    return [CompletionItem(one.name) for one in gpus() if one.name.startswith(incomplete)]
-
-
 @click.command(name="init")
 @click.argument("source", metavar="hf:ORG/NAME|local:FOLDER", callback=_source)
-@click.option(
-    "--gpu",
-    metavar="NAME",
-    shell_complete=_complete_gpu,
-    help="GPU that it is to run on, such as l4-24g; by default what this machine has, or its CPU.",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(1, 64),
-    metavar="N",
-    help="So many of them at most; by default all of this machine, or 8.",
-)
-@click.option(
-    "--runtime",
-    type=click.Choice(["cpu", "tensorrt", "pytorch"]),
-    help="By default cpu without a GPU, else tensorrt, and pytorch for what that does not run.",
-)
-@click.option("--name", metavar="NAME", help="Name of the deployment; by default that of the model.")
-@click.option("--max-input-tokens", type=click.IntRange(min=1), metavar="N", help="Longest prompt.")
-@click.option("--max-output-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
+@options_of(InitSettings)
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
@@ -72,21 +43,14 @@ def _complete_gpu(
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @click.option("--dry-run", is_flag=True, help="Print the recipe, and write nothing.")
 @store_option
-@click.option("--offline", is_flag=True, help="Ask no hub; use what is known, and what the store has.")
 @json_option
 def command(
     source: HubSource | LocalSource,
-    gpu: str | None,
-    gpus: int | None,
-    runtime: Any,
-    name: str | None,
-    max_input_tokens: int | None,
-    max_output_tokens: int | None,
+    settings: InitSettings,
     output: Path | None,
     force: bool,
     dry_run: bool,
     store: Path | None,
-    offline: bool,
     as_json: bool,
 ) -> None:
     """Write a recipe for a model of your own: limits and formats that fit, each with its reason in a comment.
@@ -103,9 +67,9 @@ def command(
     from pipeline.recipe.catalog import annotated_yaml, write_recipe
     from pipeline.store import Store
 
-    shelf = Store.at(store)
-    request = InitRequest(source, gpu, gpus, runtime, name, max_input_tokens, max_output_tokens)
-    first = initial_recipe(request, shelf, offline=offline, progress=reporter(silent=as_json))
+    artifacts = Store.at(store)
+    request = InitRequest(source=source, **dict(settings))
+    first = initial_recipe(request, artifacts, progress=reporter(silent=as_json))
     file = output or Path(f"{first.recipe.name}.yaml")
     prints = dry_run or str(file) == "-"
     text = annotated_yaml(_head(first, file), first.values, first.reasons)
@@ -126,10 +90,10 @@ def command(
         click.echo(text, nl=False)
     note(f"{first.recipe.name} on {first.place}: {first.report.verdict}")
     if not prints:
-        words = shlex.join((str(file.absolute()), *shelf.words))
+        argv = shlex.join((str(file.absolute()), *artifacts.words))
         click.echo(f"wrote {file}")
-        click.echo(f"next: pipeline build {words}")
-        click.echo(f'then: pipeline serve {words}   ask: pipeline stream {words} "…"')
+        click.echo(f"next: pipeline build {argv}")
+        click.echo(f'then: pipeline serve {argv}   ask: pipeline stream {argv} "…"')
 
 
 def _head(first: InitialRecipe, file: Path) -> list[str]:

@@ -104,8 +104,8 @@ def command(
     scraped) and dashboard.json (Grafana: Dashboards, New, Import). Alerts on latencies need slo.ttft_p95_ms and
     slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call.
     """
-    from pipeline.cli.named import find_deployment
     from pipeline.errors import UserError
+    from pipeline.serving.deployments import find_deployment
     from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
     from pipeline.store import Store
     from pipeline.triton.running import metrics_targets

@@ -115,9 +115,10 @@ def complete_running(
     """Complete the name of a deployment that is announced in the store."""
     from click.shell_completion import CompletionItem
 
-    from pipeline.cli.named import running_names
+    from pipeline.serving.deployments import announced_names
+    from pipeline.store import Store
 
-    names = running_names(context.params.get("store"))
+    names = announced_names(Store.at(context.params.get("store")))
     return [CompletionItem(name, help="running") for name in names if name.startswith(incomplete)]
 
 

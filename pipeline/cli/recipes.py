@@ -63,7 +63,7 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool)
     pipeline recipes show tiny-cpu
     pipeline recipes show tiny-cpu --resolved --set quantization.format=int4_awq
     """
-    from pipeline.cli.named import is_recipe, recipe_of
+    from pipeline.serving.deployments import is_recipe, recipe_of
     from pipeline.store import Store
 
     if is_recipe(recipe) and not (resolved or as_json or overrides):

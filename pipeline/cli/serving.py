@@ -147,7 +147,7 @@ class ChosenPackage:
     @property
     def served_recipe(self) -> Recipe:
         """The recipe that it is served with: of a package alone, what the package says."""
-        from pipeline.cli.named import package_recipe
+        from pipeline.serving.deployments import package_recipe
 
         return self.recipe or package_recipe(self.folder)
 
@@ -180,9 +180,9 @@ def choose_package(
     Raises:
         UserError: It is not built, or is not the recipe's. GateFailed: its figures are over the recipe's budgets.
     """
-    from pipeline.cli.named import recipe_of
     from pipeline.machine.packages import Need, require
     from pipeline.prepare import prepare
+    from pipeline.serving.deployments import recipe_of
     from pipeline.stages import Builder, preview_deployment
     from pipeline.triton.deployment import Deployment
 
@@ -231,9 +231,9 @@ def serve_options_of(
         chosen: What is served.
         ports: Ports to take whatever the options say.
     """
+    from pipeline.keeper import RestartPolicy
     from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
-    from pipeline.serving.restart import RestartPolicy
 
     address, serving = values["address"], chosen.served_recipe.serving
     for name, opens in (("http", serving.http), ("grpc", serving.grpc)):

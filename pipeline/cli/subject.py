@@ -102,8 +102,8 @@ def find_subject(name: str | None, options: dict[str, Any]) -> Subject:
         UserError: It has no gateway, and one was asked for.
     """
     from pipeline.bench.subject import Subject
-    from pipeline.cli.named import find_deployment, require_server
     from pipeline.recipe import Slo
+    from pipeline.serving.deployments import find_deployment
     from pipeline.store import Store
 
     targets, _ = read_slo(options["slo"])
@@ -128,7 +128,7 @@ def find_subject(name: str | None, options: dict[str, Any]) -> Subject:
     slo = {**(found.recipe.slo.model_dump(exclude_none=True) if found.recipe.slo else {}), **targets}
     calibration = found.recipe.quantization.calibration
     return replace(
-        Subject.of_record(require_server(found, store), Slo(**slo) if slo else None, options["way"]),
+        Subject.of_record(found.require_server(store), Slo(**slo) if slo else None, options["way"]),
         dataset=None if calibration is None else calibration.dataset,
         headers=headers,
         recipe=found.recipe,

@@ -132,7 +132,7 @@ def command(
 
     Exit code 0 also where the recipe is best as it is; 2 where the options are wrong.
     """
-    from pipeline.cli.named import recipe_of
+    from pipeline.serving.deployments import recipe_of
     from pipeline.store import Store
     from pipeline.tuning.search_space import fixed_values
     from pipeline.tuning.tuned_recipe import tuned_file

@@ -12,19 +12,19 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.client import request_headers
-from pipeline.gateway.endpoints.endpoint import EndpointTable
 from pipeline.gateway.errors import internal_error, is_anthropic
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.prompt_log import PromptLog
-from pipeline.gateway.traces import Span, TraceContext, Tracer, random_hex
+from pipeline.gateway.records import RequestRecord
+from pipeline.gateway.routes import RouteTable
+from pipeline.gateway.traces import TraceContext, Tracer, random_hex
 from pipeline.printable import PrintableFormatter, json_text
 
 _log = logging.getLogger("pipeline.gateway")
@@ -65,28 +65,6 @@ LOG_FIELDS: Mapping[str, str] = {
 }
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """What is known of a request. Whoever answers it adds to `fields`."""
-
-    id: str
-    span: Span
-    began: float = field(default_factory=time.perf_counter)  # when it arrived
-    status: int = 499  # that was sent; 499 if the client left before one was
-    outcome: int | None = (
-        None  # status that a stream would have had, had it not been sent before the end was known
-    )
-    error: str | None = None
-    error_type: str | None = None
-    exception: BaseException | None = None  # behind the error
-    fields: dict[str, Any] = field(default_factory=dict)  # of the log line and the span
-    attributes: dict[str, Any] = field(default_factory=dict)  # of the span only
-    prompt_log: PromptLog | None = None  # if texts are wanted in the log
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of the response, besides its own
-    # Headers of the response that say what the tenant may still ask, if it has limits.
-    rate_limits: Callable[[], Iterable[tuple[bytes, bytes]]] | None = None
-
-
 class AccessLog:
     """ASGI middleware. Applications find the `RequestRecord` of a request in scope["record"]."""
 
@@ -95,7 +73,7 @@ class AccessLog:
         app: ASGIApp,
         tracer: Tracer,
         metrics: GatewayMetrics,
-        endpoints: EndpointTable,
+        routes: RouteTable,
         *,
         prompt_log: PromptLog | None = None,
     ) -> None:
@@ -104,20 +82,20 @@ class AccessLog:
             app: the application.
             tracer: starts a span for each request.
             metrics: count each request.
-            endpoints: of the application; spans and metrics name requests by them.
+            routes: of the application; spans and metrics name requests by them.
             prompt_log: what of prompts and answers goes into the log; None: nothing.
         """
         self._app, self._tracer, self._metrics, self._prompt_log = app, tracer, metrics, prompt_log
-        self._endpoints = endpoints
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._endpoints.unlogged:
+        if scope["type"] != "http" or scope["path"] in self._routes.unlogged:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         parent = TraceContext.parse(headers.get(b"traceparent", b"").decode("latin-1"))
-        route = self._endpoints.template(scope["path"])
+        route = self._routes.template(scope["path"])
         span = self._tracer.start_span(_span_name(scope, route), parent)
         record = RequestRecord(
             given if _REQUEST_ID.fullmatch(given) else random_hex(32), span, prompt_log=self._prompt_log

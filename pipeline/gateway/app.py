@@ -16,22 +16,26 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pipeline.gateway.access_log import AccessLog
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
+from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.chat import CompletionEndpoints
+from pipeline.gateway.api.embeddings import EmbeddingEndpoints
+from pipeline.gateway.api.false_hits import FalseHitEndpoints
+from pipeline.gateway.api.messages import MessageEndpoints
+from pipeline.gateway.api.models import ModelEndpoints
+from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
+from pipeline.gateway.api.responses.stored import (
+    SqlStoredResponses,
+    StoredResponseLimits,
+    StoredResponses,
+)
+from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.endpoints.anthropic_messages import MessageEndpoints
-from pipeline.gateway.endpoints.batches import BatchEndpoints
-from pipeline.gateway.endpoints.completions import CompletionEndpoints
 from pipeline.gateway.endpoints.description import DescriptionEndpoints
-from pipeline.gateway.endpoints.embeddings import EmbeddingEndpoints
-from pipeline.gateway.endpoints.endpoint import DirectRoutes, EndpointFamily, EndpointTable
-from pipeline.gateway.endpoints.false_hits import FalseHitEndpoints
-from pipeline.gateway.endpoints.files import FileEndpoints
-from pipeline.gateway.endpoints.message_batches import MessageBatchEndpoints
-from pipeline.gateway.endpoints.models import ModelEndpoints
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.endpoints.operations import OperationEndpoints
-from pipeline.gateway.endpoints.responses import ResponseEndpoints
-from pipeline.gateway.endpoints.tokenization import TokenizationEndpoints
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metric_names import MetricNames
@@ -41,11 +45,7 @@ from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.redis_limits import RedisBuckets
 from pipeline.gateway.redis_losses import RedisLosses
-from pipeline.gateway.responses.stored_responses import (
-    SqlStoredResponses,
-    StoredResponseLimits,
-    StoredResponses,
-)
+from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import LocalTracer, Tracer
@@ -132,11 +132,10 @@ class Gateway:
             tenants.share_buckets(buckets)
         self._tracer = tracer or LocalTracer()
         self._families = [family(self.context) for family in _FAMILIES]
-        table = self.context.endpoints = EndpointTable(
-            one for family in self._families for one in family.endpoints()
-        )
+        table = RouteTable(route for family in self._families for route in family.endpoints())
+        self.context.routes = table.all
         application = Starlette(
-            routes=table.routes,
+            routes=table.starlette,
             lifespan=self._lifespan,
             exception_handlers={
                 ApiError: _answer_error,

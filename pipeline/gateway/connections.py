@@ -103,7 +103,7 @@ class _Awaited(Enum):
 
 
 class ClientConnection(HttpToolsProtocol):
-    """A client's connection, within limits. Applications find it in scope["peer"], as a `pipeline.gateway.sse.Peer`.
+    """A client's connection, within limits. Applications find it in scope["peer"], a `pipeline.gateway.api.sse.Peer`.
 
     If a body does not come in time, scope["late"] is set, and the application that waits for it is woken.
     """

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from pipeline.gateway.access_log import RequestRecord
-from pipeline.gateway.batches.storage import BatchStorage
-from pipeline.gateway.endpoints.endpoint import EndpointTable
-from pipeline.gateway.endpoints.false_hits import CacheHits
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.responses.stored import StoredResponses
+from pipeline.gateway.api.sse import cancel_on_disconnect
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_responses import cancel_on_disconnect
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.responses.stored_responses import StoredResponses
+from pipeline.gateway.records import CacheHits, RequestRecord
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
@@ -93,7 +92,7 @@ class GatewayContext:
         self.parsers = ParserThreads()
         self.state_threads = ThreadPoolExecutor(_STATE_THREADS, "state")
         # Set by the gateway when they are complete.
-        self.endpoints = EndpointTable(())
+        self.routes: Sequence[ApiRoute] = ()
         # Answers requests without the guards against web pages: those of batches.
         self.application: ASGIApp = _not_ready
         self.draining = False  # whether the gateway is stopping, and takes nothing new

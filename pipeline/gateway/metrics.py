@@ -24,7 +24,7 @@ from prometheus_client.samples import Sample
 
 from pipeline.cache.response_cache import CacheCounters
 from pipeline.client import AsyncClient
-from pipeline.gateway.generation import Generation
+from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.metric_names import (
     DURATION_BUCKETS_S,
     ITL_BUCKETS_S,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.gateway.choice import ChoiceTimes
-from pipeline.gateway.generation import Generation
+from pipeline.gateway.api.choice import ChoiceTimes
+from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.metric_names import PROVIDER
 from pipeline.gateway.traces import Span
 

@@ -20,11 +20,12 @@ from pipeline.client.prompt import render_prompt
 from pipeline.client.request import missing_inputs
 from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
+from pipeline.gateway.api.json_schema import schema_faults
+from pipeline.gateway.api.response_format import SchemaFaults
+from pipeline.gateway.api.tools.prompt import load_chat_template
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue, ModelQueue
-from pipeline.gateway.json_schema import schema_faults
 from pipeline.gateway.readiness import ModelReadiness, Readiness
-from pipeline.gateway.response_format import SchemaFaults
 from pipeline.gateway.text_processes import (
     LONG_SCHEMA_CHARS,
     ProcessTemplate,
@@ -34,7 +35,6 @@ from pipeline.gateway.text_processes import (
     prompt_chars,
 )
 from pipeline.gateway.tokenizer import ModelTokenizer
-from pipeline.gateway.tools.prompt import load_chat_template
 from pipeline.recipe.sections import ServingPolicy
 from pipeline.triton.deployment import Deployment
 
@@ -101,7 +101,7 @@ class ServedModel:
     queue: ModelQueue
     aliases: tuple[str, ...] = ()  # further names that requests may have
     strict: bool = (
-        False  # whether unknown fields and too large limits are refused; see `pipeline.gateway.tolerance`
+        False  # whether unknown fields and too large limits are refused; see `pipeline.gateway.api.parsing`
     )
     cache: ResponseCache | None = None
     embedder: EmbeddingModel | None = None

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.dropping_output import drop_unwritable_output
-from pipeline.gateway.json_schema import schema_faults
-from pipeline.gateway.tools.prompt import load_chat_template
+from pipeline.gateway.api.json_schema import schema_faults
+from pipeline.gateway.api.tools.prompt import load_chat_template
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.reading import UnreadableFile, read_tokenizer
 

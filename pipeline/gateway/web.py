@@ -18,8 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_TOKENS
 from pipeline.gateway.errors import ApiError, error_response
-from pipeline.gateway.tolerance import IGNORED_FIELDS, MAX_TOKENS
 
 JSON, FORM = "application/json", "multipart/form-data"
 # These tell nothing about models, and probes may name any host, such as the address of a pod.

@@ -1,6 +1,6 @@
 """A first recipe for a model of one's own: what fits a GPU or this machine, with the reason of every derived value.
 
-    first = initial_recipe(InitRequest(HubSource("org/name"), gpu="l4-24g"), store)
+    first = initial_recipe(InitRequest(source=HubSource("org/name"), gpu="l4-24g"), store)
     first.recipe, first.reasons["limits.max_concurrency"]
 
 Nothing is judged by rules of its own: sizes come from `model_probe`, formats, splits and loads from the comparison that
@@ -25,10 +25,10 @@ from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.compatibility import check_compatibility
 from pipeline.plan.machine_facts import GpuFacts, contract_name
-from pipeline.plan.performance import WorkloadOptions
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.plan.plan import TARGET
 from pipeline.plan.report import PlanReport
+from pipeline.plan.settings import InitSettings, WorkloadOptions
 from pipeline.prepare.known_drafts import KnownDraft, known_draft
 from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import compare_recipe, make_report
@@ -56,27 +56,10 @@ _ENOUGH, _ENOUGH_OF_UNKNOWN = 16, 4
 _GPU_DEADLINE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class InitRequest:
-    """What a user says of a recipe that does not exist yet; None leaves it open.
-
-    Attributes:
-        source: Where the checkpoint comes from.
-        gpu: Name of a GPU in the contracts; None for that of this machine, and its CPU where it has none.
-        gpus: How many of them may be used.
-        kind: The runtime.
-        name: Of the deployment.
-        max_input_tokens: Longest prompt.
-        max_output_tokens: Longest answer.
-    """
+class InitRequest(InitSettings):
+    """A recipe that does not exist yet: its model, and what a user says of the deployment."""
 
     source: HubSource | LocalSource
-    gpu: str | None = None
-    gpus: int | None = None
-    kind: Kind | None = None
-    name: str | None = None
-    max_input_tokens: int | None = None
-    max_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +81,12 @@ class InitialRecipe:
     place: str
 
 
-def initial_recipe(
-    request: InitRequest, store: Store, *, offline: bool = False, progress: Progress | None = None
-) -> InitialRecipe:
+def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | None = None) -> InitialRecipe:
     """Propose a recipe for a model.
 
     Args:
         request: The model, and what is wanted of the deployment.
         store: Where the checkpoint may lie already.
-        offline: Do not ask the Hub.
         progress: Receives a line for each retry.
 
     Returns:
@@ -117,7 +97,7 @@ def initial_recipe(
         InvalidInput: The model fits nowhere; with a fault for each option.
         SourceError: The Hub does not give the model.
     """
-    draft = _Draft(request, store, offline or is_offline(), progress or Silent())
+    draft = _Draft(request, store, request.offline or is_offline(), progress or Silent())
     kinds = draft.settle_place()
     draft.settle_model()
     if kinds == ("cpu",):
@@ -150,7 +130,7 @@ class _Draft:
     def settle_place(self) -> tuple[Kind, ...]:
         """Runtimes to try, the best first."""
         wanted = self.request
-        if wanted.kind == "cpu":
+        if wanted.runtime == "cpu":
             if wanted.gpu is not None or wanted.gpus is not None:
                 raise UserError("--runtime cpu is for this machine's CPU: leave out --gpu and --gpus")
             self.reasons["runtime.kind"] = "as asked for"
@@ -161,14 +141,14 @@ class _Draft:
         else:
             seen = take(only=("gpus",), deadline_s=_GPU_DEADLINE_S).facts().gpus or ()
             if not seen:
-                if wanted.kind is not None or wanted.gpus is not None:
+                if wanted.runtime is not None or wanted.gpus is not None:
                     raise UserError("this machine has no GPU that its driver reports: name one with --gpu")
                 self.reasons["runtime.kind"] = "this machine has no GPU; --gpu NAME writes for one elsewhere"
                 return ("cpu",)
             self.gpu, self.gpus = _known(seen)
             self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
         self.gpus = wanted.gpus or self.gpus
-        return TRACKS if wanted.kind is None else (wanted.kind,)
+        return TRACKS if wanted.runtime is None else (wanted.runtime,)
 
     # What it runs
 
@@ -331,7 +311,7 @@ class _Draft:
         return self._finished(sections, f"{best.gpus} x {self.gpu}")
 
     def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
-        options = WorkloadOptions((self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
+        options = WorkloadOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
         return compare_recipe(self._recipe(**sections), self.store, options, offline=self.offline)
 
     def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:

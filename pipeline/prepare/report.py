@@ -22,12 +22,14 @@ from pipeline.plan.memory import (
 from pipeline.plan.memory.footprint import weight_bytes
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
-from pipeline.plan.performance import Forecast, WorkloadOptions, forecast_recipe
+from pipeline.plan.performance import Forecast, forecast_recipe
 from pipeline.plan.performance.calibration import SpeedCalibration, calibration_file
 from pipeline.plan.performance.compare import Comparison, compare
+from pipeline.plan.performance.workload import comparison_settings
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
 from pipeline.plan.report import PlanReport
+from pipeline.plan.settings import WorkloadOptions
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_access,
@@ -164,7 +166,7 @@ def compare_recipe(
         return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
 
     steps = read_settings(recipe).steps
-    return compare(recipe, sizes, workload.question(recipe.limits), steps=steps, judge=judge)
+    return compare(recipe, sizes, comparison_settings(workload, recipe.limits), steps=steps, judge=judge)
 
 
 def _probes(

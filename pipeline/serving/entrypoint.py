@@ -39,6 +39,7 @@ from pathlib import Path
 
 from pipeline.dropping_output import drop_unwritable_output
 from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.keeper import RestartPolicy
 from pipeline.printable import printable_bytes
 from pipeline.private_files import owner_only
 from pipeline.progress import Lines
@@ -46,7 +47,6 @@ from pipeline.serving.group import GroupMember, gather
 from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
 from pipeline.serving.launch import ServeOptions, traces_endpoint
 from pipeline.serving.ports import ANYWHERE, GRPC, METRICS, Ports
-from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 

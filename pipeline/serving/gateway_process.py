@@ -20,11 +20,10 @@ from threading import Event
 from types import MappingProxyType
 
 from pipeline.errors import ServerError
+from pipeline.keeper import HealthIssue, StartCancelled
 from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, open_log, rotate
-from pipeline.serving.monitor import HealthIssue
-from pipeline.serving.server import StartCancelled
 
 _BACKLOG = 2048
 _POLL_S = 0.05
@@ -55,7 +54,7 @@ class GatewayLaunch:
 class GatewayProcess:
     """A gateway that can be started again and again on the same sockets."""
 
-    kind = "gateway"
+    kind, title = "gateway", "the gateway"
     # It listens from the beginning, and goes on when its process is started again.
     addresses: Mapping[str, str] = MappingProxyType({})
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.keeper import RestartPolicy
 from pipeline.serving.ports import LOOPBACK, Listeners, Ports, check_container_ports
-from pipeline.serving.restart import RestartPolicy
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import Deployment
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import ServerError
+from pipeline.keeper import HealthIssue
 from pipeline.process_state import HELD_UP_S, STOPPED_S, ProcessStat
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.probe import HealthProbe
@@ -51,19 +52,6 @@ _FAILURES = 3  # probes that fail one after the other: one may be a mishap
 _COMPUTING_SHARE = 0.1  # of a core: an idle server uses less
 _COMPUTING_S = 60.0  # a step of an engine that computes here may take so long
 _STUB = "triton_python_b"  # the process of a Python model, as far as /proc has its name
-
-
-@dataclass(frozen=True, slots=True)
-class HealthIssue:
-    """What is wrong with a server.
-
-    Attributes:
-        kind: "fault": it has to be started again. "doubt": it is not ready, but may recover by itself.
-        reason: What is wrong.
-    """
-
-    kind: Literal["doubt", "fault"]
-    reason: str
 
 
 def progress_of(page: MetricsPage, model: str) -> float:

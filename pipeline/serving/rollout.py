@@ -32,13 +32,13 @@ from pipeline.client import ChatTemplate, Client, ClientError, TemplateError
 from pipeline.errors import ServerError, UserError
 from pipeline.golden import GoldenComparison, GoldenReport, GoldenSet
 from pipeline.golden_questions import GoldenQuestion
+from pipeline.keeper import Keeper, StartCancelled
 from pipeline.progress import Progress, Silent
 from pipeline.serving.control import Say
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.ports import Ports
-from pipeline.serving.server import StartCancelled
-from pipeline.serving.supervisor import Keeper, Supervisor
+from pipeline.serving.supervisor import Supervisor
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
 from pipeline.triton.running import RunningServer
@@ -446,7 +446,7 @@ class _Rollout:
 class _Vacancy:
     """Stands where a Triton was, until another one does."""
 
-    kind = "triton"
+    kind, title = "triton", "Triton"
     pids: tuple[int, ...] = ()
     addresses: Mapping[str, str] = MappingProxyType({})
 

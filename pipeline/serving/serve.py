@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import ServerError
+from pipeline.keeper import HealthIssue, StartCancelled
 from pipeline.machine.docker import find_image, pull_image
 from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding, finding_lines
@@ -37,11 +38,11 @@ from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import DockerLauncher
 from pipeline.serving.launch_gpu import NativeLauncher
 from pipeline.serving.log_files import LogLimit, log_folder, rotate
-from pipeline.serving.monitor import HealthIssue, HealthMonitor
+from pipeline.serving.monitor import HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.rollout import Rollouts
-from pipeline.serving.server import StartCancelled, TritonServer, local_launcher
+from pipeline.serving.server import TritonServer, local_launcher
 from pipeline.serving.supervisor import Supervisor
 from pipeline.store import FileHashes, Store
 from pipeline.triton.deployment import ENTRY, Deployment
@@ -134,7 +135,7 @@ def serve(
 class TritonComponent:
     """One Triton, as its supervisor keeps it: verified at the first start, warmed up at each, its health watched."""
 
-    kind = "triton"
+    kind, title = "triton", "Triton"
 
     def __init__(
         self, package: Path, server: TritonServer, options: ServeOptions, progress: Progress

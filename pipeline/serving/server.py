@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.errors import ServerError
+from pipeline.keeper import StartCancelled
 from pipeline.machine import process_guard
 from pipeline.machine.processes import listening
 from pipeline.process_state import SUPERVISOR, own_mark
@@ -46,10 +47,6 @@ _READY_TIMEOUT_S = 2.0
 _WARMUP_TOKENS = 16
 _GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end by itself
 _ADDRESS_TAKEN = "already in use"
-
-
-class StartCancelled(ServerError):
-    """A start was called off before the server was ready."""
 
 
 class TritonServer(ServerAddresses):

@@ -15,7 +15,7 @@ from pipeline.client.request import build_request
 from pipeline.client.sampling import PARAMETERS, read_sampling
 from pipeline.client.tensors import ModelSignature, read_signature
 from pipeline.contracts.llmapi import ignored_sampling
-from pipeline.gateway.schema import ChatRequest, CompletionRequest
+from pipeline.gateway.api.schema import ChatRequest, CompletionRequest
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model

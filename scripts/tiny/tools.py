@@ -1,7 +1,7 @@
 """Conversations with tools: reads `tools.yaml`, and writes dialogues in which the two tools are called and answered.
 
-Tools stand in the prompt as the gateway writes them for templates that take none (`pipeline.gateway.tools.prompt`), in
-words and with an order of keys that differ as those of clients do. A conversation asks for one or several calls, is
+Tools stand in the prompt as the gateway writes them for templates that take none (`pipeline.gateway.api.tools.prompt`),
+in words and with an order of keys that differ as those of clients do. A conversation asks for one or several calls, is
 told the results, and answers from them; or nothing in it asks for a tool, and it goes as without.
 
 Answers that guided decoding holds to a form begin otherwise than the model would begin by itself: the model learns how
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from pipeline.gateway.tools.prompt import with_tool_section
+from pipeline.gateway.api.tools.prompt import with_tool_section
 from tiny.grammar import Dialogue, Grammar, Intent, fill
 from tiny.slots import SLOTS, Split, pick
 

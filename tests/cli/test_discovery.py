@@ -13,7 +13,7 @@ from pipeline.gateway.served_model import WaitLimits
 from pipeline.recipe import load_recipe
 from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec
-from tests.cli.test_named import announced
+from tests.serving.test_deployments import announced
 from tests.support.deployments import gpu_deployment
 from tests.support.models import make_tokenizer
 

@@ -15,7 +15,7 @@ from pipeline.recipe.catalog import copy_recipe
 from pipeline.recipe.library import find_recipe
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
-from tests.cli.test_named import Addresses
+from tests.serving.test_deployments import Addresses
 
 EARLIER = ("limits.max_concurrency=4", "limits.max_output_tokens=64")
 

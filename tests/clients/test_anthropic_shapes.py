@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.client.testing import Reply
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage
 from tests.gateway.conftest import Start, starter
 from tests.support.programs import Program
 

@@ -18,8 +18,8 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.machine.processes import processes_below
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir

@@ -17,8 +17,10 @@ from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
 from pipeline.client.spreading import Spread
 from pipeline.client.testing import FakeServer, Received, Reply
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.responses.stored import StoredResponses
+from pipeline.gateway.api.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.metric_names import MetricNames
@@ -27,12 +29,10 @@ from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.redis_limits import RedisBuckets
-from pipeline.gateway.responses.stored_responses import StoredResponses
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
-from pipeline.gateway.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.traces import Tracer
 from tests.support.servers.started import Servers, started_servers
 from tests.support.state_places import StatePlace

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.cache.encryption import AesGcmCodec
-from pipeline.gateway.batches import claims, storage
-from pipeline.gateway.batches.claims import Claim, ClaimLost
-from pipeline.gateway.batches.objects import BatchObject, FileObject
-from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.api.batches import claims, storage
+from pipeline.gateway.api.batches.claims import Claim, ClaimLost
+from pipeline.gateway.api.batches.objects import BatchObject, FileObject
+from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from pipeline.gateway.errors import ApiError
 from tests.gateway.conftest import opened_place, places
 from tests.support.servers.started import Servers

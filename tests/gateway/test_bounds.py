@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.anthropic_messages import CountTokensRequest
+from pipeline.gateway.api.messages import CountTokensRequest
+from pipeline.gateway.api.parsing import parse_request
+from pipeline.gateway.api.responses.request import ResponseRequest
+from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, ModelRequest
 from pipeline.gateway.bounds import (
     MAX_ALL_WORD_CHARS,
     MAX_BODY_BYTES,
@@ -26,9 +29,6 @@ from pipeline.gateway.bounds import (
     check_json,
 )
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.parsing import parse_request
-from pipeline.gateway.responses.request import ResponseRequest
-from pipeline.gateway.schema import ChatRequest, CompletionRequest, ModelRequest
 from tests.gateway.conftest import Running, Start
 
 HERMES = "{% for message in messages %}{{ message.content }}{% endfor %}<tool_call>{{ tools | tojson }}"

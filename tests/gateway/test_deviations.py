@@ -21,8 +21,8 @@ from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pipeline.client.testing import Reply
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_gateway_requests import CALLING, HERMES
 

@@ -14,8 +14,8 @@ import pytest
 
 from pipeline import __version__
 from pipeline.client.testing import Reply
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
@@ -90,7 +90,7 @@ def test_azures_client_with_its_header_and_paths(start: Start) -> None:
 
 def test_the_description_has_every_endpoint_and_refers_to_what_is_there(described: Running) -> None:
     api = get(described, "/openapi.json").json()
-    table = described.gateway.context.endpoints.all
+    table = described.gateway.context.routes
     operations = {(method.upper(), path) for path, found in api["paths"].items() for method in found}
     assert operations == {(one.method, re.sub(r":\w+}", "}", one.path)) for one in table}
     ids = [one["operationId"] for found in api["paths"].values() for one in found.values()]

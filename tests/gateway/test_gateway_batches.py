@@ -18,10 +18,10 @@ import pytest
 from openai.types import Batch
 
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.batches import runner
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.input_file import InputFile
-from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.api.batches import runner
+from pipeline.gateway.api.batches.objects import InputFile
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, Upstream
@@ -378,7 +378,7 @@ def test_cancel_keeps_what_was_answered(start: Start, tmp_path: Path) -> None:
 def test_what_is_not_answered_in_time_says_so(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.gateway.endpoints.batches.WINDOW_S", 1)
+    monkeypatch.setattr("pipeline.gateway.api.batches.endpoints.WINDOW_S", 1)
     running = start(
         lambda got: Reply(["ok"]) if "line0" in got.prompt else HANG,
         batches=BatchStorage(BatchFolder(tmp_path)),

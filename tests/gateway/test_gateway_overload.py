@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from pipeline.client.testing import FakeServer, Received, Reply
+from pipeline.gateway.api.parsing import parse_request
+from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.parsing import parse_request
-from pipeline.gateway.schema import ChatRequest
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.waiting import wait_for

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 from pipeline.client.testing import Ending, Reply
-from pipeline.gateway import http_responses
+from pipeline.gateway.api import model_answer
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
@@ -77,7 +77,7 @@ def test_an_answer_streams_with_its_figures_and_comes_from_the_cache_next_time(
 def test_signs_of_life_are_no_part_of_an_answer(
     page: Page, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_responses, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(model_answer, "KEEP_ALIVE_S", 0.05)
     running = start(Reply(["late"], first_delay_s=0.5))
     page.load(running.url)
     page.click("#clear")

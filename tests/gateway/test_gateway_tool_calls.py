@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.tools.dialects import FORCED, FORCED_LIST, ToolDialect, dialects
-from pipeline.gateway.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
-from pipeline.gateway.tools.prompt import dialect_of
+from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, ToolDialect, dialects
+from pipeline.gateway.api.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
+from pipeline.gateway.api.tools.prompt import dialect_of
 
 TOOLS = [
     {

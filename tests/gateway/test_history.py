@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from pipeline.client.testing import Reply
-from pipeline.gateway.tools.dialects import ToolDialect, dialects
+from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
 from tests.gateway.conftest import Running, Start
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

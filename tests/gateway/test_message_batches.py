@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.batches import runner
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
-from pipeline.gateway.endpoints import message_batches
+from pipeline.gateway.api.batches import message_batches, runner
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start

@@ -17,9 +17,9 @@ import pytest
 
 from pipeline.cache.redis import RedisAddress
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.batches import runner
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage
+from pipeline.gateway.api.batches import runner
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.redis_limits import RedisBuckets

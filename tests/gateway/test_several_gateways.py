@@ -16,10 +16,10 @@ import pytest
 from pipeline.cache.encryption import KEY, AesGcmCodec
 from pipeline.cache.redis import RedisAddress
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.batches import runner
-from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
-from pipeline.gateway.responses.redis_responses import RedisStoredResponses
-from pipeline.gateway.responses.stored_responses import (
+from pipeline.gateway.api.batches import runner
+from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.api.responses.redis import RedisStoredResponses
+from pipeline.gateway.api.responses.stored import (
     NoStoredResponses,
     SqlStoredResponses,
     StoredResponseLimits,

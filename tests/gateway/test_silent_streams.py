@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from pipeline.client.testing import Ending, Reply
-from pipeline.gateway import http_responses
-from pipeline.gateway.sse import WriteCoalescer
+from pipeline.gateway.api import model_answer
+from pipeline.gateway.api.sse import WriteCoalescer
 from tests.gateway.conftest import Running, Start
 
 MESSAGES = [{"role": "user", "content": "Where is my parcel?"}]
@@ -29,7 +29,7 @@ SIGNS = {"/v1/messages": 'event: ping\ndata: {"type":"ping"}'}
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sign of life after 50 ms of silence."""
-    monkeypatch.setattr(http_responses, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(model_answer, "KEEP_ALIVE_S", 0.05)
 
 
 def stream(

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from pipeline.cache.encryption import AesGcmCodec
 from pipeline.cache.redis import RedisAddress
 from pipeline.client.testing import Reply
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.responses.stored_responses import (
+from pipeline.gateway.api.responses.stored import (
     NoStoredResponses,
     StoredResponse,
     StoredResponseLimits,
     StoredResponses,
 )
+from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start, opened_place, places
 from tests.gateway.test_gateway_responses import create, events_of, judged

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from pipeline.client import PromptLimit
 from pipeline.client.testing import Ending, Received, Reply
+from pipeline.gateway.api.json_schema import schema_faults
 from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.json_schema import schema_faults
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import (

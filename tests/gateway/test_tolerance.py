@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.client.testing import Received, Reply
+from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_TOKENS
 from pipeline.gateway.bounds import MAX_SHOWN
-from pipeline.gateway.tolerance import IGNORED_FIELDS, MAX_TOKENS
 from tests.gateway.conftest import TEMPLATE, Running, Start
 
 CHAT, TEXT, RESPONSES, MESSAGES = (

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.client import ChatTemplate
 from pipeline.client.testing import Reply
-from pipeline.gateway.tools.prompt import ToolSectionTemplate, dialect_of, with_tool_section
+from pipeline.gateway.api.tools.prompt import ToolSectionTemplate, dialect_of, with_tool_section
 from pipeline.models.chat_template import TemplateError
 from tests.gateway.conftest import Start
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.sse import ReaderTooSlow, WriteCoalescer
+from pipeline.gateway.api.sse import ReaderTooSlow, WriteCoalescer
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=12))

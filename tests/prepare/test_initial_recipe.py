@@ -62,18 +62,28 @@ def run(*words: str) -> Result:
 @pytest.mark.parametrize(
     ("request_", "place", "form", "draft"),
     [
-        (InitRequest(LLAMA_8B, "l4-24g"), "1 x l4-24g", "fp8", False),
-        (InitRequest(LLAMA_8B, "b300-sxm-288g", kind="pytorch"), "1 x b300-sxm-288g", "fp8", True),
-        (InitRequest(LLAMA_70B, "a100-sxm-80g", 1), "1 x a100-sxm-80g", "int4_awq", False),
-        (InitRequest(HubSource("openai/gpt-oss-20b"), "h100-sxm-80g"), "1 x h100-sxm-80g", "none", False),
-        (InitRequest(LocalSource(CHECKPOINTS / "support-target")), "this machine's CPU", "none", True),
+        (InitRequest(source=LLAMA_8B, gpu="l4-24g"), "1 x l4-24g", "fp8", False),
+        (
+            InitRequest(source=LLAMA_8B, gpu="b300-sxm-288g", runtime="pytorch"),
+            "1 x b300-sxm-288g",
+            "fp8",
+            True,
+        ),
+        (InitRequest(source=LLAMA_70B, gpu="a100-sxm-80g", gpus=1), "1 x a100-sxm-80g", "int4_awq", False),
+        (
+            InitRequest(source=HubSource("openai/gpt-oss-20b"), gpu="h100-sxm-80g"),
+            "1 x h100-sxm-80g",
+            "none",
+            False,
+        ),
+        (InitRequest(source=LocalSource(CHECKPOINTS / "support-target")), "this machine's CPU", "none", True),
     ],
     ids=lambda one: str(one.source) if isinstance(one, InitRequest) else "",
 )
 def test_what_is_written_is_what_the_plan_lets_pass(
     request_: InitRequest, place: str, form: str, draft: bool, store: Store, tmp_path: Path
 ) -> None:
-    first = initial_recipe(request_, store, offline=True)
+    first = initial_recipe(request_.model_copy(update={"offline": True}), store)
     assert (first.place, first.recipe.quantization.format) == (place, form)
     assert (first.recipe.draft is not None) is draft
     file = tmp_path / "own.yaml"
@@ -98,14 +108,16 @@ def test_what_is_written_is_what_the_plan_lets_pass(
 
 def test_the_gpus_of_this_machine_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "take", lambda **_: h100s(2))
-    first = initial_recipe(InitRequest(LLAMA_70B, kind="tensorrt"), store, offline=True)
+    first = initial_recipe(InitRequest(source=LLAMA_70B, runtime="tensorrt", offline=True), store)
     assert first.place == "2 x h100-sxm-80g"
     assert first.reasons["runtime.gpu"] == "what this machine has: 2 x NVIDIA H100 80GB HBM3"
 
 
 def test_what_fits_nowhere_is_refused_with_what_each_option_lacks(store: Store) -> None:
     with pytest.raises(InvalidInput) as refused:
-        initial_recipe(InitRequest(LLAMA_70B, "l4-24g", 1, "tensorrt"), store, offline=True)
+        initial_recipe(
+            InitRequest(source=LLAMA_70B, gpu="l4-24g", gpus=1, runtime="tensorrt", offline=True), store
+        )
     said = str(refused.value)
     for form in ("none", "fp8", "int4_awq"):
         assert f"1 x l4-24g {form}, runtime tensorrt" in said
@@ -118,21 +130,24 @@ def test_what_this_machine_has_no_memory_for(store: Store, monkeypatch: pytest.M
     with pytest.raises(
         InvalidInput, match=r"int4_awq: does not fit: .* GiB too much for this machine's memory"
     ):
-        initial_recipe(InitRequest(LLAMA_70B, kind="cpu"), store, offline=True)
+        initial_recipe(InitRequest(source=LLAMA_70B, runtime="cpu", offline=True), store)
 
 
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (InitRequest(LLAMA_8B, "h100-sxm-99g"), "GPU h100-sxm-99g is not known; known: h100-sxm-80g"),
-        (InitRequest(LLAMA_8B, kind="tensorrt"), "this machine has no GPU"),
-        (InitRequest(LLAMA_8B, "l4-24g", kind="cpu"), "leave out --gpu and --gpus"),
-        (InitRequest(HubSource("org/unknown")), "leave out --offline"),
+        (
+            InitRequest(source=LLAMA_8B, gpu="h100-sxm-99g"),
+            "GPU h100-sxm-99g is not known; known: h100-sxm-80g",
+        ),
+        (InitRequest(source=LLAMA_8B, runtime="tensorrt"), "this machine has no GPU"),
+        (InitRequest(source=LLAMA_8B, gpu="l4-24g", runtime="cpu"), "leave out --gpu and --gpus"),
+        (InitRequest(source=HubSource("org/unknown")), "leave out --offline"),
     ],
 )
 def test_what_cannot_be_asked_for(request_: InitRequest, said: str, store: Store) -> None:
     with pytest.raises(UserError, match=said):
-        initial_recipe(request_, store, offline=True)
+        initial_recipe(request_.model_copy(update={"offline": True}), store)
 
 
 def test_a_model_of_the_hub_by_its_headers(

@@ -11,11 +11,9 @@ from types import MappingProxyType
 import pytest
 
 from pipeline.errors import UserError
+from pipeline.keeper import HealthIssue, Keeper, RestartPolicy
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
-from pipeline.serving.monitor import HealthIssue
-from pipeline.serving.restart import RestartPolicy
-from pipeline.serving.supervisor import Keeper
 from pipeline.triton.running import SUPERVISED, RunningServer, metrics_targets
 
 
@@ -105,7 +103,7 @@ def test_a_recipe_is_claimed_by_one_supervisor(tmp_path: Path) -> None:
 class Failing:
     """A component whose processes die, and that cannot be started at once again."""
 
-    kind, pids, addresses = "triton", (), MappingProxyType({})
+    kind, title, pids, addresses = "triton", "Triton", (), MappingProxyType({})
 
     def __init__(self) -> None:
         self.starts = 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.gateway.batches.storage import StorageLimits
-from pipeline.gateway.endpoints.files import _UPLOADS_OF_TENANT
+from pipeline.gateway.api.batches.endpoints import _UPLOADS_OF_TENANT
+from pipeline.gateway.api.batches.storage import StorageLimits
 from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
 from pipeline.plan.memory import plan_memory
 from pipeline.plan.memory.recipe_spec import deployment_spec

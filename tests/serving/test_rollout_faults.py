@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ServerError, UserError
+from pipeline.keeper import HealthIssue, RestartPolicy, StartCancelled
 from pipeline.progress import Progress, Silent
 from pipeline.serving import rollout
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer, ask
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.ports import Ports
-from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.rollout import Rollouts
-from pipeline.serving.server import StartCancelled
 from pipeline.serving.supervisor import Supervisor
 from pipeline.triton.running import RunningServer
 from tests.support.waiting import wait_for
@@ -34,7 +32,7 @@ from tests.support.waiting import wait_for
 class StandIn:
     """A Triton that is ready when its gate is open."""
 
-    kind = "triton"
+    kind, title = "triton", "Triton"
     pids = ()
 
     def __init__(self, package: Path, events: list[str], options: ServeOptions | None = None) -> None:

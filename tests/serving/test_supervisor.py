@@ -21,17 +21,16 @@ import yaml
 from pipeline.client import Client
 from pipeline.errors import PipelineError, ServerError, UserError
 from pipeline.gateway.http_server import bound_sockets
+from pipeline.keeper import GaveUp, HealthIssue, RestartPolicy
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ask
 from pipeline.serving.gateway_process import GatewayLaunch
 from pipeline.serving.health import Ready
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.monitor import HealthIssue
 from pipeline.serving.ports import Ports
-from pipeline.serving.restart import RestartPolicy
 from pipeline.serving.serve import serve
-from pipeline.serving.supervisor import GaveUp, Supervisor
+from pipeline.serving.supervisor import Supervisor
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from pipeline.triton.running import RunningServer
@@ -279,7 +278,11 @@ class Scripted:
 
     def __init__(self, faults: Sequence[str | None], *, start_error: str = "", kind: str = "triton") -> None:
         self.faults, self.starts, self.stops = list(faults), 0, list[bool]()
-        self.start_error, self.kind = start_error, kind
+        self.start_error, self.kind, self.title = (
+            start_error,
+            kind,
+            {"triton": "Triton"}.get(kind, f"the {kind}"),
+        )
 
     def start(self, _stop: threading.Event) -> None:
         self.starts += 1

@@ -16,10 +16,10 @@ from pathlib import Path
 import openai
 
 from pipeline.cache.redis import RedisAddress
+from pipeline.gateway.api.batches import claims, runner
+from pipeline.gateway.api.batches.storage import StorageLimits
+from pipeline.gateway.api.responses.stored import StoredResponseLimits
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.batches import claims, runner
-from pipeline.gateway.batches.storage import StorageLimits
-from pipeline.gateway.responses.stored_responses import StoredResponseLimits
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.state.opening import StateSettings, open_state
 from pipeline.gateway.tenants import Tenants

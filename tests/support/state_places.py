@@ -12,12 +12,11 @@ from typing import Any
 
 from pipeline.cache.encryption import Codec, PlainCodec
 from pipeline.cache.redis import RedisAddress
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.postgres import PostgresBatches
-from pipeline.gateway.batches.rows import BATCH_TABLES, CONTENT_TABLES
-from pipeline.gateway.batches.storage import BatchStorage, StorageLimits
-from pipeline.gateway.responses.redis_responses import RedisStoredResponses
-from pipeline.gateway.responses.stored_responses import (
+from pipeline.gateway.api.batches.places import BatchFolder, PostgresBatches
+from pipeline.gateway.api.batches.rows import BATCH_TABLES, CONTENT_TABLES
+from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.api.responses.redis import RedisStoredResponses
+from pipeline.gateway.api.responses.stored import (
     RESPONSE_TABLES,
     SqlStoredResponses,
     StoredResponseLimits,

@@ -24,13 +24,13 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries
 from pipeline.gateway.access_log import log_to_stderr
+from pipeline.gateway.api.batches.places import BatchFolder
+from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.responses.stored import SqlStoredResponses, StoredResponseLimits
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.batches.folder import BatchFolder
-from pipeline.gateway.batches.storage import BatchStorage
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.metrics import share_metrics
-from pipeline.gateway.responses.stored_responses import SqlStoredResponses, StoredResponseLimits
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants

@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline import __version__
-from pipeline.gateway.endpoints.answers import ErrorAnswer
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.api.answer_schemas import ErrorAnswer
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.web import own_page
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
@@ -28,50 +29,44 @@ _REFERENCE = "#/components/schemas/"
 class DescriptionEndpoints(EndpointFamily):
     """The description of the API."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint("GET", "/openapi.json", self._openapi, "The API, as OpenAPI 3.1.", logged=False),
-            ApiEndpoint(
-                "GET", "/docs", self._docs, "The API, as a page.", logged=False, media_type="text/html"
-            ),
-        )
-
+    @ApiRoute("GET", "/openapi.json", "The API, as OpenAPI 3.1.", logged=False)
     async def _openapi(self, _: Request) -> Response:
         description, _page = await self._rendered()
         return Response(description, media_type="application/json")
 
+    @ApiRoute("GET", "/docs", "The API, as a page.", logged=False, media_type="text/html")
     async def _docs(self, _: Request) -> Response:
         _description, page = await self._rendered()
         return own_page(page)
 
     async def _rendered(self) -> tuple[str, str]:
         # In a thread, so that streams go on meanwhile; once, as long as the models have the same names.
-        return await asyncio.to_thread(_render, self.context.endpoints.all, tuple(self.context.model_names()))
+        return await asyncio.to_thread(_render, self.context.routes, tuple(self.context.model_names()))
 
 
 @lru_cache(maxsize=4)
-def _render(endpoints: tuple[ApiEndpoint, ...], models: tuple[str, ...]) -> tuple[str, str]:
+def _render(routes: tuple[ApiRoute, ...], models: tuple[str, ...]) -> tuple[str, str]:
     """The description as JSON, and as a page."""
-    api = describe_api(endpoints, models)
+    api = describe_api(routes, models)
     text = (resources.files("pipeline.gateway") / "docs.html").read_text("utf-8")
     return json.dumps(api), Environment(autoescape=True).from_string(text).render(api=api)
 
 
-def describe_api(endpoints: Sequence[ApiEndpoint], models: Sequence[str]) -> dict[str, Any]:
-    """Describe endpoints by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
+def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str, Any]:
+    """Describe routes by OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0).
 
     Args:
-        endpoints: in the order in which they are to be shown.
+        routes: in the order in which they are to be shown.
         models: names that requests may have.
     """
-    used = {kind for one in endpoints for kind in (one.request, one.form, one.response) if kind is not None}
+    used = {kind for one in routes for kind in (one.request, one.form, one.response) if kind is not None}
     kinds = sorted(used | {ErrorAnswer}, key=lambda kind: kind.__name__)
     references, found = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=f"{_REFERENCE}{{model}}"
     )
     of = {kind: references[kind, "validation"] for kind in kinds}
     schemas: dict[str, Any] = found["$defs"]
-    for one in endpoints:
+    for one in routes:
         if one.request is not None and "model" in one.request.model_fields:
             model = schemas[of[one.request]["$ref"].removeprefix(_REFERENCE)]["properties"]["model"]
             (model.get("anyOf") or [model])[0]["enum"] = list(models)
@@ -80,7 +75,7 @@ def describe_api(endpoints: Sequence[ApiEndpoint], models: Sequence[str]) -> dic
             form["properties"]["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
             form.setdefault("required", []).append("file")
     paths: dict[str, dict[str, Any]] = {}
-    for one in endpoints:
+    for one in routes:
         paths.setdefault(_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, of)
     return {
         "openapi": "3.1.0",
@@ -101,7 +96,7 @@ def describe_api(endpoints: Sequence[ApiEndpoint], models: Sequence[str]) -> dic
     }
 
 
-def _operation(one: ApiEndpoint, of: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
+def _operation(one: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "summary": one.summary,
         "operationId": "_".join([one.method.lower(), *re.findall(r"\w+", _PARAMETER.sub(r"\1", one.path))]),

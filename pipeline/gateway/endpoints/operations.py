@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
@@ -11,35 +10,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from pipeline import __version__
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.model_status import readiness_page
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.web import own_page
 
 
 class OperationEndpoints(EndpointFamily):
     """The page to chat at, metrics, health."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint("GET", "/", self._page, "The page to chat at.", logged=False, media_type="text/html"),
-            ApiEndpoint(
-                "GET", "/metrics", self._metrics, "Metrics for Prometheus.", logged=False, media_type="text/plain"
-            ),
-            ApiEndpoint(
-                "GET", "/healthz", self._healthy, "200 while the gateway itself runs.",
-                logged=False, media_type="text/plain",
-            ),
-            ApiEndpoint(
-                "GET", "/health", self._health, "200 while any model can be asked, else 503.",
-                logged=False, media_type="",
-            ),
-            ApiEndpoint("GET", "/version", self._version, "The version of the gateway.", logged=False),
-            ApiEndpoint("GET", "/readyz", self._ready, "200 while any model can be asked.", logged=False),
-        )  # fmt: skip
-
+    @ApiRoute("GET", "/", "The page to chat at.", logged=False, media_type="text/html")
     async def _page(self, _: Request) -> Response:
         return own_page(_chat_page())
 
+    @ApiRoute("GET", "/metrics", "Metrics for Prometheus.", logged=False, media_type="text/plain")
     async def _metrics(self, request: Request) -> Response:
         """Without a key, or by one that may not read them, no tenant is named. A key that is not known is refused."""
         tenants = self.context.tenants
@@ -61,16 +45,20 @@ class OperationEndpoints(EndpointFamily):
             if model.cache is not None:
                 model.cache.count_marks()
 
+    @ApiRoute("GET", "/healthz", "200 while the gateway itself runs.", logged=False, media_type="text/plain")
     async def _healthy(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
 
+    @ApiRoute("GET", "/health", "200 while any model can be asked, else 503.", logged=False, media_type="")
     async def _health(self, request: Request) -> Response:
         """As vLLM's: a status without a body."""
         return Response(status_code=(await self._ready(request)).status_code)
 
+    @ApiRoute("GET", "/version", "The version of the gateway.", logged=False)
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})
 
+    @ApiRoute("GET", "/readyz", "200 while any model can be asked.", logged=False)
     async def _ready(self, _: Request) -> Response:
         """200 if any model can be asked, with what is wrong with the others, and which package each model is of."""
         status = await self.context.status()

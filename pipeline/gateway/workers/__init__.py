@@ -9,7 +9,7 @@ have a `worker.LeasedQueue` and a `worker.SharedReadiness`: it asks the parent f
 Limits of tenants are numbers in memory that all workers map (`shared_usage`). Counters and histograms are files that
 all workers map, too (`prometheus_client.values.MultiProcessValue`); a worker that takes the place of another goes on
 with its files, so no counter falls. The response cache is a file or a server anyway, and stored responses
-(`pipeline.gateway.responses.stored_responses`) are on a server, or in a file beside these.
+(`pipeline.gateway.api.responses.stored`) are on a server, or in a file beside these.
 
 What stays apart in each worker: single flight (two equal questions at the same time on two workers are generated
 twice), the hot tier of the cache, and its share of `--max-connections`.

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pipeline.client import AsyncClient, ServerLost
 from pipeline.gateway.background import Preempted
@@ -21,11 +19,10 @@ from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import LostServers
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.readiness import Readiness
+from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.redis_losses import RedisLosses
 from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
-
-_REMEMBERED = 10_000  # requests that the cache answered
 
 
 class Coordinator:
@@ -49,7 +46,7 @@ class Coordinator:
         self._workers: dict[int, _Member] = {}
         self._queues: dict[str, FairQueue] = {}
         self._watched: dict[str, _WatchedPackage] = {}
-        self._hits: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._hits = CacheHits()
         self._closing: set[asyncio.Task[None]] = set()
 
     def attach(self, number: int, link: WorkerLink) -> None:
@@ -88,11 +85,9 @@ class Coordinator:
             answer = self.status().as_json()
             member.link.send("answer", number=message["number"], value=answer)
         elif op == "remember":
-            self._hits[message["tenant"], message["id"]] = message["hit"]
-            while len(self._hits) > _REMEMBERED:
-                self._hits.popitem(last=False)
+            self._hits.remember(message["tenant"], message["id"], CacheHit(*message["hit"]))
         elif op == "recall":
-            hit = self._hits.pop((message["tenant"], message["id"]), None)
+            hit = self._hits.pop(message["tenant"], message["id"])
             member.link.send("answer", number=message["number"], value=hit)
         else:
             self._note_watching(number, member, message)

@@ -17,11 +17,11 @@ from typing import Any
 
 from pipeline.client import AsyncClient, ClientError
 from pipeline.gateway.background import PreemptibleBlock
-from pipeline.gateway.endpoints.false_hits import CacheHit, CacheHits
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import took_request
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.work import Work
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink

@@ -12,7 +12,7 @@ from pipeline.plan.performance.accuracy import Estimate
 from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.forecast import Forecast, Gain, forecast, forecast_recipe
 from pipeline.plan.performance.service import LoadPoint
-from pipeline.plan.performance.workload import Workload, WorkloadOptions
+from pipeline.plan.performance.workload import Workload
 
 __all__ = [
     "EngineSpeed",
@@ -21,7 +21,6 @@ __all__ = [
     "Gain",
     "LoadPoint",
     "Workload",
-    "WorkloadOptions",
     "forecast",
     "forecast_recipe",
 ]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InvalidInput
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload
 from pipeline.plan.performance.compare import Comparison, compare, pareto_front
-from pipeline.plan.performance.workload import ComparisonSettings, read_workload_options
+from pipeline.plan.performance.workload import ComparisonSettings, comparison_settings
+from pipeline.plan.settings import WorkloadOptions
 from pipeline.recipe import Recipe, Slo, load_recipe
 
 DEVICES = ("h100-sxm-80g", "l40s-48g", "a100-sxm-80g", "l4-24g")
@@ -102,29 +101,12 @@ def test_an_slo_that_nothing_meets_is_said_to_be_missed() -> None:
     assert not seen.front
 
 
-def test_words_are_read_with_every_fault_at_once() -> None:
-    asked = read_workload_options(
-        devices="h100,l4-24g", prices=["h100=2.5", "h100-pcie-80g=2"], acceptance=1.0
-    )
-    assert asked.devices == ("h100-sxm-80g", "h100-pcie-80g", "h100-nvl-94g", "l4-24g")
-    assert asked.prices == {"h100-sxm-80g": 2.5, "h100-pcie-80g": 2.0, "h100-nvl-94g": 2.5}
-    with pytest.raises(InvalidInput) as raised:
-        read_workload_options(
-            devices="h101,",
-            prices=["h100", "h100=-1", "h100=nan", "k80=1"],
-            prompt_tokens=0,
-            output_tokens=-5,
-            acceptance=1.5,
-        )
-    assert len(raised.value.faults) == 9
-    assert {fault.key for fault in raised.value.faults} == {
-        "--gpus", "--price", "--prompt-tokens", "--output-tokens", "--acceptance",
-    }  # fmt: skip
-
-
 def test_devices_are_those_asked_for_then_those_with_a_price_then_all() -> None:
     limits = recipe().limits
-    assert read_workload_options(devices="l4", prices=["h200=3"]).question(limits).devices == ("l4-24g",)
-    assert read_workload_options(prices=["h200=3"]).question(limits).devices == ("h200-sxm-141g",)
-    assert len(read_workload_options().question(limits).devices) > 20
-    assert read_workload_options().question(limits).work == Workload(8192, 1024)
+    asked = WorkloadOptions(devices=("l4-24g",), prices={"h200-sxm-141g": 3.0})
+    assert comparison_settings(asked, limits).devices == ("l4-24g",)
+    assert comparison_settings(WorkloadOptions(prices={"h200-sxm-141g": 3.0}), limits).devices == (
+        "h200-sxm-141g",
+    )
+    assert len(comparison_settings(WorkloadOptions(), limits).devices) > 20
+    assert comparison_settings(WorkloadOptions(), limits).work == Workload(8192, 1024)

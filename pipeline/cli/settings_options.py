@@ -1,0 +1,216 @@
+"""Options of a command, made from a settings model: names, types, help and defaults come from its fields."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import click
+from annotated_types import Ge, Gt, Le, Lt
+from click.core import ParameterSource
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic.types import PathType
+from pydantic_core import ErrorDetails
+
+from pipeline.errors import Fault, InvalidInput
+from pipeline.settings import Option, Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_COLLECTIONS = (tuple, frozenset, dict, Mapping)  # types of options that may be repeated
+
+
+def options_of(model: type[Settings], argument: str = "settings") -> Callable[[Command], Command]:
+    """Give a command an option for each field of a model, and one argument that holds the model.
+
+    Only what a command line or the environment gives is passed to the model, so `model_fields_set` tells it from
+    defaults. All faults are reported at once.
+
+    Args:
+        model: Settings of one subject.
+        argument: Parameter of the command that gets them.
+
+    Returns:
+        A decorator, to be placed below `click.command`. Used several times, it gives several models.
+    """
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def call(*arguments: Any, **values: Any) -> Any:
+            context = click.get_current_context()
+            taken = {name: values.pop(name) for name in model.model_fields}
+            given = {
+                name: value
+                for name, value in taken.items()
+                if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+            }
+            return command(*arguments, **values, **{argument: _validated(model, given, context)})
+
+        decorated: Any = call
+        for name, field in reversed(model.model_fields.items()):
+            decorated = _option(name, field)(decorated)
+        result: Command = decorated
+        return result
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
+    option = _marker(field)
+    kind = _value_type(field)
+    many = get_origin(kind) in _COLLECTIONS and option.separator is None
+    spelled = option.name or f"--{name.replace('_', '-')}"
+    flag = kind is bool
+    default = field.get_default(call_default_factory=True, validated_data={})
+    extra: dict[str, Any] = {"is_flag": True} if flag else {"type": _parameter_type(kind, field, option)}
+    if flag and "/" in spelled:
+        extra = {}
+    shown: bool | str = option.default or (not flag and default not in (None, "", ()))
+    return click.option(
+        spelled,
+        name,
+        help=field.description,
+        metavar=option.metavar,
+        envvar=option.envvar,
+        show_envvar=option.envvar is not None,
+        default=None if option.default and default is None else _shown(default, option),
+        show_default=shown,
+        multiple=many,
+        hidden=option.hidden,
+        shell_complete=option.complete,
+        **extra,
+    )
+
+
+def _marker(field: FieldInfo) -> Option:
+    return next((part for part in field.metadata if isinstance(part, Option)), Option())
+
+
+def _shown(default: Any, option: Option) -> Any:
+    """A default in the form that the option would be given in."""
+    if option.separator is not None and isinstance(default, tuple):
+        return option.separator.join(map(str, default)) or None
+    return default
+
+
+def _value_type(field: FieldInfo) -> Any:
+    """The type of a field's value, without None and without annotations."""
+    kind: Any = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [part for part in get_args(kind) if part is not type(None)]
+        kind = kinds[0] if len(kinds) == 1 else str
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+class _Text(click.ParamType[Any]):
+    """Any text: the model says what is wrong with it, together with all other faults."""
+
+    name = "text"
+
+
+class _Number(click.IntRange):
+    """Shows its range in the help, and leaves the check to the model."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        return value
+
+
+def _parameter_type(kind: Any, field: FieldInfo, option: Option) -> click.ParamType[Any]:
+    if option.parse is None and get_origin(kind) in _COLLECTIONS and option.separator is None:
+        kind = get_args(kind)[0]
+    if option.parse is not None:
+        return _Text()
+    if get_origin(kind) is Literal:
+        return click.Choice([str(value) for value in get_args(kind)])
+    if isinstance(kind, type) and issubclass(kind, Path):
+        wanted = next((part.path_type for part in _metadata(field) if isinstance(part, PathType)), "")
+        return click.Path(
+            exists=wanted in ("file", "dir"),
+            file_okay=wanted != "dir",
+            dir_okay=wanted != "file",
+            path_type=Path,
+        )
+    if kind in (int, float):
+        bounds = {type(bound): bound for bound in field.metadata}
+        low, high = bounds.get(Ge) or bounds.get(Gt), bounds.get(Le) or bounds.get(Lt)
+        number = _Number(
+            min=None if low is None else getattr(low, "ge", getattr(low, "gt", None)),
+            max=None if high is None else getattr(high, "le", getattr(high, "lt", None)),
+            min_open=Ge not in bounds and Gt in bounds,
+            max_open=Le not in bounds and Lt in bounds,
+        )
+        number.name = {int: "integer", float: "float"}[kind] + (" range" if low or high else "")
+        return number
+    return _Text()
+
+
+def _metadata(field: FieldInfo) -> Iterator[Any]:
+    """Annotations of a field, and of the members of its union or tuple."""
+    yield from field.metadata
+    parts: list[Any] = [field.annotation]
+    while parts:
+        part = parts.pop()
+        if get_origin(part) is Annotated:
+            yield from part.__metadata__
+        parts += get_args(part)
+
+
+def _validated(model: type[Settings], given: dict[str, Any], context: click.Context) -> Settings:
+    faults = list[Fault]()
+    spelled = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
+    values = dict[str, Any]()
+    for name, value in given.items():
+        option = _marker(model.model_fields[name])
+        several = option.separator is not None or isinstance(value, tuple)
+        parts = value.split(option.separator) if option.separator and isinstance(value, str) else value
+        if option.parse is None or value is None:
+            values[name] = parts
+            continue
+        parsed = list[Any]()
+        texts: Any = parts if several else (parts,)
+        for part in texts:
+            try:
+                parsed.append(option.parse(part))
+            except ValueError as error:
+                faults.append(Fault(str(error), key=spelled[name], value=part))
+        values[name] = parsed if several else next(iter(parsed), None)
+    faulty = {fault.key for fault in faults}
+    try:
+        settings = model.model_validate(values)
+        faults += settings.conflicts()
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            name = str(detail["loc"][0]) if detail["loc"] else ""
+            field = model.model_fields.get(name)
+            key = spelled.get(name, name)
+            if key not in faulty:
+                faults.append(
+                    Fault(_problem(detail, field), key=key, value=detail["input"] if name else None)
+                )
+    if faults:
+        raise InvalidInput(context.command_path, faults)
+    return settings
+
+
+def _problem(detail: ErrorDetails, field: FieldInfo | None) -> str:
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    kind = None if field is None else _value_type(field)
+    if field is None or kind not in (int, float):
+        return f"is not accepted: {detail['msg']}"
+    wanted = {int: "a whole number", float: "a number"}[kind]
+    bounds = {type(bound): bound for bound in field.metadata}
+    if Ge in bounds and Le in bounds:
+        return f"must be {wanted} from {bounds[Ge].ge:g} to {bounds[Le].le:g}"
+    words = {
+        Ge: "of at least {0.ge:g}",
+        Gt: "above {0.gt:g}",
+        Le: "of at most {0.le:g}",
+        Lt: "below {0.lt:g}",
+    }
+    limits = [words[kind].format(bound) for kind, bound in bounds.items() if kind in words]
+    return " ".join(("must be", wanted, " and ".join(limits))).rstrip()

@@ -1,0 +1,225 @@
+"""Places of files and batches (`pipeline.gateway.api.batches.rows.BatchPlace`): a folder, and PostgreSQL.
+
+    <folder>/batches.db       files, batches, and answers of batches that are not over (SQLite)
+    <folder>/contents/<id>    the bytes of a file, written beside it, synced, and renamed
+
+Several processes of a machine may share a folder. What is acknowledged is on the disk; a full disk changes nothing of
+what is there. Several gateways share a PostgreSQL server, where the bytes of a file are rows of 1 MiB.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.cache.encryption import Codec, UnreadableEntry
+from pipeline.gateway.api.batches.rows import BATCH_TABLES, LATER_TABLES
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.state.database import (
+    Execute,
+    SqliteDatabase,
+    StorageFailed,
+    Unsealed,
+    disk_errors,
+    sqlite_tables,
+)
+from pipeline.gateway.state.postgres import PostgresDatabase
+from pipeline.sqlite_file import open_database
+
+_VERSION = 1
+
+
+class BatchFolder:
+    """See `pipeline.gateway.api.batches.rows.BatchPlace`."""
+
+    codec: Codec = Unsealed()
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Args:
+            folder: it is made when something is stored for the first time.
+        """
+        self._folder = folder
+        self._contents = folder / "contents"
+        self._database = SqliteDatabase(self._open_database, folder)
+
+    @property
+    def in_use(self) -> bool:
+        return (self._folder / "batches.db").exists()
+
+    def read(self, query: str, *values: Any) -> list[Any]:
+        return self._database.read(query, *values) if self.in_use else []
+
+    def transaction(self, lock: str) -> AbstractContextManager[Execute]:
+        return self._database.transaction(lock)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def write(self, id: str, parts: Iterable[bytes]) -> int:
+        with disk_errors(self._folder):
+            self._database.open()
+            draft, size = self._contents / f".tmp-{secrets.token_hex(8)}", 0
+            try:
+                with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    for part in parts:
+                        size += file.write(part)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.rename(self._contents / id)
+            finally:
+                draft.unlink(missing_ok=True)
+            _sync_folder(self._contents)
+        return size
+
+    def open(self, id: str) -> BinaryIO:
+        with disk_errors(self._folder):
+            return (self._contents / id).open("rb")
+
+    def remove(self, id: str) -> None:
+        (self._contents / id).unlink(missing_ok=True)
+
+    def remove_unknown(self, older_s: float) -> None:
+        # Read before the folder is: bytes are there before their file is known.
+        known = {row[0] for row in self.read("SELECT id FROM files")}
+        for path in self._contents.iterdir():
+            with suppress(FileNotFoundError):
+                if path.name not in known and time.time() - path.stat().st_mtime > older_s:
+                    path.unlink()
+
+    def _open_database(self) -> sqlite3.Connection:
+        self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tables = sqlite_tables(BATCH_TABLES)
+        database = open_database(
+            self._folder / "batches.db", "a database of batches", tables, _VERSION, power_safe=True
+        )
+        database.executescript(LATER_TABLES)
+        return database
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_PART_BYTES = 2**20
+
+
+class PostgresBatches:
+    """See `pipeline.gateway.api.batches.rows.BatchPlace`."""
+
+    in_use = True
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        """
+        Args:
+            database: a database with `BATCH_TABLES` and `CONTENT_TABLES`.
+        """
+        self._database = database
+
+    @property
+    def codec(self) -> Codec:
+        return self._database.codec
+
+    def read(self, query: str, *values: Any) -> list[Any]:
+        return self._database.read(query, *values)
+
+    def transaction(self, lock: str) -> AbstractContextManager[Execute]:
+        return self._database.transaction(lock)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def write(self, id: str, parts: Iterable[bytes]) -> int:
+        size = 0
+        try:
+            for number, part in enumerate(_of_one_size(parts)):
+                # Written twice, if the answer to the first time was lost.
+                self._database.write(
+                    "INSERT INTO contents (file, part, written, bytes) VALUES (%s, %s, clock(), %s)"
+                    " ON CONFLICT DO NOTHING",
+                    id,
+                    number,
+                    self.codec.seal(part, _key(id, number)),
+                )
+                size += len(part)
+        except BaseException:
+            with suppress(ApiError):
+                self.remove(id)
+            raise
+        return size
+
+    def open(self, id: str) -> BinaryIO:
+        return io.BufferedReader(_Parts(self._database, id), _PART_BYTES)
+
+    def remove(self, id: str) -> None:
+        self._database.write("DELETE FROM contents WHERE file = %s", id)
+
+    def remove_unknown(self, older_s: float) -> None:
+        self._database.write(
+            "DELETE FROM contents WHERE written < clock() - %s AND file NOT IN (SELECT id FROM files)",
+            older_s,
+        )
+
+
+def _of_one_size(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut bytes anew, into parts of the size of a row."""
+    held = bytearray()
+    for part in parts:
+        held += part
+        while len(held) >= _PART_BYTES:
+            yield bytes(held[:_PART_BYTES])
+            del held[:_PART_BYTES]
+    if held:
+        yield bytes(held)
+
+
+class _Parts(io.RawIOBase):
+    """The bytes of a file, as a file."""
+
+    def __init__(self, database: PostgresDatabase, id: str) -> None:
+        self._database, self._id = database, id
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            raise io.UnsupportedOperation("the size is not known here")
+        self._at = offset + (self._at if whence == io.SEEK_CUR else 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        number, start = divmod(self._at, _PART_BYTES)
+        rows = self._database.read(
+            "SELECT bytes FROM contents WHERE file = %s AND part = %s", self._id, number
+        )
+        if not rows:
+            return 0
+        try:
+            part = self._database.codec.open(rows[0][0], _key(self._id, number))
+        except UnreadableEntry as error:
+            raise StorageFailed from error
+        read = part[start : start + len(buffer)]
+        buffer[: len(read)] = read
+        self._at += len(read)
+        return len(read)
+
+
+def _key(file: str, number: int) -> bytes:
+    """Bind a sealed part to its place in a file."""
+    return f"content\0{file}\0{number}".encode()

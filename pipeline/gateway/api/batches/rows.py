@@ -1,0 +1,155 @@
+"""Rows of files and batches: their tables in SQLite and PostgreSQL, the place that has them, and objects from rows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+from pipeline.cache.encryption import UnreadableEntry
+from pipeline.gateway.api.batches.objects import FINAL, BatchObject, FileObject, RequestCounts
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.state.database import Execute, StateDatabase, marks
+
+# Tables that older folders lack.
+LATER_TABLES = """
+CREATE TABLE IF NOT EXISTS claims (         -- the gateway that runs a batch
+    batch text PRIMARY KEY,
+    run bigint NOT NULL,                    -- number of the claim, without which nothing of the batch is changed
+    until double precision NOT NULL
+);
+CREATE TABLE IF NOT EXISTS losses (
+    batch text NOT NULL,
+    line bigint NOT NULL,
+    times bigint NOT NULL,                  -- that a server was lost while it worked on the line
+    PRIMARY KEY (batch, line)
+);
+"""
+BATCH_TABLES = f"""
+CREATE TABLE files (
+    n {{serial}},
+    id text NOT NULL UNIQUE,
+    tenant text NOT NULL,
+    bytes bigint NOT NULL,
+    purpose text NOT NULL,
+    expires_at bigint,
+    object {{blob}} NOT NULL                -- JSON of FileObject
+);
+CREATE INDEX files_of ON files (tenant, n);
+CREATE TABLE batches (
+    n {{serial}},
+    id text NOT NULL UNIQUE,
+    tenant text NOT NULL,
+    status text NOT NULL,
+    completed bigint NOT NULL DEFAULT 0,    -- answers so far
+    failed bigint NOT NULL DEFAULT 0,
+    output_expires_s bigint,
+    object {{blob}} NOT NULL                -- JSON of BatchObject
+);
+CREATE INDEX batches_of ON batches (tenant, n);
+CREATE TABLE answers (
+    batch text NOT NULL,
+    line bigint NOT NULL,                   -- of the input file, from 0
+    failed bigint NOT NULL,
+    text {{blob}} NOT NULL,                 -- line of the output or error file, without its end
+    PRIMARY KEY (batch, line)
+);{LATER_TABLES}"""
+# Bytes of files, where there is no folder for them.
+CONTENT_TABLES = """
+CREATE TABLE contents (
+    file text NOT NULL,
+    part bigint NOT NULL,                   -- from 0; all but the last have the same size
+    written double precision NOT NULL,
+    bytes {blob} NOT NULL,
+    PRIMARY KEY (file, part)
+);
+"""
+
+# `read_batches` takes the rows of this.
+SELECT_BATCHES = "SELECT id, tenant, object, completed, failed FROM batches"
+UNFINISHED = f"(status NOT IN ({', '.join(map(repr, FINAL))}))"
+
+
+class BatchPlace(StateDatabase, Protocol):
+    """A database with `BATCH_TABLES`, and the bytes of files."""
+
+    def write(self, id: str, parts: Iterable[bytes]) -> int:
+        """Write the bytes of a file, which are durable when this returns, and gone if it fails. Returns their number.
+
+        Raises:
+            ApiError: 503, or 507 if the disk is full.
+        """
+
+    def open(self, id: str) -> BinaryIO:
+        """Open the bytes of a file for reading; it can be sought in from the start."""
+
+    def remove(self, id: str) -> None:
+        """Remove the bytes of a file, if they are there."""
+
+    def remove_unknown(self, older_s: float) -> None:
+        """Remove bytes of no file that were written so many seconds ago: a process died while it added a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBatch:
+    """A batch and its tenant."""
+
+    tenant: str
+    batch: BatchObject
+
+
+def new_file_id() -> str:
+    """Return the id of a new file."""
+    return f"file-{secrets.token_hex(12)}"
+
+
+def seal_object(place: BatchPlace, one: FileObject | BatchObject) -> bytes:
+    """Return an object as its row has it."""
+    return place.codec.seal(one.model_dump_json().encode(), _object_key(one.id))
+
+
+def insert_file(place: BatchPlace, execute: Execute, tenant: str, file: FileObject) -> None:
+    """Insert the row of a file."""
+    row = (file.id, tenant, file.bytes, file.purpose, file.expires_at, seal_object(place, file))
+    execute(f"INSERT INTO files (id, tenant, bytes, purpose, expires_at, object) VALUES {marks(row)}", *row)
+
+
+def update_batch(place: BatchPlace, execute: Execute, batch: BatchObject) -> None:
+    """Replace the object of a batch in its row."""
+    changed = "UPDATE batches SET status = %s, object = %s WHERE id = %s"
+    execute(changed, batch.status, seal_object(place, batch), batch.id)
+
+
+def read_files(place: BatchPlace, rows: Iterable[Sequence[Any]]) -> list[FileObject]:
+    """Return the files of rows of id and object, without those that were sealed with another key."""
+    found = []
+    for id, kept in rows:
+        with suppress(UnreadableEntry):
+            opened = place.codec.open(kept, _object_key(id))
+            found.append(FileObject.model_validate_json(opened))
+    return found
+
+
+def read_batches(place: BatchPlace, rows: Iterable[Sequence[Any]]) -> list[OwnedBatch]:
+    """Return the batches of rows of `SELECT_BATCHES`, without those that were sealed with another key."""
+    found = []
+    for id, tenant, kept, completed, failed in rows:
+        with suppress(UnreadableEntry):
+            batch = BatchObject.model_validate_json(place.codec.open(kept, _object_key(id)))
+            counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
+            found.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
+    return found
+
+
+def remove_contents(place: BatchPlace, files: Iterable[str]) -> None:
+    """Remove the bytes of files that were not added; what cannot be removed now is swept later."""
+    with suppress(ApiError):
+        for id in files:
+            place.remove(id)
+
+
+def _object_key(id: str) -> bytes:
+    """Bind a sealed object to its row."""
+    return f"object\0{id}".encode()

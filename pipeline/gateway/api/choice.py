@@ -1,0 +1,307 @@
+"""One choice of a generation: it waits for a slot, is sent to the model, and is asked again when its server is lost.
+
+A choice of which nothing has gone out is asked again from its start. A stream that has begun goes on where its client
+is, once: another server, or the same one when it is back, gets the prompt and the tokens that had come (Dynamo calls it
+request migration). Where that is not possible it ends with the loss: an answer that is held to a form or has log
+probabilities of its prompt, a model without the inputs for it, and one that was replaced by another package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
+from pipeline.client import (
+    AsyncStream,
+    Busy,
+    Chunk,
+    ConnectFailed,
+    FinishReason,
+    PartialAnswer,
+    Refused,
+    Retries,
+    Sampling,
+    ServerLost,
+    Stats,
+)
+from pipeline.client.request import takes_partial_answers
+from pipeline.client.spreading import prompt_beginning
+from pipeline.gateway.api.prompts import RenderedPrompt
+from pipeline.gateway.background import Preempted
+from pipeline.gateway.blame import BlamePolicy
+from pipeline.gateway.errors import QUARANTINED, ApiError
+from pipeline.gateway.lost_servers import took_request
+from pipeline.gateway.traces import Span, propagate
+
+if TYPE_CHECKING:
+    from pipeline.gateway.api.generation import Generation
+
+_MAX_ATTEMPTS = 3
+_MAX_TRIED_S = 5.0  # that a tenant is charged for the form of one answer
+_MAX_LOSSES = BlamePolicy().max_losses
+_BACKOFF = Retries()
+
+
+@dataclass(slots=True)
+class ChoiceTimes:
+    """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
+
+    Attributes:
+        asked: it asked for a slot of the model.
+        started: it got one.
+        sent: the cache had no answer, or there is none, and the request was sent; or the answer was found.
+        first_chunk: of the answer.
+        last_chunk: of the answer so far.
+        ended: the choice is over.
+        finish_reason: the engine's; None if the choice broke off.
+        span: of the call of the model, if spans are exported; parent of Triton's own.
+    """
+
+    asked: float
+    started: float | None = None
+    sent: float | None = None
+    first_chunk: float | None = None
+    last_chunk: float | None = None
+    ended: float | None = None
+    finish_reason: FinishReason | None = None
+    span: Span | None = None
+
+    def is_stalled(self, now: float, stall_s: float) -> bool:
+        """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
+        return self.last_chunk is not None and self.ended is None and now - self.last_chunk > stall_s
+
+
+class _CannotGoOn(Exception):
+    """The choice cannot go on where it broke off."""
+
+
+async def choice_chunks(generation: Generation, index: int) -> AsyncGenerator[Chunk, None]:
+    """Generate one choice of a generation.
+
+    Args:
+        generation: gets the figures of the choice.
+        index: of the choice.
+
+    Raises:
+        ApiError, ClientError: the choice is refused, or fails.
+    """
+    async with aclosing(_Choice(generation, index).chunks()) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+class _Choice:
+    """The attempts at one choice."""
+
+    def __init__(self, generation: Generation, index: int) -> None:
+        self._generation, self._index = generation, index
+        self._arrived = time.monotonic()
+        self._times = generation.times[index] = ChoiceTimes(time.perf_counter())
+        self._attempts = 1
+        self._lost = 0  # losses of servers that it was in flight at
+        self._begun = False  # whether a chunk has gone out
+        # What it goes on after: the loss of its server, and the figures until then.
+        self._loss: ServerLost | None = None
+        self._before = Stats()
+        self._paused_at: float | None = None  # last chunk before the loss, until the next one
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Generate the choice."""
+        generation = self._generation
+        try:
+            async with aclosing(self._all_attempts()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except (ServerLost, _CannotGoOn, ApiError) as error:
+            generation.broken += self._begun
+            if isinstance(error, ServerLost) or self._loss is None or _is_quarantine(error):
+                raise
+            raise self._loss from error
+        generation.resumed += self._loss is not None
+
+    async def _all_attempts(self) -> AsyncGenerator[Chunk, None]:
+        generation = self._generation
+        while True:
+            try:
+                async with aclosing(self._attempt()) as chunks:
+                    # A whole answer is handed on when it is complete, so that it can be asked again in any state.
+                    if not generation.request.stream:
+                        for chunk in [chunk async for chunk in chunks]:
+                            yield chunk
+                    async for chunk in chunks:
+                        self._begun = True
+                        yield chunk
+                return
+            except (ConnectFailed, ServerLost, Busy) as error:
+                await self._note_failure(error)
+                self._attempts += 1
+                generation.retries += 1
+            except Preempted:
+                pass
+            if self._loss is None:
+                generation.unbind(self._index)
+                self._times = generation.times[self._index] = ChoiceTimes(self._times.asked)
+
+    async def _note_failure(self, error: ConnectFailed | ServerLost | Busy) -> None:
+        """Prepare the next attempt. Raises the error, or that of the loss before it, if there is none."""
+        kept = 0
+        if took_request(error):
+            self._lost += 1
+            kept = await self._generation.note_loss(self._lost)
+        if self._attempts == _MAX_ATTEMPTS or kept >= _MAX_LOSSES:
+            raise error if self._loss is None or isinstance(error, ServerLost) else self._loss
+        if self._begun and isinstance(error, ServerLost):
+            if self._loss is not None or error.partial is None:
+                raise error
+            self._loss, self._before = error, self._generation.stats[self._index]
+            self._times.ended, self._paused_at = None, self._times.last_chunk
+        if isinstance(error, Busy):
+            await asyncio.sleep(_BACKOFF.backoff_s(self._attempts))
+
+    async def _attempt(self) -> AsyncGenerator[Chunk, None]:
+        generation, index, times = self._generation, self._index, self._times
+        tokens = self._prompt.tokens + generation.max_tokens
+        generation.model.readiness.start()
+        slot = generation.model.queue.slot(
+            tokens,
+            generation.tenant.name,
+            wait_s=generation.model.max_wait_s,
+            arrived=self._arrived,
+            background=generation.tenant.background,
+            work=generation.work(index),
+        )
+        async with slot, self._watched():
+            times.started = times.started or time.perf_counter()
+            if generation.inputs.form is not None:
+                # Forms of the tenant may have taken too long meanwhile.
+                generation.tenant.check_reading()
+            if not await generation.bind(index, goes_on=self._loss is not None):
+                raise _CannotGoOn("another package has replaced the model")
+            sampling, drawn = generation.sampling(index)
+            await generation.model.check_supported(sampling)
+            if await self._can_go_on():
+                drawn["token_ids"] = True
+            async with self._stream(sampling, drawn) as stream:
+                began = time.perf_counter()
+                times.sent = times.sent or began
+                try:
+                    async for chunk in stream:
+                        self._note_chunk(chunk)
+                        yield chunk
+                except Refused as error:
+                    form = generation.inputs.form
+                    if form is not None and (unsupported := form.unsupported(error)):
+                        # The engine may have tried for seconds to compile it.
+                        tried_s = min(time.perf_counter() - began, _MAX_TRIED_S)
+                        await generation.tenant.charge_reading(tried_s)
+                        raise unsupported from error
+                    if self._loss is not None:
+                        raise _CannotGoOn(str(error)) from error
+                    raise
+                finally:
+                    times.ended = time.perf_counter()
+                    if times.first_chunk is not None:
+                        generation.stats[index], generation.texts[index] = self._counted(stream), stream.text
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncGenerator[None, None]:
+        """Count a server that is lost in the block as ill, before the slot goes to another request."""
+        try:
+            yield
+        except (ConnectFailed, ServerLost) as error:
+            self._generation.model.readiness.suspect(error.url, str(error))
+            raise
+
+    async def _can_go_on(self) -> bool:
+        """Whether the choice could go on if its server were lost after it has begun."""
+        generation = self._generation
+        held = generation.inputs.form is not None or generation.request.num_prompt_logprobs is not None
+        if held or not generation.request.stream:
+            return False
+        model = await generation.model.client.model()
+        return model.decoupled and takes_partial_answers(model)
+
+    def _note_chunk(self, chunk: Chunk) -> None:
+        times, now = self._times, time.perf_counter()
+        if times.first_chunk is None:
+            times.first_chunk = now
+        elif self._paused_at is not None:
+            # To the client, the pause is a gap between two chunks.
+            pause_ms, self._paused_at = (now - self._paused_at) * 1e3, None
+            self._before = replace(self._before, itl_ms=(*self._before.itl_ms, pause_ms))
+        times.last_chunk = now
+        if chunk.finish_reason is not None:
+            times.finish_reason = chunk.finish_reason
+
+    def _counted(self, stream: AsyncStream | AsyncCachedStream) -> Stats:
+        """The figures of a stream; where it broke off before the model counted its tokens, the tokenizer does."""
+        stats = stream.stats
+        if stats.output_tokens is None and stream.finish_reason is None:
+            stats = replace(stats, output_tokens=self._generation.model.tokenizer.count(stream.text))
+        return stats if self._loss is None else _joined(self._before, stats)
+
+    def _stream(self, sampling: Sampling, drawn: Sampling) -> AsyncStream | AsyncCachedStream:
+        generation, prompt = self._generation, self._prompt
+        client = generation.model.client_for(generation.tenant.name)
+        if generation.span.recording:
+            name = f"{generation.operation} {generation.model.name}"
+            self._times.span = span = generation.span.start_child(name, client=True)
+            propagate(span)
+        request_id = generation.request_id
+        if generation.choices > 1:
+            request_id = f"{request_id}-{self._index}"
+        if isinstance(client, AsyncCachingClient) and self._loss is None:
+            return client.stream(
+                prompt.content,
+                request_id=request_id,
+                tools=generation.tools.tools,
+                rendered=prompt.sent if isinstance(prompt.sent, str) else None,
+                affinity=self._affinity(),
+                variables=prompt.variables,
+                cache=generation.request.cache,
+                ttl_s=generation.request.ttl_s,
+                unkeyed=drawn,
+                **sampling,
+            )
+        sampling.update(drawn)
+        # The rest of an answer is no answer to a question that could be asked again.
+        return generation.model.client.stream(
+            prompt.sent, request_id=request_id, affinity=self._affinity(), prior=self._prior, **sampling
+        )
+
+    @property
+    def _prompt(self) -> RenderedPrompt:
+        return self._generation.prompt_of(self._index)
+
+    @property
+    def _prior(self) -> PartialAnswer | None:
+        return None if self._loss is None else self._loss.partial
+
+    def _affinity(self) -> str | None:
+        """What the request goes to the same server by as the turns before it; None where there is one server."""
+        client = self._generation.model.client
+        if client.spread != "affinity" or len(client.endpoints) < 2:
+            return None
+        return self._generation.request.prompt_cache_key or prompt_beginning(self._prompt.content)
+
+
+def _is_quarantine(error: Exception) -> bool:
+    return isinstance(error, ApiError) and error.code == QUARANTINED
+
+
+def _joined(before: Stats, after: Stats) -> Stats:
+    """The figures of an answer of two parts; those after the loss count the tokens of the whole."""
+    return replace(
+        after,
+        ttft_ms=before.ttft_ms,
+        itl_ms=(*before.itl_ms, *after.itl_ms),
+        chunks=before.chunks + after.chunks,
+        input_tokens=before.input_tokens or after.input_tokens,
+        queue_ms=before.queue_ms,
+        prefill_ms=before.prefill_ms,
+    )

@@ -1,0 +1,314 @@
+"""Generation of all choices of one request, within the limits of the tenant and in the queue of the model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pipeline.cache.response_cache import ResponseCache
+from pipeline.client import Chunk, Sampling, Stats
+from pipeline.gateway.api.choice import ChoiceTimes, choice_chunks
+from pipeline.gateway.api.prompts import Content, RenderedPrompt, render_prompts
+from pipeline.gateway.api.response_format import AnswerForm
+from pipeline.gateway.api.schema import ChatRequest, GenerationRequest
+from pipeline.gateway.api.tools.choice import RequestTools, resolve_tools
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.lost_servers import work_digest
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.text_processes import CpuMeter
+from pipeline.gateway.traces import Span
+from pipeline.gateway.work import Work
+
+_SEED_BITS = 63
+_SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What a request comes to with one model."""
+
+    prompts: Sequence[RenderedPrompt]
+    tools: RequestTools
+    form: AnswerForm | None  # that the engine holds each answer to
+
+
+@dataclass(slots=True)
+class Generation:
+    """What is to be generated, and how it went. It may be made in any thread; its methods are for the event loop.
+
+    Choices are numbered as OpenAI does: all of the first prompt, then all of the next. While none of them has been sent
+    to the model, the generation follows when its model is replaced by another package.
+    """
+
+    model: ServedModel
+    tenant: Tenant
+    request: GenerationRequest
+    contents: Sequence[Content]  # of each prompt: text, token ids, or messages
+    request_id: str
+    span: Span  # of the request
+    inputs: ModelInputs = field(init=False)
+    stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
+    retries: int = 0  # how often a choice was asked again, from its start or onward
+    times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
+    texts: dict[int, str] = field(default_factory=dict)  # by choice, of those that began and are over
+
+    _digests: list[str] = field(init=False)  # of the request with each prompt; see `lost_servers`
+    resumed: int = 0  # choices that went on after their server was lost
+    broken: int = 0  # choices that had begun, and ended with the loss of their server
+
+    _losses: int = 0  # most losses of servers that one choice was in flight at
+    _losses_kept: int = 0  # losses of the request that its tenant counts
+    _sent: set[int] = field(default_factory=set)  # choices that the model generates, or has
+    _seeds: dict[int, int] = field(default_factory=dict)  # by choice, of requests without a seed
+    _binding: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Raises what `_inputs_for` does."""
+        self.inputs = self._inputs_for(self.model)
+        self._digests = [
+            work_digest(self.tenant.name, self.model.name, prompt.sent, self.sampling(first)[0])
+            for prompt, first in zip(
+                self.inputs.prompts, range(0, self.choices, self.request.candidates), strict=True
+            )
+        ]
+
+    def _inputs_for(self, model: ServedModel) -> ModelInputs:
+        """Check the request against a model, render its prompts, and count their tokens.
+
+        Raises:
+            ApiError: 400, with what is wrong.
+            PromptTooLong: a prompt has more tokens than the engine takes.
+            ClientError: the template does not take the messages.
+        """
+        request, chat = self.request, isinstance(self.request, ChatRequest)
+        if chat and model.template is None:
+            text = "This model has no chat template: ask /v1/completions"
+            raise ApiError(400, text, param="model", code="unsupported_parameter")
+        _check_ttl(request.ttl_s, model.cache)
+        tools = RequestTools()
+        if isinstance(request, ChatRequest):
+            tools = resolve_tools(request, model.template, model.schema_faults)
+        form = request.form(model.schema_faults)
+        if tools.guide is not None:
+            form = AnswerForm("json_schema", tools.guide, "tools")
+        if model.strict and (request.output_token_limit or 0) > model.max_output_tokens:
+            raise _too_many_tokens(request, model.max_output_tokens)
+        model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
+        return ModelInputs(render_prompts(request, self.contents, model, tools), tools, form)
+
+    @property
+    def operation(self) -> str:
+        """Which kind of answer is wanted, as OpenTelemetry names it: "chat" or "text_completion"."""
+        return "chat" if isinstance(self.request, ChatRequest) else "text_completion"
+
+    @property
+    def tools(self) -> RequestTools:
+        """Tools of the request."""
+        return self.inputs.tools
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of each choice."""
+        limit, most = self.request.output_token_limit, self.model.max_output_tokens
+        return most if limit is None else max(1, min(limit, most))
+
+    @property
+    def clamped_to(self) -> int | None:
+        """Most tokens of each choice, if the request allows more than the engine gives; else None."""
+        asked, most = self.request.output_token_limit, self.model.max_output_tokens
+        return most if asked is not None and asked > most else None
+
+    @property
+    def choices(self) -> int:
+        """Number of answers that are generated, to all prompts together."""
+        return len(self.contents) * self.request.candidates
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts together; each counts once, however many choices it has."""
+        return sum(prompt.tokens for prompt in self.inputs.prompts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of all prompts together that nothing was computed for: in the engine's KV cache, or, with the whole
+        answer, in the response cache. Of several choices of a prompt, the one with the fewest counts: the others found
+        what it left.
+        """
+        fewest: dict[int, int] = {}
+        for index, stats in self.stats.items():
+            number, most = index // self.request.candidates, self.prompt_of(index).tokens
+            tokens = most if stats.cached else min(stats.cached_tokens or 0, most)
+            fewest[number] = min(tokens, fewest.get(number, most))
+        return sum(fewest.values())
+
+    def prompt_of(self, index: int) -> RenderedPrompt:
+        """Return the prompt of choice `index`."""
+        return self.inputs.prompts[index // self.request.candidates]
+
+    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Generate all choices at once. Each waits for a slot of its own.
+
+        Yields:
+            Index of a choice, and its next chunk.
+
+        Raises:
+            ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
+        """
+        self.model.hold()
+        try:
+            await self._follow()
+            if self.inputs.form is not None:
+                self.tenant.check_reading()
+            tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
+            async with self.tenant.enforce_limits(tokens, self.choices):
+                if self.choices > 1:
+                    async with aclosing(self._merged()) as pairs:
+                        async for pair in pairs:
+                            yield pair
+                    return
+                async with aclosing(choice_chunks(self, 0)) as chunks:
+                    async for chunk in chunks:
+                        yield 0, chunk
+        finally:
+            self.model.release()
+
+    def usage(self) -> dict[str, Any]:
+        """Count tokens as OpenAI does: of all prompts, and of all choices."""
+        completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
+        if self.request.output_token_limit == 0:
+            completion = 0
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        arrived: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
+
+        async def read(index: int) -> None:
+            async with aclosing(choice_chunks(self, index)) as chunks:
+                async for chunk in chunks:
+                    arrived.put_nowait((index, chunk))
+            arrived.put_nowait((index, None))
+
+        async with asyncio.TaskGroup() as group:
+            for index in range(self.choices):
+                group.create_task(read(index))
+            left = self.choices
+            while left:
+                index, chunk = await arrived.get()
+                if chunk is None:
+                    left -= 1
+                else:
+                    yield index, chunk
+
+    async def bind(self, index: int, *, goes_on: bool) -> bool:
+        """Settle which package generates a choice, before it is sent to the model.
+
+        Args:
+            index: of the choice.
+            goes_on: whether it has begun: then no other package can go on with it.
+
+        Returns:
+            Whether this model generates it.
+        """
+        async with self._binding:
+            if goes_on:
+                return self.model.latest is self.model
+            if not self._sent:
+                await self._follow()
+            self._sent.add(index)
+            return True
+
+    def unbind(self, index: int) -> None:
+        """Forget all of a choice that is asked again from its start."""
+        self.stats.pop(index, None)
+        self._sent.discard(index)
+
+    async def note_loss(self, losses: int) -> int:
+        """Tell the tenant of the first choice that was in flight at so many losses; return what the tenant counts."""
+        if losses > self._losses:
+            self._losses = losses
+            self._losses_kept = await self.tenant.note_loss(self.request_id)
+        return self._losses_kept
+
+    def work(self, index: int) -> Work:
+        """Return what a choice is recognized by if a server is lost with it."""
+        digest, tenant = self._digests[index // self.request.candidates], self.tenant
+        return Work(digest, tenant.name, self.request_id, alone=tenant.background)
+
+    async def _follow(self) -> None:
+        """Go over to what has replaced the model."""
+        while (latest := self.model.latest) is not self.model:
+            self.inputs = await asyncio.to_thread(CpuMeter().run, partial(self._inputs_for, latest))
+            latest.hold()
+            self.model.release()
+            self.model = latest
+
+    def sampling(self, index: int) -> tuple[Sampling, Sampling]:
+        """Return the sampling parameters of a choice, and apart from them the seed that is drawn for it, if one is."""
+        request = self.request
+        # OpenAI takes a top_p of 0, which leaves the most probable token.
+        greedy = request.temperature == 0 or request.top_p == 0
+        temperature = 0.0 if greedy else 1.0 if request.temperature is None else request.temperature
+        stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+        sampling: Sampling = {
+            "max_tokens": self.max_tokens,
+            "temperature": temperature,
+            "stop": [*stop, *self.tools.stop] or None,
+            "stop_token_ids": request.stop_token_ids or None,
+            "include_stop_str_in_output": request.include_stop_str_in_output or None,
+            "skip_special_tokens": False if request.skip_special_tokens is False else None,
+            "ignore_eos": request.ignore_eos or None,
+            "logit_bias": request.logit_bias or None,
+            "presence_penalty": request.presence_penalty or None,
+            "frequency_penalty": request.frequency_penalty or None,
+            "repetition_penalty": request.repetition_penalty,
+            "min_tokens": request.min_tokens,
+            "bad_words": request.bad_words or None,
+            "log_probs": request.wants_log_probs or request.candidates > request.choices or None,
+            "top_log_probs": request.num_top_logprobs or None,
+            "prompt_log_probs": request.num_prompt_logprobs,
+            **({} if self.inputs.form is None else self.inputs.form.sampling),
+        }
+        if greedy:
+            return sampling, {}
+        sampling |= {
+            "top_p": request.top_p or 1.0,
+            "top_k": max(request.top_k or 0, 0),
+            "min_p": request.min_p or None,
+        }
+        if request.seed is None:
+            return sampling, {"seed": self._seeds.setdefault(index, random.getrandbits(_SEED_BITS))}
+        sampling["seed"] = (request.seed + index % request.candidates * _SEED_STEP) % 2**_SEED_BITS
+        return sampling, {}
+
+
+def _too_many_tokens(request: GenerationRequest, most: int) -> ApiError:
+    """Return the refusal of a limit that the engine does not reach: in vLLM's words, then in OpenAI's."""
+    limit = request.output_token_limit
+    text = (
+        f"'max_tokens' or 'max_completion_tokens' is too large: {limit}. This model supports at most {most} "
+        f"completion tokens, whereas you provided {limit}."
+    )
+    return ApiError(400, text, param="max_tokens")
+
+
+def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
+    """Check that a request does not want its answer cached for longer than the recipe allows.
+
+    Raises:
+        ApiError: 400, if it does.
+    """
+    if ttl_s is None or cache is None or ttl_s <= cache.ttl_s:
+        return
+    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.ttl_s:g} s"
+    raise ApiError(400, text, param="ttl_s")

@@ -1,0 +1,369 @@
+"""The way of a request through every API: authenticated, parsed, checked, answered by a model, recorded.
+
+An answer is one JSON object or an event stream, and is given up when the client leaves. How it ended is recorded in the
+metrics and in the request's line of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from pipeline.client import Cached, ClientError, PromptTooLong
+from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
+from pipeline.gateway.api.schema import ModelRequest
+from pipeline.gateway.api.sse import (
+    KEEP_ALIVE_S,
+    ReaderTooSlow,
+    WriteCoalescer,
+    cancel_on_disconnect,
+    wait_for_disconnect,
+)
+from pipeline.gateway.context import SMALL_BODY_BYTES
+from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, from_client_error, to_api_error
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.metrics import GatewayMetrics
+from pipeline.gateway.records import CacheHit, CacheHits, RequestRecord
+from pipeline.gateway.request_spans import end_spans, request_attributes
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
+
+# Codes of errors that may end an answer in its middle.
+_BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error", QUARANTINED)
+
+
+class ModelAnswer(Protocol):
+    """What a model answers to one request, in the form of one API.
+
+    Attributes:
+        generation: of its chunks.
+        cached: where the first chunk came from, if not from the model.
+        keep_alive: what a stream sends after long silence.
+    """
+
+    generation: Generation
+    cached: Cached | None
+    keep_alive: ClassVar[bytes]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is to be streamed."""
+        ...
+
+    async def whole(self) -> Mapping[str, Any] | bytes:
+        """Generate the whole answer, and return it as one object, or the JSON of one."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer as server-sent events, each as soon as its chunk has come."""
+        ...
+
+    def error_events(self, error: ApiError, request_id: str) -> bytes:
+        """Encode what ends a stream that fails after it began.
+
+        Args:
+            error: by which it fails.
+            request_id: of the request.
+        """
+        ...
+
+
+class RecordedAnswer:
+    """An answer with the metrics and the log record that it ends up in."""
+
+    def __init__(
+        self, answer: ModelAnswer, metrics: GatewayMetrics, hits: CacheHits, record: RequestRecord
+    ) -> None:
+        """
+        Args:
+            answer: to the request.
+            metrics: of the gateway.
+            hits: remembers what the cache answered.
+            record: of the request.
+        """
+        self.answer, self.record = answer, record
+        self._metrics, self._hits = metrics, hits
+        metrics.begin(answer.generation)
+
+    @property
+    def x_cache(self) -> str:
+        """Where the answer comes from: miss, exact, shared, or semantic with the similarity of the two questions."""
+        cached = self.answer.cached
+        if cached is None:
+            return "miss"
+        return f"semantic; similarity={cached.similarity:.4f}" if cached.kind == "semantic" else cached.kind
+
+    def fail(self, error: Exception) -> ApiError:
+        """Record an error, and return what to answer.
+
+        Raises:
+            Exception: the error itself, if it is neither an `ApiError` nor a `ClientError`.
+        """
+        answered = to_api_error(error)
+        if answered.code in _BROKEN_OFF and (tokens := self._completion_tokens):
+            answered.completion_tokens = tokens
+            again = "" if answered.code == QUARANTINED else ", and the request may be sent again"
+            answered.message += f"; {tokens} tokens of the answer had come{again}"
+        record = self.record
+        record.error, record.error_type, record.exception = answered.message, answered.code, error
+        return answered
+
+    @property
+    def _completion_tokens(self) -> int:
+        return sum(stats.output_tokens or 0 for stats in self.answer.generation.stats.values())
+
+    def finish(self, status: int) -> None:
+        """Record how the answer ended: its status, tokens and latencies."""
+        generation, cached = self.answer.generation, self.answer.cached
+        choices, began = list(generation.stats.values()), self.record.began
+        self._metrics.observe(generation, began=began, status=status)
+        if keys := [one.cached.key for one in choices if one.cached is not None and one.cached.key]:
+            hit = CacheHit(generation.model.name, keys)
+            self._hits.remember(generation.tenant.name, self.record.id, hit)
+        first_chunks = [one.first_chunk for one in generation.times.values() if one.first_chunk is not None]
+        self.record.outcome = status
+        self.record.fields |= {
+            "prompt_tokens": generation.prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "ttft_ms": round((min(first_chunks) - began) * 1e3, 1) if first_chunks else None,
+            "cached": cached.kind if cached else None,
+        }
+        times = generation.times.values()
+        waits = [one.started - one.asked for one in times if one.started is not None]
+        gaps = [gap for stats in choices for gap in stats.itl_ms]
+        self.record.fields |= {
+            "stream": self.answer.streams,
+            "queue_ms": round(max(waits) * 1e3, 1) if waits else None,
+            "tpot_ms": max(
+                (round(one.tpot_ms, 2) for one in choices if one.tpot_ms is not None), default=None
+            ),
+            "max_itl_ms": round(max(gaps), 1) if gaps else None,
+            "retries": generation.retries,
+            "finish_reasons": [one.finish_reason for one in times],
+        }
+        if self.record.span.recording:
+            self.record.attributes = request_attributes(generation)
+            end_spans(generation, self.record.span, self.record.error_type)
+        if self.record.prompt_log is not None:
+            prompts = [prompt.text(generation.model) for prompt in generation.inputs.prompts]
+            texts = [text for _, text in sorted(generation.texts.items())]
+            self.record.fields |= self.record.prompt_log.fields(prompts, texts)
+
+
+async def json_response(request: Request, recorded: RecordedAnswer) -> Response:
+    """Generate a whole answer; give up when the client leaves.
+
+    Args:
+        request: of the client.
+        recorded: its answer.
+
+    Raises:
+        ApiError: the request fails.
+    """
+    work = asyncio.ensure_future(recorded.answer.whole())
+    gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    status = 499
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            # Nobody reads it.
+            return Response(status_code=status)
+        body, status = work.result(), 200
+    except (ApiError, ClientError, ExceptionGroup) as error:
+        answered = recorded.fail(error)
+        status = answered.status
+        raise answered from error
+    except Exception:
+        status = 500
+        raise
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.wait([work, gone])
+        recorded.finish(status)
+    headers = {"x-cache": recorded.x_cache}
+    if isinstance(body, bytes):
+        return Response(body, headers=headers, media_type="application/json")
+    return JSONResponse(body, headers=headers)
+
+
+class EventStream(Response):
+    """An answer as server-sent events.
+
+    The status is sent with the first event, so that a request that fails before it gets the status of its error. After
+    a sign of life, which is sent with 200, an error is an event.
+    """
+
+    def __init__(self, recorded: RecordedAnswer) -> None:
+        """
+        Args:
+            recorded: the answer to stream.
+        """
+        self._recorded = recorded
+        self._answered = False
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with cancel_on_disconnect(receive):
+            await self._stream(scope, receive, send)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        recorded, status, refused = self._recorded, 499, None
+        body = WriteCoalescer(
+            send, scope.get("peer"), start=self._start, keep_alive=recorded.answer.keep_alive, keep_alive_s=KEEP_ALIVE_S
+        )  # fmt: skip
+        try:
+            async with body, aclosing(recorded.answer.events()) as events:
+                ended = 200
+                try:
+                    async for event in events:
+                        self._answered = True
+                        await body.put(event)
+                except (ApiError, ClientError, ExceptionGroup) as error:
+                    answered = recorded.fail(error)
+                    ended = answered.status
+                    if body.begun:
+                        await body.put(recorded.answer.error_events(answered, recorded.record.id))
+                    else:
+                        refused = answered
+            status = ended
+            if refused is not None:
+                await error_response(scope, refused)(scope, receive, send)
+        except ReaderTooSlow as error:
+            if "peer" not in scope:
+                raise
+            recorded.record.error, recorded.record.error_type = str(error), "reader_too_slow"
+            scope["peer"].abort()
+        except Exception:
+            status = 500
+            raise
+        finally:
+            recorded.finish(status)
+
+    def _start(self) -> Message:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        # Before the first event nobody knows where the answer comes from.
+        if self._answered:
+            headers.append((b"x-cache", self._recorded.x_cache.encode()))
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+_Body = TypeVar("_Body", bound=ModelRequest)
+_Answer = TypeVar("_Answer", bound=ModelAnswer)
+
+
+class Asker(NamedTuple):
+    """What an answer is made of besides the body of the request."""
+
+    model: ServedModel
+    tenant: Tenant
+    record: RequestRecord
+
+
+class GeneratingEndpoints(EndpointFamily):
+    """Endpoints whose requests a model answers."""
+
+    def too_long(self, error: PromptTooLong) -> ApiError:
+        """Return the answer to a request whose prompt is too long, in the words of the API."""
+        return from_client_error(error)
+
+    async def generate(
+        self,
+        request: Request,
+        kind: type[_Body],
+        make: Callable[[_Body, Asker], ModelAnswer],
+        *,
+        prompt_field: str,
+        recall: Callable[[_Body, Tenant], Awaitable[int]] | None = None,
+    ) -> Response:
+        """Answer a request, whole or streamed.
+
+        Args:
+            request: of the client.
+            kind: of its body.
+            make: checks a body and makes the answer.
+            prompt_field: field of the body that holds the prompt.
+            recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to
+                nothing.
+
+        Raises:
+            ApiError: the request is refused, or fails.
+        """
+        answer = await self.check(request, kind, make, prompt_field=prompt_field, recall=recall)
+        recorded = RecordedAnswer(answer, self.context.metrics, self.context.hits, request.scope["record"])
+        return EventStream(recorded) if answer.streams else await json_response(request, recorded)
+
+    async def check(
+        self,
+        request: Request,
+        kind: type[_Body],
+        make: Callable[[_Body, Asker], _Answer],
+        *,
+        prompt_field: str,
+        recall: Callable[[_Body, Tenant], Awaitable[int]] | None = None,
+    ) -> _Answer:
+        """Authenticate, parse and check a request, its prompt counted in tokens. Nothing is generated yet.
+
+        Args:
+            request: of the client.
+            kind: of its body.
+            make: checks a body and makes the answer; in a thread, if that may take long.
+            prompt_field: field of the body that holds the prompt.
+            recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to
+                nothing.
+
+        Raises:
+            ApiError: the request is refused.
+        """
+        context = self.context
+        tenant = await context.authenticate(request)
+        record: RequestRecord = request.scope["record"]
+        body = await context.receive_body(request)
+
+        def parse() -> _Body:
+            parsed = parse_request(kind, body)
+            record.fields["model"] = context.find_model(parsed.model).name
+            return parsed
+
+        def begin(parsed: _Body) -> _Answer:
+            model = context.find_model(parsed.model)
+            record.headers += ignored_headers(tolerate(parsed, model.template, strict=model.strict))
+            answer = make(parsed, Asker(model, tenant, record))
+            record.headers += clamped_headers(answer.generation.clamped_to)
+            return answer
+
+        try:
+            size = len(body)
+            if size <= SMALL_BODY_BYTES:
+                parsed = parse()
+            elif recall is None:
+                return await context.parsers.run(lambda: begin(parse()), request, size, tenant)
+            else:
+                parsed = await context.parsers.run(parse, request, size, tenant)
+            if recall is not None:
+                size += await recall(parsed, tenant)
+            if size > SMALL_BODY_BYTES or parsed.has_schemas:
+                return await context.parsers.run(lambda: begin(parsed), request, size, tenant)
+            return begin(parsed)
+        except OverBudget as error:
+            text = f"{prompt_field}: {error}"
+            raise ApiError(400, text, param=prompt_field, code=OVER_BUDGET) from error
+        except PromptTooLong as error:
+            await tenant.charge_tokens(error.tokens)
+            answered = self.too_long(error)
+            answered.param = prompt_field
+            raise answered from error
+        except ClientError as error:
+            raise from_client_error(error) from error

@@ -1,0 +1,272 @@
+"""Parses bodies, queries and forms of requests into pydantic models, and looks after the fields they have besides.
+
+Faults become one answer of status 400. The policy for further fields is the same for every API that models answer:
+
+    a field that is unknown, or changes nothing here     ignored, and named in x-pipeline-ignored-fields
+    a tool that the server would have to run             left out, and named there; refused if it must be called
+    more output than the model gives                     clamped, and said in x-pipeline-max-tokens
+    a known field whose value would change the answer    refused by name, if it cannot be honoured
+
+Recipes with `serving.strict` refuse unknown fields, such tools and such limits instead. Types of requests declare their
+fields (`OpenModel`, `Shape`); `tolerate` removes everything else. Choices of tools are judged in
+`pipeline.gateway.api.tools.choice`, limits in `pipeline.gateway.api.generation`. How many values a body may have, and
+how deep they may be nested, is in `pipeline.gateway.bounds`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.gateway.bounds import MAX_FAULTS, MAX_SHOWN, check_json
+from pipeline.gateway.errors import ApiError
+from pipeline.models.chat_template import ChatTemplate
+
+_MAX_FAULT_CHARS = 300
+_Kind = TypeVar("_Kind", bound=BaseModel)
+
+
+def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
+    """Parse and validate the body of a request.
+
+    Args:
+        kind: model of the request.
+        body: JSON.
+
+    Raises:
+        ApiError: 400, with the first faults of the body.
+    """
+    check_json(body)
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_faults(error) from None
+
+
+def validate_request(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+    """Validate the query of a URL, the fields of a form, or what a request of another API comes to.
+
+    Args:
+        kind: model of the request.
+        values: by name.
+
+    Raises:
+        ApiError: 400, with the first faults.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _first_faults(error) from None
+
+
+def _first_faults(error: ValidationError) -> ApiError:
+    faults = error.errors(include_url=False, include_input=False)[:MAX_FAULTS]
+    texts = [f"{_place(fault['loc'])}: {fault['msg'][:_MAX_FAULT_CHARS]}" for fault in faults]
+    if error.error_count() > MAX_FAULTS:
+        texts.append(f"and {error.error_count() - MAX_FAULTS} more")
+    first = faults[0]["loc"]
+    return ApiError(400, "; ".join(texts), param=str(first[0])[:MAX_SHOWN] if first else None)
+
+
+def _place(parts: Sequence[int | str]) -> str:
+    return ".".join(str(part)[:MAX_SHOWN] for part in parts) or "body"
+
+
+IGNORED_FIELDS, MAX_TOKENS = "x-pipeline-ignored-fields", "x-pipeline-max-tokens"
+_MAX_HEADER_CHARS = 1024
+_UNPRINTABLE = re.compile(r"[^\w.$@:/-]", re.ASCII)
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Fields of an object that stands as plain JSON within a request.
+
+    Attributes:
+        known: fields that are read.
+        idle: further fields that are known, and change nothing here.
+        within: field -> shape of the object, or of each object of the list, that it holds.
+        for_template: whether the chat template gets the object; further fields that it names then stay.
+    """
+
+    known: Set[str]
+    idle: Set[str] = frozenset()
+    within: Mapping[str, Shape] = field(default_factory=dict)
+    for_template: bool = False
+
+
+class OpenModel(BaseModel):
+    """A part of a request that may have further fields, which `tolerate` looks after."""
+
+    model_config = ConfigDict(extra="allow")
+
+    # Fields that are known, and change nothing here.
+    idle: ClassVar[Set[str]] = frozenset()
+    # Field -> values that ask for nothing; all others are refused.
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # Those of `refused` without which the answer is what it would be, or that need tools which run elsewhere: refused
+    # by strict recipes alone.
+    optional: ClassVar[Set[str]] = frozenset()
+    # Field -> shape of the object, or of each object of the list, that it holds.
+    shapes: ClassVar[Mapping[str, Shape]] = {}
+    # Types of `tools` that the client runs; None is a tool without a type.
+    function_types: ClassVar[Sequence[str | None]] = ("function",)
+
+
+def hosted_tools(tools: Sequence[Mapping[str, Any]], function_types: Sequence[str | None]) -> dict[int, str]:
+    """Find the tools that the server would have to run, or whose form it does not know.
+
+    Args:
+        tools: of a request.
+        function_types: types of those that the client runs.
+
+    Returns:
+        Index of a tool -> its type.
+
+    >>> hosted_tools([{"type": "function"}, {"type": "web_search"}], ["function"])
+    {1: 'web_search'}
+    """
+    kinds = ((index, tool.get("type")) for index, tool in enumerate(tools))
+    return {index: kind for index, kind in kinds if isinstance(kind, str) and kind not in function_types}
+
+
+def tolerate(request: OpenModel, template: ChatTemplate | None, *, strict: bool) -> list[str]:
+    """Remove what a request holds besides the fields that are honoured.
+
+    Args:
+        request: which is changed.
+        template: of the model, which may read further fields of messages and tools.
+        strict: whether unknown fields, and tools that the server would have to run, are refused.
+
+    Returns:
+        Places of what was removed and did ask for something, such as "metadata" or "tools.2".
+
+    Raises:
+        ApiError: 400, with every field that is refused.
+    """
+    found = _Findings(template, strict=strict)
+    found.look_at_model(request)
+    found.check()
+    return found.ignored
+
+
+def ignored_headers(places: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Return the header that names what was ignored, if something was; what is too much for it is counted.
+
+    >>> ignored_headers(["metadata", "tools.2"])
+    [(b'x-pipeline-ignored-fields', b'metadata, tools.2')]
+    """
+    value = ""
+    for index, place in enumerate(places):
+        shown = _UNPRINTABLE.sub("?", place)
+        if len(value) + len(shown) > _MAX_HEADER_CHARS:
+            value += f", and {len(places) - index} more"
+            break
+        value += f", {shown}" if value else shown
+    return [(IGNORED_FIELDS.encode(), value.encode())] if places else []
+
+
+def clamped_headers(max_tokens: int | None) -> list[tuple[bytes, bytes]]:
+    """Return the header that says to how many tokens an answer was clamped; None: it was not."""
+    return [] if max_tokens is None else [(MAX_TOKENS.encode(), str(max_tokens).encode())]
+
+
+class _Findings:
+    """Findings of `tolerate` in one request, and their removal."""
+
+    def __init__(self, template: ChatTemplate | None, *, strict: bool) -> None:
+        self._template, self._strict = template, strict
+        self.ignored: list[str] = []  # places of what was removed
+        self._unknown: list[str] = []  # those of them that no API has
+        self._unsupported: list[tuple[str, str]] = []  # field that is refused, and what is wrong with it
+
+    def look_at_model(self, model: OpenModel, at: str = "") -> None:
+        if extra := model.model_extra:
+            for name, value in extra.items():
+                self._judge_field(model, name, value, at)
+            extra.clear()
+        fields = type(model).model_fields
+        for name in model.model_fields_set & fields.keys():
+            if isinstance(value := getattr(model, name), OpenModel):
+                self.look_at_model(value, f"{at}{fields[name].alias or name}.")
+        hosted = hosted_tools(getattr(model, "tools", None) or (), model.function_types)
+        self.ignored += (f"tools.{index}" for index in hosted)
+        if self._strict:
+            self._unsupported += (
+                ("tools", f"tools.{index}.type: {kind[:MAX_SHOWN]!r} is not supported by this server")
+                for index, kind in hosted.items()
+            )
+        for name, shape in model.shapes.items():
+            value = getattr(model, name)
+            cleaned = self._cleaned(value, shape, name, hosted if name == "tools" else ())
+            if cleaned is not value:
+                setattr(model, name, cleaned)
+
+    def check(self) -> None:
+        """Raise `ApiError` if something is refused."""
+        texts = [text for _, text in self._unsupported[:MAX_FAULTS]]
+        if self._strict and self._unknown:
+            listed = ", ".join(self._unknown[:MAX_FAULTS])
+            text = "; ".join([f"Unrecognized request argument supplied: {listed}", *texts])
+            raise ApiError(400, text, param=self._unknown[0].partition(".")[0])
+        if texts:
+            param = self._unsupported[0][0]
+            raise ApiError(400, "; ".join(texts), param=param, code="unsupported_parameter")
+
+    def _judge_field(self, model: OpenModel, name: str, value: Any, at: str) -> None:
+        place = f"{at}{name[:MAX_SHOWN]}"
+        if name in model.refused and name not in model.idle:
+            if value in model.refused[name]:
+                return
+            if self._strict or name not in model.optional:
+                text = f"{place} is not supported by this server"
+                self._unsupported.append((place.partition(".")[0], text))
+            self.ignored.append(place)
+        else:
+            self._ignore(place, value, known=name in model.idle)
+
+    def _ignore(self, place: str, value: Any, *, known: bool) -> None:
+        if not known:
+            self._unknown.append(place)
+        if not known or value not in _NOTHING:
+            self.ignored.append(place)
+
+    def _cleaned(self, value: Any, shape: Shape, at: str, skipped: Container[int] = ()) -> Any:
+        """The value without fields that its shape does not have; the same object if there are none."""
+        if isinstance(value, list):
+            made = [
+                one if index in skipped else self._cleaned(one, shape, f"{at}.{index}")
+                for index, one in enumerate(value)
+            ]
+            return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
+        if not isinstance(value, dict):
+            return value
+        further = value.keys() - shape.known
+        if further and shape.for_template:
+            further -= self._words_of_template()
+        changed: dict[str, Any] = {}
+        for name in shape.within.keys() & value.keys():
+            if isinstance(held := value[name], dict | list):
+                cleaned = self._cleaned(held, shape.within[name], f"{at}.{name}")
+                if cleaned is not held:
+                    changed[name] = cleaned
+        if not further and not changed:
+            return value
+        for name in value:
+            if name in further:
+                self._ignore(f"{at}.{name[:MAX_SHOWN]}", value[name], known=name in shape.idle)
+        return {name: changed.get(name, held) for name, held in value.items() if name not in further}
+
+    def _words_of_template(self) -> Set[str]:
+        sources = () if self._template is None else self._template.sources.values()
+        return frozenset().union(*map(_words, sources))
+
+
+@lru_cache(maxsize=32)
+def _words(source: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", source))

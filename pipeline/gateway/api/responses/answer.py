@@ -1,0 +1,369 @@
+"""The answer to POST /v1/responses: what it continues, and OpenAI's response object, whole or as events of a stream.
+
+response.created, response.in_progress
+  response.output_item.added               of each text (a message) or call of a function
+    response.content_part.added            of a text
+      response.output_text.delta …         or response.function_call_arguments.delta …
+      response.output_text.done            or response.function_call_arguments.done
+    response.content_part.done
+  response.output_item.done
+response.completed, or response.incomplete if the answer was cut off, or error and response.failed
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import dropwhile, islice, takewhile
+from typing import Any, ClassVar
+
+from pipeline.client import Cached, Chunk, PromptTooLong
+from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.api.responses.request import (
+    ResponseRequest,
+    item_id,
+    read_items,
+    response_of_item,
+    to_messages,
+)
+from pipeline.gateway.api.responses.stored import Item, StoredConversation, StoredResponse, StoredResponses
+from pipeline.gateway.api.sse import KEEP_ALIVE, encode_event, encode_json, encode_text
+from pipeline.gateway.api.translated import AnswerItem, AnswerItems, ItemStep
+from pipeline.gateway.bounds import MAX_MESSAGES, MAX_REFERRED
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.state.database import known_form
+from pipeline.gateway.traces import Span
+
+_READ_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class RecalledResponses:
+    """Stored responses that were read for one request.
+
+    Attributes:
+        before: conversation that the request continues.
+        referred: responses whose items the request refers to, by id.
+    """
+
+    before: StoredConversation = field(default_factory=StoredConversation)
+    referred: Mapping[str, StoredResponse] = field(default_factory=dict)
+    _items: dict[str, dict[str, Item]] = field(default_factory=dict)  # by response and id
+
+    @property
+    def size(self) -> int:
+        """Bytes of JSON."""
+        return self.before.size + sum(one.size for one in self.referred.values())
+
+    def take_item(self, id: str) -> Item | None:
+        """Return an item of a response; None if there is none of this id, or it was taken already."""
+        response = response_of_item(id)
+        if response not in self._items:
+            stored = self.referred.get(response)
+            self._items[response] = {} if stored is None else {item["id"]: item for item in stored.items()}
+        return self._items[response].pop(id, None)
+
+
+def recall(
+    request: ResponseRequest, tenant: str, stored: StoredResponses, most_bytes: int
+) -> RecalledResponses:
+    """Read what a request continues and refers to. It blocks.
+
+    Args:
+        request: body of the client's request.
+        tenant: name of the tenant.
+        stored: responses of all tenants.
+        most_bytes: most bytes of JSON that are read.
+
+    Raises:
+        ApiError: 400, if something is not stored, or too large; 501, if nothing is stored here; 503, if what stores
+            responses cannot be used.
+    """
+    before = _conversation(request, tenant, stored, most_bytes)
+    return RecalledResponses(before, _referred(request, tenant, stored, most_bytes))
+
+
+def _conversation(
+    request: ResponseRequest, tenant: str, stored: StoredResponses, most_bytes: int
+) -> StoredConversation:
+    id = request.previous_response_id
+    if id is None:
+        return StoredConversation()
+    found = stored.conversation(tenant, known_form(id), most_items=MAX_MESSAGES, most_bytes=most_bytes)
+    if found is None:
+        text = f"Previous response with id '{id[:64]}' not found."
+        raise ApiError(400, text, param="previous_response_id", code="previous_response_not_found")
+    if found.complete:
+        return found
+    if request.truncation != "auto":
+        text = f"The conversation has more than {MAX_MESSAGES} items or {most_bytes} bytes"
+        raise ApiError(400, text, param="previous_response_id", code="context_length_exceeded")
+    # The results of calls stand after the calls.
+    return found._replace(items=list(dropwhile(lambda item: item.get("role") != "user", found.items)))
+
+
+def _referred(
+    request: ResponseRequest, tenant: str, stored: StoredResponses, most_bytes: int
+) -> Mapping[str, StoredResponse]:
+    ids = dict.fromkeys(known_form(response_of_item(item)) for item in request.referred_items)
+    if len(ids) > MAX_REFERRED:
+        raise ApiError(400, f"input: refers to items of more than {MAX_REFERRED} responses", param="input")
+    found: dict[str, StoredResponse] = {}
+    left = iter(ids)
+    while page := tuple(islice(left, _READ_AT_ONCE)):
+        found |= stored.find(tenant, page)
+        if sum(one.size for one in found.values()) > most_bytes:
+            raise ApiError(400, "input: refers to too many large responses", param="input")
+    return found
+
+
+# Stores a response under its id, and returns whether it did.
+Store = Callable[[str, StoredResponse], Awaitable[bool]]
+
+
+class ModelResponse:
+    """One response. It may be made in any thread; its methods are for the event loop."""
+
+    keep_alive: ClassVar = KEEP_ALIVE
+
+    def __init__(
+        self,
+        request: ResponseRequest,
+        model: ServedModel,
+        tenant: Tenant,
+        request_id: str,
+        span: Span,
+        *,
+        recalled: RecalledResponses,
+        store: Store | None,
+    ) -> None:
+        """Check the request, render its prompt, and count its tokens.
+
+        Args:
+            request: of the client.
+            model: that it names.
+            tenant: whose request it is.
+            request_id: unique among all requests.
+            span: of the request.
+            recalled: stored responses that it continues and refers to.
+            store: is called when the response is complete, unless the request wants it not to be stored; None: nothing
+                is stored here.
+
+        Raises:
+            ApiError: 400, with what is wrong.
+            PromptTooLong: the conversation has more tokens than the engine takes.
+            ClientError: the template does not take the messages.
+        """
+        # Nobody can guess it: where no keys are needed, whoever knows it may ask for the response.
+        self.id = f"resp_{secrets.token_hex(16)}"
+        self.cached: Cached | None = None
+        self._request, self._store = request, None if request.store is False else store
+        with ResponseRequest.own_names():
+            tenant.check_choices(1)
+            items = read_items(request.input, self.id, recalled.take_item)
+            messages = to_messages(request.instructions, [*recalled.before.items, *items])
+            chat = request.chat(messages)
+
+            def generation(messages: Sequence[dict[str, Any]]) -> Generation:
+                return Generation(model, tenant, chat, [messages], request_id, span)
+
+            try:
+                self.generation = generation(messages)
+            except PromptTooLong:
+                if request.truncation != "auto":
+                    raise
+                self.generation = _last_that_fits(messages, generation)
+        self._input, self._first_output = encode_json(items).encode(), len(items)
+        self._items = AnswerItems(self.generation)
+        self._output: list[dict[str, Any]] = []
+        self._sequence = 0
+        self._piece_head = ""  # of the events of the item's pieces: what is the same in all
+        constant = {
+            "id": self.id, "object": "response", "created_at": int(time.time()), "model": model.name,
+            **request.echo(),
+        }  # fmt: skip
+        # Encoded once: what a response repeats of its request may be large.
+        self._head = encode_json(constant)[:-1]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is to be streamed."""
+        return bool(self._request.stream)
+
+    async def whole(self) -> bytes:
+        """Generate the whole answer, and return the JSON of one object."""
+        with ResponseRequest.own_names():
+            async with aclosing(self.generation.chunks()) as pairs:
+                async for _, chunk in pairs:
+                    for _ in self._steps(chunk):
+                        pass
+        _, response = await self._end()
+        return response.encode()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer as server-sent events, those of a chunk as soon as it has come."""
+        response = self._object("in_progress")
+        events = [self._response_event(kind, response) for kind in ("created", "in_progress")]
+        with ResponseRequest.own_names():
+            async with aclosing(self.generation.chunks()) as pairs:
+                async for _, chunk in pairs:
+                    for step in self._steps(chunk):
+                        if step.kind == "piece":
+                            events.append(self._piece_event(step))
+                        else:
+                            events += self._step_events(step)
+                    if events:
+                        yield b"".join(events)
+                        events.clear()
+        yield self._response_event(*await self._end())
+
+    def error_events(self, error: ApiError, request_id: str) -> bytes:
+        """Encode what ends a stream that fails after it began.
+
+        Args:
+            error: by which it fails.
+            request_id: of the request.
+        """
+        failure = {"code": "server_error", "message": error.message}
+        response = self._object("failed", error=failure, output=self._output)
+        # OpenAI's types have the fields of an error at the top, its service has them in `error`: clients read either.
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        failed = self._event("error", **fields, **error.body(request_id))
+        return failed + self._response_event("failed", response)
+
+    def _steps(self, chunk: Chunk) -> Iterator[ItemStep]:
+        self.cached = self.cached or chunk.cached
+        for step in self._items.feed(chunk):
+            if step.kind == "end":
+                cut_off = self._items.finish_reason == "length"
+                self._output.append(self._item(step.item, "incomplete" if cut_off else "completed"))
+            yield step
+
+    def _step_events(self, step: ItemStep) -> Iterator[bytes]:
+        """Encode the beginning or the end of an item."""
+        item, is_text = step.item, step.item.call is None
+        of_item = {"item_id": self._item_id(item), "output_index": item.index}
+        of_text = {**of_item, "content_index": 0}
+        if step.kind == "begin":
+            added = self._item(item, "in_progress")
+            if is_text:
+                added["content"] = []
+            yield self._event("response.output_item.added", output_index=item.index, item=added)
+            if is_text:
+                yield self._event("response.content_part.added", **of_text, part=_part(item))
+            kind = "output_text" if is_text else "function_call_arguments"
+            head = {"type": f"response.{kind}.delta", **(of_text if is_text else of_item)}
+            self._piece_head = f"event: {head['type']}\ndata: {encode_json(head)[:-1]}"
+        else:
+            if is_text:
+                done = {"text": item.text, "logprobs": item.log_probs}
+                yield self._event("response.output_text.done", **of_text, **done)
+                yield self._event("response.content_part.done", **of_text, part=_part(item))
+            elif item.call is not None:
+                done = {"name": item.call.name, "arguments": item.text}
+                yield self._event("response.function_call_arguments.done", **of_item, **done)
+            yield self._event("response.output_item.done", output_index=item.index, item=self._output[-1])
+
+    def _piece_event(self, step: ItemStep) -> bytes:
+        """Encode a piece with as little work as possible: there is one a token."""
+        number, self._sequence = self._sequence, self._sequence + 1
+        data = f'"sequence_number":{number},"delta":{encode_text(step.text)}'
+        if step.item.call is None:
+            data += f',"logprobs":{encode_json(step.log_probs) if step.log_probs else "[]"}'
+        return f"{self._piece_head},{data}}}\n\n".encode()
+
+    def _item(self, item: AnswerItem, status: str) -> dict[str, Any]:
+        if item.call is not None:
+            return {
+                "id": self._item_id(item), "type": "function_call", "status": status, "call_id": item.call.id,
+                "name": item.call.name, "arguments": item.text,
+            }  # fmt: skip
+        return {
+            "id": self._item_id(item), "type": "message", "status": status, "role": "assistant",
+            "content": [_part(item)],
+        }  # fmt: skip
+
+    def _item_id(self, item: AnswerItem) -> str:
+        return item_id("msg" if item.call is None else "fc", self.id, self._first_output + item.index)
+
+    async def _end(self) -> tuple[str, str]:
+        """Return the status and the JSON of the response when the generation is over, and keep it."""
+        usage = self.generation.usage()
+        fields: dict[str, Any] = {
+            "output": self._output,
+            "completed_at": int(time.time()),
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        status = "completed"
+        if self._items.finish_reason == "length":
+            status, fields["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
+        response = self._object(status, **fields)
+        if self._store is not None:
+            stored = StoredResponse(response.encode(), self._input, self._request.previous_response_id)
+            if not await self._store(self.id, stored):
+                # The answer is there all the same, and says that it is not stored.
+                self._store = None
+                response = self._object(status, **fields)
+        return status, response
+
+    def _object(self, status: str, **fields: Any) -> str:
+        """The JSON of the response."""
+        empty = dict.fromkeys(("error", "incomplete_details", "usage", "completed_at"))
+        stored = self._store is not None
+        rest = encode_json({"status": status, "store": stored, **empty, "output": [], **fields})
+        return f"{self._head},{rest[1:]}"
+
+    def _response_event(self, status: str, response: str) -> bytes:
+        kind, number = f"response.{status}", self._sequence
+        self._sequence += 1
+        data = f'{{"type":"{kind}","sequence_number":{number},"response":{response}}}'
+        return f"event: {kind}\ndata: {data}\n\n".encode()
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._sequence = self._sequence, self._sequence + 1
+        return encode_event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def _last_that_fits(
+    messages: Sequence[dict[str, Any]], make: Callable[[Sequence[dict[str, Any]]], Generation]
+) -> Generation:
+    """Drop as few of the oldest turns as it takes, and nothing of the system messages before them.
+
+    Raises:
+        PromptTooLong: the last turn alone is too long.
+    """
+    head = list(takewhile(lambda message: message["role"] == "system", messages))
+    turns = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    low, high = 1, max(1, len(turns) - 1)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            make([*head, *messages[turns[middle] :]])
+            high = middle
+        except PromptTooLong:
+            low = middle + 1
+    return make([*head, *messages[turns[low] :]] if low < len(turns) else messages)
+
+
+def _part(item: AnswerItem) -> dict[str, Any]:
+    log_probs = [
+        {**_with_bytes(one), "top_logprobs": [_with_bytes(other) for other in one["top_logprobs"]]}
+        for one in item.log_probs
+    ]
+    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": log_probs}
+
+
+def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
+    """Chats have null where the bytes of a part of a character are not known; here is no null."""
+    return {**token, "bytes": token["bytes"] or []}

@@ -1,0 +1,210 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls`: which tools stand in the prompt, and how the model may call them.
+
+`required` and a named function are enforced by guided decoding: the answer is one call, or with `required` and
+`parallel_tool_calls: true` a list of one or more. Where the engine has no guided decoding they are refused, because a
+prompt alone enforces nothing. `allowed_tools` leaves all other tools out. Tools that are no functions of the client are
+left out, and refused where one of them must be called. With `parallel_tool_calls: false` the answer
+ends with its first call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.client import ChatTemplate
+from pipeline.gateway.api.parsing import hosted_tools
+from pipeline.gateway.api.response_format import SchemaFaults, check_json_schema
+from pipeline.gateway.api.schema import ChatRequest
+from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, ToolDialect
+from pipeline.gateway.api.tools.parser import ToolCallParser
+from pipeline.gateway.api.tools.prompt import dialect_of, takes_tools
+from pipeline.gateway.bounds import MAX_FAULTS, MAX_SHOWN, MAX_TOOLS, check_guide
+from pipeline.gateway.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTools:
+    """Tools of one request."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    dialect: ToolDialect | None = None  # None: answers are not parsed for calls
+    guide: str | None = None  # JSON schema of the call, or the list of calls, that the model must make
+    max_calls: int | None = None  # in one answer
+
+    def parser(self) -> ToolCallParser | None:
+        """Make the parser of one answer; None if answers are not parsed for calls."""
+        if self.dialect is None or not self.tools:
+            return None
+        return ToolCallParser(self.dialect, self.tools, max_calls=self.max_calls)
+
+    @property
+    def stop(self) -> Sequence[str]:
+        """What ends the answer after the only call that it may have, so that no others are generated in vain."""
+        close = None if self.dialect is None or self.max_calls != 1 else self.dialect.close
+        return () if close is None else (close,)
+
+
+def resolve_tools(
+    request: ChatRequest, template: ChatTemplate | None, schema_faults: SchemaFaults
+) -> RequestTools:
+    """Check the tools of a request, and how they may be called.
+
+    Args:
+        request: with `tools`, `tool_choice` and `parallel_tool_calls`.
+        template: of the model, which has to take tools if the request has some.
+        schema_faults: finds the faults of the parameters of tools that must be called.
+
+    Raises:
+        ApiError: 400, for a malformed tool or choice, or if the model's template takes no tools.
+    """
+    tools = request.tools or []
+    choice = request.tool_choice if request.tool_choice is not None else "auto"
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise _refused("'tool_choice' is only allowed when 'tools' are specified", "tool_choice")
+        return RequestTools()
+    hosted = hosted_tools(tools, request.function_types)
+    names: dict[str, int] = {}  # of the tools that may be called -> index
+    for index, tool in enumerate(tools):
+        if index not in hosted:
+            names.setdefault(_name(tool, index), index)
+    _check_callable(choice, tools, names, hosted)
+    if choice == "none":
+        return RequestTools()
+    if names and template is not None and not takes_tools(template):
+        text = "tools: the chat template of this model takes none, and its recipe adds none to the prompt (tool_prompt)"
+        raise _refused(text, "tools")
+    indices: Sequence[int] = [index for index in range(len(tools)) if index not in hosted]
+    functions = [tools[index] for index in indices]
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, indices = _allowed(choice, names, set(hosted.values()))
+    elif choice not in ("auto", "required"):
+        choice, indices = "named", [names[_chosen(choice, names)]]
+    if not indices:
+        return RequestTools()
+    several = request.parallel_tool_calls
+    offered = [tools[index] for index in indices] if choice != "named" else functions
+    if choice == "auto":
+        return RequestTools(offered, dialect_of(template), max_calls=1 if several is False else None)
+    for index in indices:
+        parameters = json.dumps(tools[index]["function"].get("parameters") or {}, ensure_ascii=False)
+        check_json_schema(parameters, f"tools.{index}.function.parameters", "tools", schema_faults)
+    as_list = choice == "required" and several is True
+    place = "#/items/anyOf" if as_list else "#/anyOf"
+    calls = {
+        "anyOf": [_call_schema(tools[index]["function"], f"{place}/{at}") for at, index in enumerate(indices)]
+    }
+    guide = json.dumps({"type": "array", "minItems": 1, "items": calls} if as_list else calls)
+    check_guide("json_schema", guide, "tools", "tools")
+    if as_list:
+        return RequestTools(offered, FORCED_LIST, guide)
+    return RequestTools(offered, FORCED, guide, max_calls=1)
+
+
+def _name(tool: Mapping[str, Any], index: int) -> str:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise _refused(f'tools.{index}: must be {{"type": "function", "function": {{"name": …}}}}', "tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise _refused(f"tools.{index}.function.name: is missing", "tools")
+    if parameters := function.get("parameters"):
+        check_guide("json_schema", json.dumps(parameters), f"tools.{index}.function.parameters", "tools")
+    return name
+
+
+def _check_callable(
+    choice: Any, tools: Sequence[Mapping[str, Any]], names: Mapping[str, int], hosted: Mapping[int, str]
+) -> None:
+    """Refuse a choice that requires tools which the server would have to run, or any where there are no others."""
+    if isinstance(choice, Mapping):
+        allowed = choice.get("allowed_tools")
+        wanted = (
+            allowed.get("tools") if isinstance(allowed, dict) and allowed.get("mode") == "required" else None
+        )
+        required = wanted if isinstance(wanted, list) else [choice]
+        if not required or not all(_is_hosted(one, tools, names, hosted) for one in required):
+            return
+    elif choice != "required" or names:
+        return
+    listed = ", ".join(
+        f"tools.{index} ({kind[:MAX_SHOWN]})" for index, kind in list(hosted.items())[:MAX_FAULTS]
+    )
+    text = f"tool_choice: requires a tool that this server does not run; it runs none of {listed}"
+    raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
+
+
+def _is_hosted(
+    choice: Any, tools: Sequence[Mapping[str, Any]], names: Mapping[str, int], hosted: Mapping[int, str]
+) -> bool:
+    """Whether a choice is one of the tools that the server would have to run, by its type or its name."""
+    if not isinstance(choice, Mapping):
+        return False
+    if choice.get("type") != "function":
+        return choice.get("type") in hosted.values()
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return (
+        name is not None and name not in names and any(tools[index].get("name") == name for index in hosted)
+    )
+
+
+def _chosen(choice: Any, names: Container[str]) -> str:
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in names:
+        right = (
+            'none, auto, required, {"type": "function", "function": {"name": …}} of one of tools, '
+            'or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}} of some'
+        )
+        raise _refused(f"tool_choice: must be {right}", "tool_choice")
+    return name
+
+
+def _allowed(
+    choice: Mapping[str, Any], names: Mapping[str, int], hosted: Container[str]
+) -> tuple[str, Sequence[int]]:
+    """Mode, and indices of the tools, of an `allowed_tools` choice, without those of types in `hosted`."""
+    allowed = choice.get("allowed_tools")
+    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        raise _refused("tool_choice.allowed_tools.mode: must be auto or required", "tool_choice")
+    tools = allowed.get("tools")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        text = f"tool_choice.allowed_tools.tools: must name 1 to {MAX_TOOLS} of tools"
+        raise _refused(text, "tool_choice")
+    runnable = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") in hosted)]
+    return allowed["mode"], sorted({names[_chosen(tool, names)] for tool in runnable})
+
+
+def _call_schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """JSON schema of a call, whose place in the whole schema is the JSON pointer `at`."""
+    parameters = function.get("parameters") or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": _with_moved_references(parameters, f"{at}/properties/arguments"),
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _with_moved_references(schema: Any, to: str) -> Any:
+    """Move a schema into a larger one, to the JSON pointer `to`: its references into itself are rewritten."""
+    if isinstance(schema, list):
+        return [_with_moved_references(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _with_moved_references(value, to) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = to + reference[1:]
+    return moved
+
+
+def _refused(text: str, param: str) -> ApiError:
+    return ApiError(400, text, param=param)

@@ -1,0 +1,174 @@
+"""How tools come into the prompt: by the model's chat template, or by a section in plain words where that takes none.
+
+The section is a `ChatTemplate` of its own around the model's: it puts the tools, and how to call one, before the
+conversation, writes earlier calls as the model is asked to write them, and their results as a turn of the user. So any
+template that takes users and assistants will do. Calls are those of the dialect `hermes`, which many models have been
+trained on and which is unlikely to be met in plain text. A model that was never trained to call tools may do it badly;
+`tool_choice: required` holds it to the form.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
+from pipeline.models.chat_template import ChatTemplate, TemplateError
+
+_log = logging.getLogger("pipeline.gateway")
+
+_SECTION = """\
+You can call these tools:
+<tools>
+{tools}
+</tools>
+To call one, answer only with its name and arguments as JSON, once for each call:
+<tool_call>
+{{"name": "tool", "arguments": {{"key": "value"}}}}
+</tool_call>
+Results come in a <tool_response>. If you need no tool, answer in plain words."""
+_DESCRIBED = ("name", "description", "parameters")  # keys of a function that the model is told
+# Keys of a JSON schema that tell a model nothing, and that it would read in each request.
+_SILENT = ("$schema", "additionalProperties", "title")
+
+
+class ToolSectionTemplate(ChatTemplate):
+    """A chat template that takes no tools, with a section of the prompt that tells the model of them."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        """
+        Args:
+            template: of the model.
+        """
+        super().__init__(template.sources, template.special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Render messages and tools; see `ChatTemplate.render` and `with_tool_section`."""
+        if tools or any(message.get("role") == "tool" or message.get("tool_calls") for message in messages):
+            messages = with_tool_section(messages, tools or ())
+        return super().render(messages, **variables)
+
+
+def with_tool_section(
+    messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Write tools, calls and results as texts of a conversation without tools.
+
+    Args:
+        messages: as OpenAI's API has them, the arguments of calls as objects.
+        tools: of the request; none if the model is to call none any more.
+
+    Returns:
+        Messages of systems, users and assistants. The section stands in the system message, or where there is none,
+        before the first message of the user: many templates have a system message of their own, or take none.
+
+    Raises:
+        TemplateError: a tool has no name.
+    """
+    written: list[dict[str, Any]] = []
+    results = False  # whether the last message holds results, with which a message of the user is joined
+    for message in messages:
+        role, text = message["role"], str(message.get("content") or "")
+        if role == "tool":
+            text = f"<tool_response>\n{text}\n</tool_response>"
+        if role in ("tool", "user") and results:
+            written[-1]["content"] += f"\n{text}"
+        elif role == "tool":
+            written.append({"role": "user", "content": text})
+        elif calls := message.get("tool_calls"):
+            written.append(
+                {"role": role, "content": "\n".join([*([text] if text else []), *map(_call, calls)])}
+            )
+        else:
+            written.append(dict(message))
+        results = role == "tool"
+    if tools:
+        _add_section(written, tools)
+    return written
+
+
+def _add_section(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+    functions = [
+        one for tool in tools if isinstance(one := tool.get("function"), Mapping) and one.get("name")
+    ]
+    if len(functions) < len(tools):
+        raise TemplateError('each tool must be {"type": "function", "function": {"name": …}}')
+    described = ({key: _short(one[key]) for key in _DESCRIBED if one.get(key)} for one in functions)
+    section = _SECTION.format(tools="\n".join(json.dumps(one, ensure_ascii=False) for one in described))
+    first = messages[0]
+    if first["role"] == "system":
+        first["content"] = f"{first['content']}\n\n{section}"
+        return
+    user = next((one for one in messages if one["role"] == "user"), None)
+    if user is None:
+        messages.insert(0, {"role": "user", "content": section})
+    else:
+        user["content"] = f"{section}\n\n{user['content']}"
+
+
+def _short(schema: Any, *, named: bool = False) -> Any:
+    """A JSON schema without silent keys; `named`: a mapping of names, which may be called as these keys are."""
+    if isinstance(schema, list):
+        return [_short(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _short(value, named=not named and key in ("properties", "$defs"))
+        for key, value in schema.items()
+        if named or key not in _SILENT or (key == "additionalProperties" and isinstance(value, dict))
+    }
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    written = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"
+
+
+def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate | None:
+    """Load the chat template beside a packaged tokenizer.
+
+    Args:
+        tokenizer: its folder.
+        tool_section: whether tools stand in a section of the prompt where the template takes none.
+
+    Returns:
+        The template; None, with a warning in the log, if there is none that works: the model then completes texts only.
+    """
+    try:
+        template = ChatTemplate.from_directory(tokenizer).compile()
+    except TemplateError as error:
+        _log.warning("no chats: %s", error)
+        return None
+    return ToolSectionTemplate(template) if tool_section and not takes_tools(template) else template
+
+
+def takes_tools(template: ChatTemplate) -> bool:
+    """Whether a template puts tools into the prompt."""
+    return isinstance(template, ToolSectionTemplate) or any(
+        "tools" in one for one in template.sources.values()
+    )
+
+
+def dialect_of(template: ChatTemplate | None) -> ToolDialect | None:
+    """Find the dialect of a model by its chat template.
+
+    Returns:
+        The dialect, or None if the template takes no tools, or writes calls in no dialect of dialects.yaml.
+    """
+    if template is None or not takes_tools(template):
+        return None
+    if isinstance(template, ToolSectionTemplate):
+        source = _SECTION
+    else:
+        source = template.sources.get("tool_use") or template.sources.get("default", "")
+    return next((one for one in dialects() if all(mark in source for mark in one.marks)), None)

@@ -1,5 +1,0 @@
-"""OpenAI's Responses API as a layer over chats: `request`, its `input_items`, the `model_response`, `stored_responses`.
-
-Written against openai-python 3.54 (`openai.types.responses`). A request becomes a `ChatRequest` and a list of messages,
-so that checks, limits, queue, cache, tools and metrics are those of chats.
-"""

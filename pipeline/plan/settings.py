@@ -1,0 +1,207 @@
+"""Settings of the verbs that decide and make: `init`, `plan`, `build`. Light to import, for help and completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from pipeline.errors import Fault, UserError
+from pipeline.settings import Option, Settings
+
+if TYPE_CHECKING:
+    from click import Context, Parameter
+    from click.shell_completion import CompletionItem
+
+
+def _known_rules(names: frozenset[str]) -> frozenset[str]:
+    if not names:
+        return names
+    from pipeline.plan.preflight import check_allowed
+
+    return check_allowed(names)
+
+
+def _device(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("write numbers of GPUs with commas between them, like 0,1")
+    return int(text)
+
+
+def _complete_gpu(_context: Context, _parameter: Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from pipeline.contracts.gpus import gpus
+
+    return [CompletionItem(gpu.name) for gpu in gpus() if gpu.name.startswith(incomplete)]
+
+
+Devices = Annotated[tuple[int, ...], Option("--gpus", metavar="0,1,…", parse=_device, separator=",")]
+FileName = Annotated[Path, Option(metavar="FILE")]
+
+
+class PreparationSettings(Settings):
+    """Preparation of a recipe, as for every verb that needs its plan."""
+
+    allowed: Annotated[
+        frozenset[str], AfterValidator(_known_rules), Option("--allow", metavar="RULE", parse=str)
+    ] = Field(
+        default=frozenset(),
+        description="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists "
+        "them.",
+    )
+    offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
+
+
+class BuildSettings(PreparationSettings):
+    """Settings of `pipeline build`."""
+
+    until: Annotated[str, Option(metavar="STEP")] = Field(
+        default="package", description="Stop after this step, e.g. evaluate."
+    )
+    executor: Literal["auto", "native", "docker", "print", "print-all"] = Field(
+        default="auto",
+        description="Program that runs trtllm-build (runtime tensorrt): this machine's, that of the container that "
+        "will serve, or none: a script for another machine is printed. auto: native where it is on PATH, else docker. "
+        "The script has the whole build done there where what comes before the engines cannot be made here; with "
+        "print-all in any case, for any runtime.",
+    )
+    devices: Devices = Field(default=(), description="GPUs that may be used; by default all that are needed.")
+    executor_timeout_s: Annotated[float | None, Option(metavar="SECONDS")] = Field(
+        default=None, gt=0, description="Most time that trtllm-build may take for one engine; by default any."
+    )
+
+
+class InitSettings(Settings):
+    """What a user says of a recipe that does not exist yet; None leaves it open."""
+
+    gpu: Annotated[str | None, Option(metavar="NAME", complete=_complete_gpu)] = Field(
+        default=None,
+        description="GPU to run on, such as l4-24g; by default what this machine has, or its CPU.",
+    )
+    gpus: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, ge=1, le=64, description="Most GPUs to use; by default all of this machine, or 8."
+    )
+    runtime: Literal["cpu", "tensorrt", "pytorch"] | None = Field(
+        default=None,
+        description="By default cpu without a GPU, else tensorrt, and pytorch for what that does not run.",
+    )
+    name: Annotated[str | None, Option(metavar="NAME")] = Field(
+        default=None, description="Name of the deployment; by default that of the model."
+    )
+    max_input_tokens: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, ge=1, description="Longest prompt."
+    )
+    max_output_tokens: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, ge=1, description="Longest answer."
+    )
+    offline: bool = Field(default=False, description="Ask no hub; use what is known, and what the store has.")
+
+
+def _gpus_named(text: str) -> tuple[str, ...]:
+    """GPU of that name, or all whose names begin with it: `h100` is each of three."""
+    from pipeline.contracts.gpus import gpu, gpus
+
+    name = text.strip()
+    try:
+        return tuple(known.name for known in gpus() if known.name.startswith(f"{name}-")) or (gpu(name).name,)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def _prices_of(text: str) -> dict[str, float]:
+    name, _, price = text.partition("=")
+    try:
+        value = float(price)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError("is not a price above 0; write GPU=PRICE_PER_HOUR, like h100-sxm-80g=2.5")
+    return dict.fromkeys(_gpus_named(name), value)
+
+
+def _flat(parts: Any) -> Any:
+    """Join what each text of a repeated option stands for."""
+    if all(isinstance(part, Mapping) for part in parts):
+        return {name: price for part in parts for name, price in part.items()} if parts else {}
+    return tuple(
+        dict.fromkeys(name for part in parts for name in ((part,) if isinstance(part, str) else part))
+    )
+
+
+class WorkloadOptions(Settings):
+    """Traffic and what it may cost; what is None or empty stands for the recipe's own."""
+
+    devices: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_flat),
+        Option("--gpus", metavar="NAME,…", parse=_gpus_named, separator=","),
+    ] = Field(
+        default=(),
+        description="GPUs to compare; a beginning of a name is all of them (h100). By default those with a price, or "
+        "all.",
+    )
+    prices: Annotated[
+        Mapping[str, float],
+        BeforeValidator(lambda given: given if isinstance(given, Mapping) else _flat(given)),
+        Option("--price", metavar="GPU=PER_HOUR", parse=_prices_of),
+    ] = Field(default={}, description="Price of an hour of one GPU, in any currency. May be repeated.")
+    prompt_tokens: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, ge=1, le=10_000_000, description="Length of prompts; by default the recipe's longest."
+    )
+    output_tokens: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, ge=1, le=10_000_000, description="Length of answers; by default the recipe's longest."
+    )
+    acceptance: Annotated[float | None, Option(metavar="SHARE")] = Field(
+        default=None, ge=0, le=1, description="Share of the draft's tokens that the target accepts, 0 to 1."
+    )
+
+
+class PlanSettings(WorkloadOptions, PreparationSettings):
+    """Settings of `pipeline plan`: the plan itself, speed and cost, and constants of the forecast."""
+
+    gpu: Annotated[str | None, Option(metavar="NAME", complete=_complete_gpu)] = Field(
+        default=None, description="As --set runtime.gpu=NAME, before all others: try another GPU."
+    )
+    until: Annotated[str, Option(metavar="STEP")] = Field(
+        default="package", description="Plan up to this step."
+    )
+    compare: bool = Field(
+        default=False, description="Rank GPUs, splits, formats and drafts for the recipe's SLO."
+    )
+    output: FileName | None = Field(
+        default=None,
+        description="With --compare: draw the front as .html or .png. With --calibrate-from: write the constants "
+        "there, as .yaml, instead of into the store.",
+    )
+    calibrate_from: Annotated[tuple[Path, ...], Option(metavar="BENCH.json")] = Field(
+        default=(),
+        description="Fit the constants of the recipe's GPU and runtime, or of this machine's processor, to what "
+        "`pipeline bench --output` measured, and keep them. Further files may follow.",
+    )
+    calibration: FileName | None = Field(
+        default=None, description="Forecast with these constants instead of the store's."
+    )
+    no_calibration: bool = Field(
+        default=False, description="Forecast with constants of published figures, whatever the store has."
+    )
+
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield options that go with others, or exclude them."""
+        fits = bool(self.calibrate_from)
+        if self.devices and not self.compare:
+            yield Fault("goes with --compare", key="--gpus")
+        if self.output is not None:
+            endings = (".yaml",) if fits else (".html", ".png")
+            if not self.compare and not fits:
+                yield Fault("goes with --compare or --calibrate-from", key="--output", value=str(self.output))
+            elif self.output.suffix not in endings:
+                yield Fault(f"must end in {' or '.join(endings)}", key="--output", value=str(self.output))
+        if fits and self.compare:
+            yield Fault("--calibrate-from and --compare exclude each other")
+        if self.calibration is not None and (fits or self.compare or self.no_calibration):
+            named = ("--calibrate-from", fits), ("--compare", self.compare), ("--no-calibration", True)
+            other = next(name for name, given in named if given)
+            yield Fault(f"--calibration and {other} exclude each other")

@@ -1,0 +1,203 @@
+"""The recipe and the server that a name on a command line stands for.
+
+A name is a recipe's file, a packaged recipe, or a running deployment. A deployment is found by its name whatever it was
+served from: a recipe elsewhere with values of its own, one whose file has changed or gone since, or a package alone.
+Its recipe is then the one that it is served with.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import Fault, InvalidInput, ServerError
+
+if TYPE_CHECKING:
+    from pipeline.recipe import Recipe
+    from pipeline.store import Store
+    from pipeline.triton.running import RunningServer, State
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDeployment:
+    """A recipe, and its server if it runs.
+
+    Attributes:
+        recipe: Recipe with the overrides applied.
+        server: None if the deployment does not run.
+        argv: Arguments of a command line that name it again, in any folder.
+        as_served: Whether the recipe is that of the server's record, not of a file, which may have changed since.
+    """
+
+    recipe: Recipe
+    server: RunningServer | None
+    argv: tuple[str, ...]
+    as_served: bool = False
+
+    def require_server(self, store: Store) -> RunningServer:
+        """Return the server.
+
+        Raises:
+            ServerError: It does not run, or cannot be asked yet; the message says what would help.
+        """
+        from pipeline.triton.running import SUPERVISED, RunningServer
+
+        if self.server is not None:
+            return self.server
+        name = self.recipe.name
+        record = RunningServer.read(store.running, name)
+        if record is not None and record.state in SUPERVISED and record.alive:
+            raise ServerError(f"{name} is {record.state}, and cannot be asked now: --wait-s S waits for it")
+        state = "is not running" if record is None else "is no longer running"
+        command = shlex.join(("pipeline", "serve", *self.argv))
+        raise ServerError(f"{name} {state}. Start it in another terminal:\n  {command}")
+
+
+def find_deployment(
+    name: str,
+    overrides: Sequence[str],
+    store: Store,
+    *,
+    wait_s: float = 0.0,
+    states: Collection[State] | None = None,
+) -> NamedDeployment:
+    """Find a deployment that runs, or the recipe of one that does not.
+
+    The name of a running deployment comes before a packaged recipe of the same name; a path is always a recipe's file.
+
+    Args:
+        name: Name of a deployment, or file or name of a recipe.
+        overrides: Values of `--set`, which replace what the deployment is served with.
+        store: Store where deployments are announced.
+        wait_s: Time to wait until it runs, in seconds.
+        states: States that count as running; None for those in which it answers.
+
+    Raises:
+        InvalidInput: No recipe and no running deployment has that name, or the recipe has faults.
+    """
+    from pipeline.recipe import load_recipe
+    from pipeline.triton.running import ANSWERING, RunningServer
+
+    wanted = ANSWERING if states is None else states
+    deadline = time.monotonic() + wait_s
+    while not _is_path(name):
+        server = RunningServer.find(store.running, name, states=wanted)
+        if server is not None:
+            sets = (part for override in overrides for part in ("--set", override))
+            recipe = served_recipe(name, server, overrides)
+            return NamedDeployment(recipe, server, (name, *sets, *store.words), as_served=True)
+        # A name that is no recipe may be that of a package which is about to be served.
+        if is_recipe(name) or time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    _check_recipe(name, store)
+    recipe = load_recipe(name, overrides)
+    left_s = max(0.0, deadline - time.monotonic())
+    server = RunningServer.find(store.running, recipe.name, wait_s=left_s, states=wanted)
+    return NamedDeployment(recipe, server, (*recipe.words, *store.words))
+
+
+def recipe_of(name: str, overrides: Sequence[str], store: Store) -> Recipe:
+    """Load a recipe for a command that needs no running server.
+
+    A running deployment's recipe is the file as it is now, or what it is served with if the file is gone.
+
+    Args:
+        name: File or name of a recipe, or else the name of a running deployment.
+        overrides: Values of `--set`.
+        store: Store where deployments are announced.
+
+    Raises:
+        InvalidInput: No recipe and no running deployment has that name, or the recipe has faults.
+    """
+    from pipeline.recipe import load_recipe
+    from pipeline.triton.running import SUPERVISED, RunningServer
+
+    if not is_recipe(name) and not _is_path(name):
+        server = RunningServer.find(store.running, name, states=SUPERVISED)
+        if server is not None:
+            return _written_recipe(server, overrides) or served_recipe(name, server, overrides)
+    _check_recipe(name, store)
+    return load_recipe(name, overrides)
+
+
+def served_recipe(name: str, server: RunningServer, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe that a running deployment is served with.
+
+    Raises:
+        InvalidInput: The overrides have faults, or the package cannot be read.
+    """
+    from pipeline.recipe.loading import recipe_of_values
+
+    if server.settings is None:
+        return package_recipe(server.deployment.parent, overrides)
+    return recipe_of_values(server.settings, overrides, name)
+
+
+def _written_recipe(server: RunningServer, overrides: Sequence[str]) -> Recipe | None:
+    """The recipe file that a deployment was served from, with its values of `--set`; None if the file is gone."""
+    from pipeline.recipe import load_recipe
+
+    if not server.recipe or not is_recipe(server.recipe[0]):
+        return None
+    return load_recipe(server.recipe[0], (*server.overrides, *overrides))
+
+
+def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe that a package alone amounts to: its name, its limits, and no response cache.
+
+    Raises:
+        InvalidInput: The overrides have faults, or the package cannot be read.
+    """
+    from pipeline.recipe.loading import recipe_of_values
+    from pipeline.triton.deployment import Deployment
+
+    deployment = Deployment.load(package)
+    limits = deployment.limits.model_dump(
+        include={"max_input_tokens", "max_output_tokens", "max_concurrency"}
+    )
+    source = f"local:{(package / deployment.tokenizer_dir).absolute()}"
+    values = {"name": deployment.name, "model": {"source": source}, "limits": limits}
+    return recipe_of_values(values, overrides, str(package))
+
+
+def announced_names(store: Store) -> list[str]:
+    """List the deployments that are announced in a store, by the names of their records alone."""
+    return sorted(file.stem for file in store.running.glob("[!.]*.json"))
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is the file or the packaged name of a recipe."""
+    from pipeline.recipe import find_recipe
+
+    try:
+        find_recipe(name)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _check_recipe(name: str, store: Store) -> None:
+    """Raise InvalidInput if a name is no recipe, with the deployments that it could have been."""
+    from pipeline.recipe import find_recipe
+
+    try:
+        find_recipe(name)
+    except InvalidInput as error:
+        running = "" if _is_path(name) else ", ".join(announced_names(store))
+        faults = [
+            Fault(fault.problem, where=fault.where, fix=f"running: {running}; {fault.fix}")
+            for fault in error.faults
+            if running
+        ]
+        raise InvalidInput(error.subject, faults or error.faults) from None
