@@ -12,7 +12,8 @@ from pipeline.client import Refused
 from pipeline.client.request import build_request, missing_inputs
 from pipeline.client.sampling import PARAMETERS, Sampling, read_sampling
 from pipeline.client.tensors import read_signature
-from pipeline.client.testing import admission_fault, bls, llmapi
+from pipeline.client.testing import bls, llmapi
+from pipeline.client.testing.server import admission_fault
 from pipeline.client.testing.reply import read_request
 
 GOOD: dict[str, Any] = {
