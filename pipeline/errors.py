@@ -31,7 +31,7 @@ class PipelineError(Exception):
 
 
 class UserError(PipelineError):
-    """What was asked for cannot be done; asking differently would help."""
+    """A request that cannot be carried out as it is; a different one can."""
 
     exit_code: ClassVar[int] = 2
 
@@ -74,7 +74,7 @@ class InvalidInput(UserError):
 
     Args:
         subject: the input, such as the path of a recipe.
-        faults: what is wrong, in the order to be printed.
+        faults: Faults in the order to be printed.
         more: how many faults there are besides, which are counted and not described.
     """
 

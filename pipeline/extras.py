@@ -38,7 +38,7 @@ def missing(what: str, error: ImportError, *extras: str) -> UserError:
 
     Args:
         what: the part that needs them, such as "the Hub".
-        error: what the import raised.
+        error: error of the import.
         extras: names as in pyproject.toml that bring them.
     """
     return UserError(f"{what} needs {error.name or error}: {install_line(*extras)}")

@@ -22,7 +22,6 @@ def printable(text: str, *, lines: bool = True, colours: bool = False) -> str:
     """Write out the characters of a text that do not belong on a terminal.
 
     Args:
-        text: Of whatever source.
         lines: Whether line feeds and tabs stay.
         colours: Whether escape sequences for colours stay, where the text has been made by rich.
 
@@ -52,8 +51,7 @@ def json_text(value: Any, **options: Any) -> str:
     """Write a value as JSON that may be shown on a terminal, with other letters as they are.
 
     Args:
-        value: For `json.dumps`.
-        options: Of `json.dumps`.
+        options: Further options of `json.dumps`.
     """
     text = json.dumps(value, ensure_ascii=False, **options)
     # Line feeds come from `indent`; in strings they are written out already.

@@ -190,7 +190,7 @@ class HangJudge:
 
         Args:
             late_s: How long the answer has been awaited, in seconds.
-            seen: What the process has done so far.
+            seen: Activity of the process so far.
         """
         if self._last is None:
             self._since_s = late_s
@@ -212,10 +212,6 @@ class ProcessPulse:
     """Judges a process that should answer: it is hung if it is stopped, or by `HangJudge`."""
 
     def __init__(self, pid: int) -> None:
-        """
-        Args:
-            pid: of the process.
-        """
         self._pid = pid
         # Since when an answer is awaited, by `time.monotonic()`, and what is thought of the process since.
         self._asked: float | None = None

@@ -40,7 +40,7 @@ class UnreadableFile(UserError):
 
 
 def kind_of(info: os.stat_result) -> str:
-    """What a file is that is not a regular one: "a named pipe"; empty for a regular file."""
+    """Kind of a file that is not a regular one, such as "a named pipe"; empty for a regular file."""
     if stat.S_ISREG(info.st_mode):
         return ""
     return next((name for is_kind, name in _SPECIAL.items() if is_kind(info.st_mode)), "something special")
@@ -76,7 +76,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_all(stream: BufferedReader, path: Path, most: int = MAX_BYTES) -> bytes:
-    """What is left of an open file, of at most `most` bytes."""
+    """Read the rest of an open file, at most `most` bytes."""
     try:
         content = stream.read(most + 1)
     except OSError as error:

@@ -20,10 +20,9 @@ def open_database(
     """Open a database, and make it if need be.
 
     Args:
-        path: of the file.
-        kind: what it is, for messages, such as "a cache".
+        kind: Noun for messages, such as "a cache".
         tables: SQL that makes the tables of a new file.
-        version: of the tables, kept as `PRAGMA user_version`.
+        version: Version of the tables, kept as `PRAGMA user_version`.
         power_safe: a commit waits for the disk; without, a power cut may cost the last ones, never the file.
 
     Returns:

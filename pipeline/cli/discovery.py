@@ -73,11 +73,8 @@ def load_served_model(
     """Load a model for the gateway, behind the response cache of its recipe.
 
     Args:
-        located: the model.
-        store: of artifacts; the cache's files lie there, too.
-        waits: of the requests of each model.
-        worker: whose queue and readiness the model gets; None if this process serves the gateway alone.
-        spread: how requests are spread over its servers.
+        store: Store of artifacts, and of the cache's files.
+        worker: Worker that shares queue and readiness of the model; None if this process serves the gateway alone.
 
     Raises:
         UserError: the cache that the recipe asks for cannot be opened.
@@ -105,9 +102,6 @@ def load_served_model(
 def read_kv_cache_usage(followers: Iterable[RecordFollower]) -> dict[str, float]:
     """Read how full the KV cache of each engine is, from Triton's pages.
 
-    Args:
-        followers: of the models that are served on this machine.
-
     Returns:
         Name of a model -> 0 to 1; without those whose page does not say it.
     """
@@ -123,13 +117,10 @@ def record_followers(
     waits: WaitLimits,
     worker: GatewayWorker | None = None,
 ) -> list[RecordFollower]:
-    """Make what keeps the models of a gateway up to date: of those that were found by the names of their recipes.
+    """Make followers that keep models up to date which were found by the names of their recipes.
 
     Args:
-        located: the models.
-        store: of artifacts, and of what is served on this machine.
-        waits: of the requests of each model.
-        worker: whose queues and readiness they get; None if this process serves the gateway alone.
+        worker: Worker that shares their queues and readiness; None if this process serves the gateway alone.
     """
 
     def follower(one: LocatedModel, record: RunningServer) -> RecordFollower:
@@ -155,9 +146,9 @@ def locate_models(
     """Find the package and the servers of each recipe.
 
     Args:
-        names: of recipes, or of running deployments.
-        overrides: of fields of the recipes, as in `--set`.
-        store: of artifacts, and of what is served on this machine.
+        names: Recipes or running deployments.
+        overrides: Values of `--set`.
+        store: Store of artifacts, and of records of running deployments.
         endpoints: name of a recipe -> host:port, or dns:NAME:PORT, of servers elsewhere that run it, now or later; ""
             for the only one.
         package: the package of the only recipe, or alone, without one; None for those in the store.

@@ -71,7 +71,7 @@ def _devices(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 api_key_option = click.option(
     "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
-    help="Of the gateway. In the environment it is not seen by others on this machine.",
+    help="API key of the gateway. In the environment, others on this machine do not see it.",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What every command prints in one way: notes, progress, JSON, columns, short paths; and the options that govern it.
+"""Output that all commands share: notes, progress, JSON, columns, short paths; and the options that govern it.
 
 Results go to standard output, all else to standard error. `-q` leaves out notes and progress, `-v` writes out paths and
 what the parts log, `--no-color` (or $NO_COLOR, https://no-color.org) leaves out colours. The options may stand before

@@ -140,7 +140,7 @@ def schema(check: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """Of one recipe: why it is not valid, or what is to be known of it."""
+    """Result of checking one recipe: why it is not valid, or else its findings."""
 
     error: InvalidInput | None = None
     findings: tuple[Finding, ...] = ()

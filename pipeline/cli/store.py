@@ -26,16 +26,16 @@ def command() -> None:
 @click.option("--recipe", help="Only artifacts that this recipe asked for first.")
 def ls(store: Path | None, as_json: bool, stage: str | None, recipe: str | None) -> None:
     """List the artifacts, the one used last first."""
-    shelf = Store.at(store)
+    opened = Store.at(store)
     artifacts = [
         artifact
-        for artifact in shelf.list()
+        for artifact in opened.list()
         if stage in (None, artifact.manifest.stage) and recipe in (None, artifact.manifest.recipe)
     ]
-    damaged = shelf.scan()[1]
+    damaged = opened.scan()[1]
     if as_json:
         print_json(
-            {"root": str(shelf.root), "artifacts": [_row(a) for a in artifacts], "unreadable": damaged}
+            {"root": str(opened.root), "artifacts": [_row(a) for a in artifacts], "unreadable": damaged}
         )
         return
     rows = [
@@ -45,7 +45,7 @@ def ls(store: Path | None, as_json: bool, stage: str | None, recipe: str | None)
     if rows:
         print_columns([("ARTIFACT", "RECIPE", "SIZE", "MADE (UTC)"), *rows])
     total = human_bytes(sum(artifact.manifest.total_bytes for artifact in artifacts))
-    note(f"{_count(len(artifacts), 'artifact')}, {total} in {short_path(shelf.root)}")
+    note(f"{_count(len(artifacts), 'artifact')}, {total} in {short_path(opened.root)}")
     for reason in damaged.values():
         note(f"unreadable: {reason}")
 
@@ -77,20 +77,20 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
 
     The exit code is 1 if any of them is damaged.
     """
-    shelf = Store.at(store)
-    unreadable = shelf.scan()[1]
+    opened = Store.at(store)
+    unreadable = opened.scan()[1]
     wanted = [name for name in names if name not in unreadable]
-    artifacts = tuple(shelf.get(name) for name in wanted) if names else shelf.list()
+    artifacts = tuple(opened.get(name) for name in wanted) if names else opened.list()
     damaged = {name: reason for name, reason in unreadable.items() if not names or name in names}
     report = reporter(silent=as_json)
-    found = {artifact.name: verify(artifact, report, shelf.hashes) for artifact in artifacts}
-    shelf.hashes.save()
+    found = {artifact.name: verify(artifact, report, opened.hashes) for artifact in artifacts}
+    opened.hashes.save()
     damaged |= {name: str(result) for name, result in found.items() if not result.ok}
-    removed = [name for name in damaged if remove and _remove(shelf, name)]
+    removed = [name for name in damaged if remove and _remove(opened, name)]
     if as_json:
         print_json(
             {
-                "root": str(shelf.root),
+                "root": str(opened.root),
                 "artifacts": {name: _verdict(result) for name, result in found.items()},
                 "unreadable": {name: reason for name, reason in damaged.items() if name not in found},
                 "removed": removed,
@@ -120,9 +120,9 @@ def push(name: str, address: str, store: Path | None) -> None:
     """
     from pipeline.store.object_store import content_digest, send_artifact
 
-    shelf, report = Store.at(store), reporter()
-    artifact = shelf.get(name)
-    shelf.check(artifact)
+    opened, report = Store.at(store), reporter()
+    artifact = opened.get(name)
+    opened.check(artifact)
     click.echo(send_artifact(artifact, address, report))
     note(f"by content: {artifact.name}@sha256:{content_digest(artifact.path)}")
 
@@ -185,9 +185,9 @@ def sign(name: str, key: Path, store: Path | None) -> None:
     """
     from pipeline.store.signature import sign as sign_artifact
 
-    shelf = Store.at(store)
-    artifact = shelf.get(name)
-    shelf.check(artifact)
+    opened = Store.at(store)
+    artifact = opened.get(name)
+    opened.check(artifact)
     click.echo(str(sign_artifact(artifact.path, key)))
 
 
@@ -225,13 +225,13 @@ def gc_(
     `pipeline adopt`, and whatever a running build or server uses. Leftovers of killed builds go, also downloads that
     could have been resumed.
     """
-    shelf = Store.at(store)
-    waiting = gc.awaited_builds(shelf)
+    opened = Store.at(store)
+    waiting = gc.awaited_builds(opened)
     given_up = [build for build in waiting if build.recipe in dropped]
     for recipe in sorted(set(dropped) - {build.recipe for build in given_up}):
         raise UserError(f"--drop-handed-over {recipe}: no build of it waits for `pipeline adopt`")
     kept = [build for build in waiting if build not in given_up]
-    garbage = gc.find_garbage(shelf, given_up, [shelf.get(name) for name in kept_names])
+    garbage = gc.find_garbage(opened, given_up, [opened.get(name) for name in kept_names])
     if as_json and not (yes or dry_run):
         raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
     if not as_json:
@@ -246,15 +246,15 @@ def gc_(
     total = human_bytes(sum(item.bytes for item in garbage))
     if not as_json and (dry_run or not garbage):
         note(
-            f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {short_path(shelf.root)}"
+            f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {short_path(opened.root)}"
         )
     if garbage and not (yes or dry_run):
         click.confirm(
             f"Remove {_count(len(garbage), 'directory', 'directories')}, {total}?", abort=True, err=True
         )
     for build in () if dry_run else given_up:
-        build.drop(shelf)
-    removed = () if dry_run else gc.collect(shelf, garbage)
+        build.drop(opened)
+    removed = () if dry_run else gc.collect(opened, garbage)
     freed = sum(item.bytes for item in removed)
     if as_json:
         gone = {item.path for item in removed}
@@ -270,7 +270,7 @@ def gc_(
         ]
         print_json(
             {
-                "root": str(shelf.root),
+                "root": str(opened.root),
                 "garbage": listed,
                 "removed_bytes": freed,
                 "handed_over": [asdict(build) for build in kept],
@@ -283,9 +283,9 @@ def gc_(
             note(f"kept {item.name}: it came into use")
 
 
-def _remove(shelf: Store, name: str) -> bool:
-    path = shelf.artifacts / name
-    if gc.remove(shelf, gc.Garbage(path, name, 0, "damaged")):
+def _remove(store: Store, name: str) -> bool:
+    path = store.artifacts / name
+    if gc.remove(store, gc.Garbage(path, name, 0, "damaged")):
         return True
     raise StoreError(f"{path}: damaged, and in use by a running build or server; stop it first")
 

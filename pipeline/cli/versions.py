@@ -28,10 +28,18 @@ _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 @click.option("--runtime", type=click.Choice(TRACKS), help="Only this runtime.")
 @click.option("--gpu", metavar="GPU", help="On this GPU, such as h100-sxm-80g.")
 @click.option(
-    "--quantization", type=click.Choice(_FORMATS), default="none", show_default=True, help="Of the weights."
+    "--quantization",
+    type=click.Choice(_FORMATS),
+    default="none",
+    show_default=True,
+    help="Format of the weights.",
 )
 @click.option(
-    "--kv-cache", type=click.Choice(_KV_CACHES), default="auto", show_default=True, help="Of the KV cache."
+    "--kv-cache",
+    type=click.Choice(_KV_CACHES),
+    default="auto",
+    show_default=True,
+    help="Format of the KV cache.",
 )
 @json_option
 def command(
