@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.encryption import Codec
-from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
+from pipeline.cache.postgres import SCHEMES as POSTGRES
 from pipeline.cache.redis.server import SCHEMES as REDIS
 
 FILES = ("file", "sqlite")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import ANY, Candidate, Vector
-from pipeline.cache.codec import EntryCodec
+from pipeline.cache.packed_backend import EntryCodec
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

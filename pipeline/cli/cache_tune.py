@@ -166,7 +166,7 @@ def _subject(
     from pipeline.cache.semantic.decision import default_verifier
     from pipeline.cache.semantic.embedder import Embedder
     from pipeline.cache.semantic.guards import GUARDS
-    from pipeline.cache.semantic.shareable import is_shareable
+    from pipeline.cache.semantic.layer import is_shareable
     from pipeline.cache.tuning.measuring import Setting
     from pipeline.cli.render.cache_tune import BUILT_IN
     from pipeline.recipe.response_cache import SemanticSettings

@@ -41,7 +41,7 @@ class RedisAddress:
         Raises:
             ValueError: the address is malformed; the text says how, and never shows a password.
 
-        >>> Address.parse("rediss://cache.internal/2?ca=/etc/ca.pem").database
+        >>> RedisAddress.parse("rediss://cache.internal/2?ca=/etc/ca.pem").database
         2
         """
         parts = urlsplit(without_password(url))

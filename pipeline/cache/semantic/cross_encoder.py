@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.cache.semantic.decision import Decision, Verifier
-from pipeline.cache.semantic.onnx_session import load_graph
+from pipeline.cache.semantic.embedder import find_graph, load_graph
 from pipeline.reading import read_json, read_tokenizer
 
 # The first one that is there.
@@ -42,9 +42,7 @@ class CrossEncoder:
         Raises:
             FileNotFoundError: the folder holds no graph or no tokenizer.
         """
-        graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
-        if graph is None or not (folder / "tokenizer.json").is_file():
-            raise FileNotFoundError(f"{folder}: needs tokenizer.json and one of {', '.join(GRAPHS)}")
+        graph = find_graph(folder, GRAPHS)
         self._folder, self._graph, self._threads = folder, graph, threads
         self._loading = threading.Lock()
         self._loaded: _Loaded | None = None

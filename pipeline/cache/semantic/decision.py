@@ -18,8 +18,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from pipeline.cache.backend import Vector
-from pipeline.cache.semantic.guards import GUARDS, findings
-from pipeline.cache.semantic.words import read
+from pipeline.cache.semantic.guards import GUARDS, findings, read
 
 _SAME_ENCODER = 0.05  # by which a cosine of a known encoder may be off, as 8-bit weights make it
 _SAME_WORDS = 1.0

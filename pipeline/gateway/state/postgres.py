@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.cache.encryption import Codec
-from pipeline.cache.pgvector.database import PostgresConnections, make_once
+from pipeline.cache.postgres import PostgresConnections, make_once
 from pipeline.gateway.state.database import Execute, ServerFaults
 
 SCHEMA = "pipeline_state_1"  # another version of the tables is another schema

@@ -19,8 +19,10 @@ from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")
 _ANSWER_S = 1.0
-_OPTIONS = "-c synchronous_commit=off"  # what was put outlives the client; a crash of the server may cost the last ones
-MAKING = 4_158_230_117  # advisory lock, held while a schema or an index is made
+# A put outlives the client; a crash of the server may cost the last ones.
+_OPTIONS = "-c synchronous_commit=off"
+# Advisory lock, held while a schema or an index is made.
+_MAKING = 4_158_230_117
 _THERE = (
     "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
 )
@@ -238,7 +240,7 @@ def make_once(connection: Any, statements: str, unless: str = "") -> None:
     """
     with connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MAKING,))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
         if not (unless and connection.execute(_THERE, unless.split(".")).fetchone()):
             connection.execute(statements)
 
