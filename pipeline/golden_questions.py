@@ -1,4 +1,4 @@
-"""The questions of a golden set: what a line of the file may hold, and when an answer is right.
+"""The questions of a golden set: the keys of a line of the file, and when an answer is right.
 
     {"messages": [{"role": "user", "content": "Is there a warranty?"}], "contains": "two years", "max_tokens": 64}
     {"prompt": "1, 2, 3,", "regex": "^ ?4"}
@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
 
+from pipeline.document_faults import faults_of, refusal
+from pipeline.documents import Document
 from pipeline.errors import Fault
 from pipeline.reading import checked_json, read_text
 
@@ -35,7 +35,7 @@ class _ChatTurn(BaseModel):
 
 
 class GoldenQuestion(BaseModel):
-    """One question, and what its answer must be like.
+    """One question, and the checks of its answer.
 
     >>> GoldenQuestion(prompt="1, 2, 3,", contains="4").fault(" 4, 5")
     >>> GoldenQuestion(prompt="1, 2, 3,", contains="4").fault(" 5, 6")
@@ -54,47 +54,38 @@ class GoldenQuestion(BaseModel):
 
     @field_validator("regex")
     @classmethod
-    def _is_expression(cls, given: str | None) -> str | None:
+    def _is_expression(cls, regex: str | None) -> str | None:
         try:
-            re.compile(given or "")
+            re.compile(regex or "")
         except re.error as error:
-            raise PydanticCustomError(
-                "refused", "is not a regular expression: {text}", {"text": str(error)}
-            ) from None
-        return given
+            raise refusal(f"is not a regular expression: {error}") from None
+        return regex
 
     @field_validator("json_schema")
     @classmethod
-    def _is_schema(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        if given is not None and (fault := _schema_fault(given)):
-            raise PydanticCustomError("refused", "is not a JSON schema: {text}", {"text": fault})
-        return given
+    def _is_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None and (fault := _schema_fault(schema)):
+            raise refusal(f"is not a JSON schema: {fault}")
+        return schema
 
     @model_validator(mode="after")
     def _asks_one_thing(self) -> Self:
         if bool(self.prompt) == bool(self.messages):
-            raise PydanticCustomError("refused", "must have either prompt or messages")
+            raise refusal("must have either prompt or messages")
         return self
 
     @property
     def asked(self) -> str | list[dict[str, str]]:
-        """What a client is given: the text, or the messages."""
+        """Question as a client takes it: a text, or messages."""
         return self.prompt if self.prompt is not None else [turn.model_dump() for turn in self.messages or ()]
 
     @property
     def text(self) -> str:
-        """The question in words: the prompt, or the last message."""
+        """Question in words: the prompt, or the last message."""
         return self.prompt if self.prompt is not None else (self.messages or ())[-1].content
 
     def fault(self, answer: str) -> str | None:
-        """Judge an answer.
-
-        Args:
-            answer: Text that the model generated.
-
-        Returns:
-            Why it is wrong; None if it is right.
-        """
+        """Say why an answer is wrong; None if it is right."""
         shown = repr(answer if len(answer) <= _SHOWN else answer[: _SHOWN - 1] + "…")
         if self.equals is not None and answer.strip() != self.equals.strip():
             return f"is not {self.equals!r}, but {shown}"
@@ -112,13 +103,13 @@ def read_questions(file: Path, shown: str) -> tuple[list[GoldenQuestion], list[F
 
     Args:
         file: JSON lines; empty lines are passed over.
-        shown: How faults name the file.
+        shown: name of the file in faults.
 
     Returns:
         The questions that are valid, and every fault with its line and key.
 
     Raises:
-        UnreadableFile: The file is not there, or no text.
+        UnreadableFile: the file is not there, or no text.
     """
     questions, faults, lines = [], [], 0
     for number, line in enumerate(read_text(file, _MAX_BYTES).removeprefix("\ufeff").split("\n"), start=1):
@@ -126,10 +117,10 @@ def read_questions(file: Path, shown: str) -> tuple[list[GoldenQuestion], list[F
             continue
         lines += 1
         try:
-            checked_json(line)
+            document = Document(shown, checked_json(line), line=number)
             questions.append(GoldenQuestion.model_validate_json(line))
         except ValidationError as error:
-            faults += [_fault(one, shown, number) for one in error.errors(include_url=False)]
+            faults += faults_of(error, GoldenQuestion, document)
         except json.JSONDecodeError as error:
             faults.append(Fault(f"is not JSON: {error.msg}", where=shown, line=number))
         except ValueError as error:
@@ -137,20 +128,6 @@ def read_questions(file: Path, shown: str) -> tuple[list[GoldenQuestion], list[F
     if not lines:
         faults.append(Fault("holds no question", where=shown, fix='write {"prompt": "…", "contains": "…"}'))
     return questions, faults
-
-
-def _fault(error: ErrorDetails, where: str, line: int) -> Fault:
-    key, problem, fix, value = ".".join(map(str, error["loc"])), error["msg"], "", error["input"]
-    if error["type"] == "extra_forbidden":
-        known = list((_ChatTurn if len(error["loc"]) > 1 else GoldenQuestion).model_fields)
-        near = get_close_matches(str(error["loc"][-1]), known, n=1)
-        problem = "is not a key"
-        fix = (f"did you mean {near[0]}? " if near else "") + f"allowed: {', '.join(known)}"
-    elif error["type"] == "missing":
-        problem, value = "is missing", None
-    elif error["type"] != "refused":
-        problem = f"is not accepted: {problem}"
-    return Fault(problem, where=where, line=line, key=key, value=value if key else None, fix=fix)
 
 
 def _schema_fault(schema: Mapping[str, Any]) -> str | None:
@@ -165,7 +142,7 @@ def _schema_fault(schema: Mapping[str, Any]) -> str | None:
 
 
 def _unlike(answer: str, schema: Mapping[str, Any]) -> str | None:
-    """How an answer differs from a JSON schema."""
+    """Say how an answer differs from a JSON schema; None if it is valid."""
     import jsonschema
     import referencing
     from referencing.exceptions import Unresolvable

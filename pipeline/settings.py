@@ -26,7 +26,8 @@ class Option:
     """Command-line form of a field, where its name and type do not say it.
 
     Attributes:
-        name: Option, such as "--allowed-host" or "--container/--no-container"; by default the field's name.
+        name: Option, such as "--allowed-host", "--container/--no-container" or "-d --detach"; by default the field's
+            name.
         metavar: Placeholder of the value in the help.
         envvar: Environment variable that gives the value where the option is absent.
         parse: Function from the option's text to the field's value, which raises ValueError with what is wrong; by

@@ -16,11 +16,13 @@ from click.core import ParameterSource
 
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
-from pipeline.cli.serving import choose_package, launch_options, serve_options_of
+from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
+from pipeline.serving.deployments import recipe_of
+from pipeline.serving.settings import LaunchSettings
+from pipeline.stages.served_package import ChosenPackage, PackageSettings, choose_package
 
 if TYPE_CHECKING:
-    from pipeline.cli.serving import ChosenPackage
     from pipeline.plan.artifact_sizes import ArtifactSizes
     from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestTarget
     from pipeline.store import Store
@@ -192,7 +194,8 @@ def _kubernetes_options(command: Command) -> Command:
 )
 @click.option("--user", default="pipeline", show_default=True, help="Who runs the systemd unit.")
 @_kubernetes_options
-@launch_options
+@options_of(PackageSettings, "wanted")
+@options_of(LaunchSettings, "launch")
 @click.pass_context
 def command(
     context: click.Context,
@@ -208,6 +211,8 @@ def command(
     gateway_image: str | None,
     memory: str | None,
     user: str,
+    wanted: PackageSettings,
+    launch: LaunchSettings,
     **options: Any,
 ) -> None:
     """Write what other tools run RECIPE by, and run nothing; on this machine, `pipeline serve` runs it.
@@ -224,6 +229,7 @@ def command(
     pipeline deploy llama-3.1-8b-fp8 --target kubernetes --output ./cluster --hostname llm.example --expose gateway:web
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
     """
+    from pipeline.serving.launch import ServeOptions
     from pipeline.serving.manifests import ManifestOptions, manifest_files
     from pipeline.serving.manifests.kubernetes import SITE
     from pipeline.store import Store
@@ -237,9 +243,14 @@ def command(
     shelf = Store.at(store)
     report = reporter(silent=as_json)
     # A cluster may build what it serves.
+    if recipe is None and wanted.package is None:
+        raise click.UsageError("name a RECIPE, or a folder with --package")
+    if recipe is None and overrides:
+        raise click.UsageError("--set changes a RECIPE: name one beside --package")
+    loaded = None if recipe is None else recipe_of(recipe, overrides, shelf)
     chosen = choose_package(
-        recipe, overrides, shelf, options, report,
-        preview=dry_run or (target == "kubernetes" and not options["build"]),
+        loaded, shelf, wanted, report,
+        preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
     kind: ManifestTarget = target or ("systemd" if chosen.deployment.requirements is None else "docker")
     more = ManifestOptions(
@@ -249,9 +260,15 @@ def command(
         recipe=_recipe_text(chosen),
         user=user,
         program=_program(),
-        kubernetes=_of_kubernetes(chosen, shelf, options) if kind == "kubernetes" else None,
+        kubernetes=_of_kubernetes(chosen, shelf, options, offline=wanted.offline)
+        if kind == "kubernetes"
+        else None,
     )
-    serving = serve_options_of(_with_usual_ports(options, chosen), shelf, chosen)
+    launch = _with_usual_ports(launch, chosen)
+    serving = ServeOptions(
+        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=frozenset(wanted.allowed),
+        recipe=chosen.argv, settings=chosen.settings,
+    )  # fmt: skip
     files = manifest_files(kind, chosen.deployment, chosen.folder, serving, more)
     written = None
     if output is not None and not dry_run:
@@ -286,7 +303,9 @@ def command(
             click.echo(f"# {name}\n{text}")
 
 
-def _of_kubernetes(chosen: ChosenPackage, shelf: Store, options: dict[str, Any]) -> KubernetesOptions:
+def _of_kubernetes(
+    chosen: ChosenPackage, shelf: Store, options: dict[str, Any], *, offline: bool
+) -> KubernetesOptions:
     from pipeline.serving.manifests import KubernetesOptions
     from pipeline.serving.manifests.kubernetes.cluster import resource_name
     from pipeline.stages.builder import UNKNOWN_PACKAGE
@@ -305,7 +324,7 @@ def _of_kubernetes(chosen: ChosenPackage, shelf: Store, options: dict[str, Any])
         recipe,
         namespace,
         questions=questions,
-        sizes=_artifact_sizes(chosen, shelf, offline=options["offline"]),
+        sizes=_artifact_sizes(chosen, shelf, offline=offline),
         content=content_digest(chosen.folder) if (chosen.folder / manifest.FILE).is_file() else None,
         verify_key=None if keys is None else keys.pem,
         **values,
@@ -331,7 +350,7 @@ def _artifact_sizes(chosen: ChosenPackage, shelf: Store, *, offline: bool) -> Ar
     return replace(known, package=ArtifactSizes.of_weights(total).package)
 
 
-def _with_usual_ports(options: dict[str, Any], chosen: ChosenPackage) -> dict[str, Any]:
+def _with_usual_ports(launch: LaunchSettings, chosen: ChosenPackage) -> LaunchSettings:
     """Ports that are taken here may be free where it will run."""
     from pipeline.serving.ports import GRPC, HTTP, METRICS
 
@@ -339,11 +358,11 @@ def _with_usual_ports(options: dict[str, Any], chosen: ChosenPackage) -> dict[st
     usual = {"metrics_port": METRICS}
     usual |= {"http_port": HTTP} if serving.http else {}
     usual |= {"grpc_port": GRPC} if serving.grpc else {}
-    return options | {name: options[name] or port for name, port in usual.items()}
+    return launch.model_copy(update={name: getattr(launch, name) or port for name, port in usual.items()})
 
 
 def _recipe_text(chosen: ChosenPackage) -> str | None:
-    from pipeline.recipe.yaml_reader import dump_yaml
+    from pipeline.documents import dump_yaml
 
     return None if chosen.settings is None else dump_yaml(dict(chosen.settings))
 

@@ -18,12 +18,12 @@ from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.serving.deployments import NamedDeployment, find_deployment, package_recipe, served_recipe
+from pipeline.serving.deployments import NamedDeployment, find_deployment, served_recipe
 from pipeline.serving.live import kv_cache_usage
 from pipeline.stages import Builder
 from pipeline.stages.response_cache import open_response_cache
 from pipeline.store import Store
-from pipeline.triton.deployment import Deployment
+from pipeline.triton.deployment import Deployment, package_recipe
 from pipeline.triton.repository import check_without_weights
 from pipeline.triton.running import SUPERVISED, RunningServer
 

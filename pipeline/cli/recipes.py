@@ -12,10 +12,10 @@ import click
 
 from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
+from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.recipe import find_recipe, packaged
 from pipeline.recipe.catalog import SCHEMA_FILE, copy_recipe, entries, schema_is_current, schema_text
-from pipeline.recipe.yaml_reader import dump_yaml
 
 if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding

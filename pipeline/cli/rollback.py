@@ -7,34 +7,19 @@ from pathlib import Path
 import click
 
 from pipeline.cli.options import complete_deployment, json_option, store_option
-from pipeline.cli.rollout import (
-    drain_option,
-    dry_run_option,
-    exchange,
-    find_running,
-    in_place_option,
-    skip_golden_option,
-)
+from pipeline.cli.rollout import dry_run_option, run_exchange
+from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
+from pipeline.serving.exchange import Exchange, ExchangeSettings, find_running
 
 
 @click.command(name="rollback")
 @click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_deployment)
 @store_option
-@skip_golden_option
-@in_place_option
-@drain_option
+@options_of(ExchangeSettings, "way")
 @dry_run_option
 @json_option
-def command(
-    recipe: str,
-    store: Path | None,
-    skip_golden: bool,
-    in_place: bool,
-    drain_s: float,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def command(recipe: str, store: Path | None, way: ExchangeSettings, dry_run: bool, as_json: bool) -> None:
     """Serve the package again that was served before the last `pipeline rollout`, in the same way as that does it.
 
     A second rollback takes it back. The package is known for as long as the deployment runs.
@@ -44,11 +29,9 @@ def command(
     """
     from pipeline.store import Store
 
-    shelf = Store.at(store)
-    name, server = find_running(recipe, (), shelf)
+    opened = Store.at(store)
+    name, server = find_running(recipe, (), opened)
     if server.previous is None:
         raise UserError(f"{name}: no other package was served before, so there is none to go back to")
-    exchange(
-        "rollback", name, server, server.previous, None, shelf,
-        words=(), skip_golden=skip_golden, in_place=in_place, drain_s=drain_s, dry_run=dry_run, as_json=as_json,
-    )  # fmt: skip
+    exchange = Exchange(name, server, server.previous, way, back=True)
+    run_exchange(exchange, opened, dry_run=dry_run, as_json=as_json)

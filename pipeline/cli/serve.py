@@ -6,48 +6,61 @@ import os
 import shlex
 import sys
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
+from pydantic import Field
 
 from pipeline.cli.gateway import require_packages
 from pipeline.cli.gateway_options import StartsGateway, gateway_option_names, gateway_options, given_words
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
-from pipeline.cli.serving import (
-    choose_package,
-    launch_options,
-    serve_options_of,
-    stop_on_signals,
-    supervision_options,
-)
+from pipeline.cli.settings_options import options_of
+from pipeline.serving.deployments import recipe_of
+from pipeline.serving.settings import LaunchSettings, SupervisionSettings
+from pipeline.settings import Option, Settings
+from pipeline.stages.served_package import PackageSettings, choose_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pipeline.cli.serving import ChosenPackage
     from pipeline.recipe import Recipe
     from pipeline.serving.gateway_process import GatewayLaunch
     from pipeline.serving.launch import ServeOptions
+    from pipeline.stages.served_package import ChosenPackage
     from pipeline.store import Store
+
+
+class _Mode(Settings):
+    """Things to do with what is served."""
+
+    detach: Annotated[bool, Option("-d --detach")] = Field(
+        default=False, description="Return when it is ready, and leave it running: see ps, logs, stop."
+    )
+    no_wait: bool = Field(default=False, description="With --detach: return at once.")
+    detached: Annotated[bool, Option(hidden=True)] = False
+    no_gateway: bool = Field(
+        default=False, description="Run Triton alone, without the OpenAI API in front of it."
+    )
+    dry_run: bool = Field(
+        default=False, description="Print what would be run, also of what is not built yet."
+    )
+    as_json: Annotated[bool, Option("--json")] = Field(
+        default=False, description="With --dry-run: print one JSON object."
+    )
 
 
 @click.command(name="serve", cls=StartsGateway)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
 @store_option
-@click.option(
-    "-d", "--detach", is_flag=True, help="Return when it is ready, and leave it running: see ps, logs, stop."
-)
-@click.option("--no-wait", is_flag=True, help="With --detach: return at once.")
-@click.option("--detached", is_flag=True, hidden=True)
-@click.option("--no-gateway", is_flag=True, help="Run Triton alone, without the OpenAI API in front of it.")
-@click.option("--dry-run", is_flag=True, help="Print what would be run, also of what is not built yet.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
-@launch_options
-@supervision_options
+@options_of(_Mode, "mode")
+@options_of(PackageSettings, "wanted")
+@options_of(LaunchSettings, "launch")
+@options_of(SupervisionSettings, "supervision")
 @gateway_options
 @click.pass_context
 def command(
@@ -56,13 +69,11 @@ def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
-    detach: bool,
-    no_wait: bool,
-    detached: bool,
-    no_gateway: bool,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
+    mode: _Mode,
+    wanted: PackageSettings,
+    launch: LaunchSettings,
+    supervision: SupervisionSettings,
+    **gateway: Any,
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
 
@@ -77,52 +88,84 @@ def command(
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
     from pipeline.dropping_output import drop_unwritable_output
+    from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
-    from pipeline.serving.serve import serve
+    from pipeline.serving.serve import serve, stop_on_signals
     from pipeline.store import Store
 
-    alone = [name for name in ("http_port", "grpc_port", "metrics_port", "log", "package") if options[name]]
-    if len(recipes) > 1 and (alone or dry_run):
-        named = ", ".join(
-            f"--{name.replace('_', '-')}" for name in [*alone, *(["dry_run"] if dry_run else [])]
-        )
-        raise click.UsageError(f"{named}: name one RECIPE then; several get free ports")
-    if as_json and not dry_run:
-        raise click.UsageError("--json goes with --dry-run")
-    if no_wait and not detach:
-        raise click.UsageError("--no-wait goes with --detach")
-    if not (dry_run or detach):
+    _check_usage(recipes, overrides, mode, wanted, launch, supervision)
+    if not (mode.dry_run or mode.detach):
         drop_unwritable_output()
-    report = reporter(silent=as_json)
-    shelf = Store.at(store)
+    report = reporter(silent=mode.as_json)
+    opened = Store.at(store)
+    options = ServeOptions(
+        Ports.free(),
+        launch,
+        supervision,
+        supervision.restart_policy,
+        opened,
+        allowed_hosts=gateway["allowed_hosts"],
+        allowed=frozenset(wanted.allowed),
+        traces=traces_endpoint(gateway["traces"]),
+    )
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
-    for recipe in recipes or (None,):
-        chosen = choose_package(recipe, overrides, shelf, options, report, preview=dry_run)
+    for name in recipes or (None,):
+        recipe = None if name is None else recipe_of(name, overrides, opened)
+        chosen = choose_package(recipe, opened, wanted, report, preview=mode.dry_run)
         serving = chosen.served_recipe.serving
-        ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else None
-        packages.append((chosen, serve_options_of(options, shelf, chosen, ports=ports)))
-    if dry_run:
-        _show(*packages[0], as_json=as_json)
+        ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else launch.choose_ports(serving)
+        packages.append((chosen, replace(options, ports=ports, recipe=chosen.argv, settings=chosen.settings)))
+    if mode.dry_run:
+        _show(*packages[0], as_json=mode.as_json)
         return
-    if detach:
-        _detach(context, packages, shelf, wait=not no_wait)
+    if mode.detach:
+        _detach(context, packages, opened, wait=not mode.no_wait)
         return
     from pipeline.private_files import owner_only
 
     with ExitStack() as stack:
         # What was built before may be read by others, such as the user of a container.
         stack.enter_context(owner_only())
-        gateway: GatewayLaunch | None = None
-        if not no_gateway:
+        started: GatewayLaunch | None = None
+        if not mode.no_gateway:
             served = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(_gateway_launch(context, served, shelf))
+            started = stack.enter_context(_gateway_launch(context, served, opened))
         serve(
-            [(chosen.folder, of) for chosen, of in packages],
+            [(chosen.folder, options) for chosen, options in packages],
             report,
             stop_on_signals(),
-            gateway=gateway,
-            stopped_by=_stop_command(packages, shelf) if detached else "Ctrl-C",
+            gateway=started,
+            stopped_by=_stop_command(packages, opened) if mode.detached else "Ctrl-C",
         )
+
+
+def _check_usage(
+    recipes: Sequence[str],
+    overrides: Sequence[str],
+    mode: _Mode,
+    wanted: PackageSettings,
+    launch: LaunchSettings,
+    supervision: SupervisionSettings,
+) -> None:
+    if len(recipes) > 1:
+        of_one = {
+            "--http-port": launch.http_port,
+            "--grpc-port": launch.grpc_port,
+            "--metrics-port": launch.metrics_port,
+            "--log": supervision.log,
+            "--package": wanted.package,
+            "--dry-run": mode.dry_run,
+        }
+        if named := ", ".join(option for option, value in of_one.items() if value):
+            raise click.UsageError(f"{named}: name one RECIPE then; several get free ports")
+    if mode.as_json and not mode.dry_run:
+        raise click.UsageError("--json goes with --dry-run")
+    if mode.no_wait and not mode.detach:
+        raise click.UsageError("--no-wait goes with --detach")
+    if not recipes and wanted.package is None:
+        raise click.UsageError("name a RECIPE, or a folder with --package")
+    if not recipes and overrides:
+        raise click.UsageError("--set changes a RECIPE: name one beside --package")
 
 
 @contextmanager
@@ -132,9 +175,8 @@ def _gateway_launch(
     """Bind the sockets of the gateway that is to be started, and make its command line.
 
     Args:
-        context: Of this command, whose `gateway_options` are handed on.
-        recipes: What is served; their servers are announced in `store`, where the gateway finds them by name.
-        store: Of artifacts.
+        context: Context of this command, whose `gateway_options` are handed on.
+        recipes: Recipes that are served; their servers are announced in `store`, where the gateway finds them by name.
 
     Raises:
         UserError: The file of keys has faults, or a package for Python is missing.
@@ -194,20 +236,19 @@ def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> Non
         click.echo(str(made))
 
 
-def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], shelf: Store) -> str:
+def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], store: Store) -> str:
     names = (chosen.deployment.name for chosen, _ in packages)
-    return shlex.join(("pipeline", "stop", *names, *shelf.words))
+    return shlex.join(("pipeline", "stop", *names, *store.words))
 
 
 def _detach(
     context: click.Context,
     packages: Sequence[tuple[ChosenPackage, ServeOptions]],
-    shelf: Store,
+    store: Store,
     *,
     wait: bool,
 ) -> None:
     """Start this command again as a process of its own, and wait until it is ready."""
-
     from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
     names = [chosen.deployment.name for chosen, _ in packages]
@@ -219,16 +260,16 @@ def _detach(
         *words,
         "--detached",
     )
-    started = start_detached(command, shelf.running, shelf.logs, names)
+    started = start_detached(command, store, names)
     try:
         if wait:
             wait_until_ready(started, note)
     except DetachedEnded as error:
         if is_quiet():
-            click.echo("\n".join(error.said), err=True)
+            click.echo("\n".join(error.last_lines), err=True)
         raise
-    logs = shlex.join(("pipeline", "logs", names[0], *shelf.words))
+    logs = shlex.join(("pipeline", "logs", names[0], *store.words))
     state = "runs" if wait else "starts"
     click.echo(
-        f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, shelf)}"
+        f"{', '.join(names)} {state} as process {started.pid}   logs: {logs}   stop: {_stop_command(packages, store)}"
     )

@@ -71,7 +71,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
         extra = {}
     shown: bool | str = option.default or (not flag and default not in (None, "", ()))
     return click.option(
-        spelled,
+        *spelled.split(),
         name,
         help=field.description,
         metavar=option.metavar,

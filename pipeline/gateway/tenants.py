@@ -10,29 +10,33 @@ import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.document_faults import faults_of
+from pipeline.documents import Document, KeyPath, dotted, read_document
 from pipeline.errors import Fault, InvalidInput
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import SharedBuckets, Tenant, TenantLimits
 from pipeline.private_files import warn_if_readable
 
 _KEY_HEADERS = ("authorization", "api-key", "x-api-key")
+_EXAMPLE = "{shop: {keys: [sk-…], limits: {concurrency: 16}}}"
+_MAX_VALUES = 1_000_000
 
 
 class _TenantEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    keys: tuple[str, ...] = Field(min_length=1)  # in the clear, or "sha256:…"
+    # In the clear, or "sha256:…".
+    keys: tuple[str, ...] = Field(min_length=1, examples=[["sk-…"]])
     limits: TenantLimits = TenantLimits()
-    metrics: bool = False  # whether its keys read the figures of all tenants by name
+    # Whether its keys read the figures of all tenants by name.
+    metrics: bool = False
 
 
 class _KeysFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    tenants: dict[str, _TenantEntry] = Field(min_length=1)
+    tenants: dict[str, _TenantEntry] = Field(min_length=1, examples=[_EXAMPLE])
 
 
 class Tenants:
@@ -53,19 +57,16 @@ class Tenants:
         Raises:
             InvalidInput: with every fault and its line.
         """
-        found, lines, faults = _read(path)
-        try:
-            file = _KeysFile.model_validate(found)
-        except ValidationError as error:
-            faults += _faults_of_form(error, lines)
-            file = None
-        if isinstance(found, dict) and isinstance(found.get("tenants"), dict):
-            faults += _faults_of_keys(found["tenants"], lines)
+        document = _read(path)
+        faults, file = list(document.faults), None
+        if document.is_mapping:
+            try:
+                file = _KeysFile.model_validate(document.data)
+            except ValidationError as error:
+                faults += faults_of(error, _KeysFile, document)
+            faults += _faults_of_keys(document)
         if faults or file is None:
-            placed = [
-                Fault(fault.problem, str(path), fault.line, fault.key, fix=fault.fix) for fault in faults
-            ]
-            raise InvalidInput(str(path), sorted(placed, key=lambda fault: fault.line or 0))
+            raise InvalidInput(str(path), sorted(faults, key=lambda fault: fault.line or 0))
         warn_if_readable(path, "every account of this machine may read the API keys", by=0o004)
         tenants = {
             name: Tenant(name, settings.limits, reads_metrics=settings.metrics)
@@ -124,20 +125,6 @@ def _digest(key: str) -> str:
 
 
 _HASHED = "sha256:"
-# Levels of the file: tenants, a tenant, its keys, one of them. What lies deeper is at fault anyway.
-_LEVELS = 5
-_Place = tuple[object, ...]
-_EXAMPLE = "tenants: {shop: {keys: [sk-…], limits: {concurrency: 16}}}"
-# Type of pydantic's error -> what is wrong, what would be right.
-_FORMS = {
-    "dict_type": ("is not a mapping of names", f"write {_EXAMPLE}"),
-    "model_type": ("is not a mapping of names", f"write {_EXAMPLE}"),
-    "tuple_type": ("is not a list", "write keys: [sk-…]"),
-    "string_type": ("is not text", "put what looks like a number, a date or true in quotes"),
-    "missing": ("is missing", f"write {_EXAMPLE}"),
-    "too_short": ("is empty", "name at least one"),
-    "extra_forbidden": ("has a name that is not known", ""),
-}
 
 
 def _identity(key: str) -> str:
@@ -145,99 +132,41 @@ def _identity(key: str) -> str:
     return key.removeprefix(_HASHED).lower() if key.startswith(_HASHED) else _digest(key)
 
 
-def _read(path: Path) -> tuple[Any, dict[_Place, int], list[Fault]]:
-    """Read a file of keys.
-
-    Returns:
-        Its content, the line of each value, and names that stand twice.
-
-    Raises:
-        InvalidInput: it cannot be read at all. PyYAML's own words are left out: they quote the file.
-    """
-    lines: dict[_Place, int] = {(): 1}
-    faults: list[Fault] = []
+def _read(path: Path) -> Document:
+    """Read a file of keys, which may be a pipe. Raises InvalidInput if it cannot be read at all."""
     try:
-        loader = yaml.SafeLoader(path.read_bytes().decode("utf-8-sig"))
-        try:
-            node = loader.get_single_node()
-            _note_lines(node, (), lines, faults)
-            return None if node is None else loader.construct_document(node), lines, faults
-        finally:
-            loader.dispose()
+        raw = path.read_bytes()
     except OSError as error:
-        fault = Fault(f"cannot be read: {error.strerror}", str(path))
-    except (UnicodeDecodeError, yaml.reader.ReaderError):
-        fault = Fault("is not a text in UTF-8", str(path), fix=f"write {_EXAMPLE}")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: a date that does not exist
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        fix = "what stands there is not shown: it may be a key; quote keys that hold : # or other signs"
-        fault = Fault("is not YAML", str(path), mark and mark.line + 1, fix=fix)
-    raise InvalidInput(str(path), [fault]) from None
+        raise InvalidInput(str(path), [Fault(f"cannot be read: {error.strerror}", str(path))]) from None
+    example = f"write tenants: {_EXAMPLE}"
+    return read_document(raw, str(path), example=example, is_secret=True, most_values=_MAX_VALUES)
 
 
-def _note_lines(node: yaml.Node | None, place: _Place, lines: dict[_Place, int], faults: list[Fault]) -> None:
-    """Note the line of each value, and what YAML does not mind: a name that stands twice."""
-    if node is None or len(place) > _LEVELS:
-        return
-    lines.setdefault(place, node.start_mark.line + 1)
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            _note_lines(item, (*place, index), lines, faults)
-    elif isinstance(node, yaml.MappingNode):
-        seen: dict[object, int] = {}
-        for key, value in node.value:
-            name, line = key.value if isinstance(key, yaml.ScalarNode) else None, key.start_mark.line + 1
-            if name in seen:
-                twice = f"has the same name on lines {seen[name]} and {line}"
-                faults.append(Fault(twice, line=line, key=_dotted(place), fix="put them together"))
-                continue
-            seen[name] = lines[*place, name] = line
-            _note_lines(value, (*place, name), lines, faults)
-
-
-def _faults_of_form(error: ValidationError, lines: Mapping[_Place, int]) -> list[Fault]:
-    """Translate pydantic's errors, without the values that they concern."""
-    faults = []
-    for fault in error.errors(include_url=False, include_input=False, include_context=False):
-        place: _Place = tuple(part for part in fault["loc"] if part != "[key]")
-        line = next(lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in lines)
-        problem, fix = _FORMS.get(fault["type"], (fault["msg"], ""))
-        if fault["type"] == "extra_forbidden":
-            # The name may be a key, and is not shown.
-            known: type[BaseModel] = (
-                _TenantEntry if len(place) == 3 else TenantLimits if len(place) > 3 else _KeysFile
-            )
-            place, fix = place[:-1], f"there are {', '.join(known.model_fields)}"
-        faults.append(Fault(problem, line=line, key=_dotted(place), fix=fix))
-    return faults
-
-
-def _faults_of_keys(tenants: Mapping[Any, Any], lines: Mapping[_Place, int]) -> list[Fault]:
+def _faults_of_keys(document: Document) -> list[Fault]:
     """Find tenants without a name, and keys that can never match, or that match another tenant."""
     faults: list[Fault] = []
-    known: dict[str, _Place] = {}
-    for name, settings in tenants.items():
-        line = lines.get(("tenants", name))
-        if isinstance(name, str) and (not name.strip() or not name.isprintable()):
-            problem = (
-                "a tenant without a name" if not name.strip() else "a tenant whose name cannot be printed"
-            )
-            faults.append(
-                Fault(problem, line=line, key="tenants", fix="logs and the cache tell tenants by it")
-            )
+    known: dict[str, KeyPath] = {}
+
+    tenants = document.data.get("tenants")
+    for name, settings in tenants.items() if isinstance(tenants, dict) else ():
+        if not name.strip() or not name.isprintable():
+            what = "without a name" if not name.strip() else "whose name cannot be printed"
+            place = document.place(("tenants", name))
+            fix = "logs and the cache tell tenants by it"
+            faults.append(Fault(f"a tenant {what}", document.where, place.line, "tenants", fix=fix))
         keys = settings.get("keys") if isinstance(settings, dict) else None
         for index, key in enumerate(keys if isinstance(keys, list) else ()):
-            place = ("tenants", name, "keys", index)
             if not isinstance(key, str):
                 continue
+            path = ("tenants", name, "keys", index)
             problem, fix = _fault_of_key(key)
-            first = known.setdefault(_identity(key), place)
-            if not problem and first != place:
-                problem = f"is the same key as {_dotted(first)} on line {lines.get(first)}"
+            first = known.setdefault(_identity(key), path)
+            if not problem and first != path:
+                problem = f"is the same key as {dotted(first)} on line {document.place(first).line}"
                 fix = "each key belongs to one tenant, and stands once"
             if problem:
-                faults.append(Fault(problem, line=lines.get(place), key=_dotted(place), fix=fix))
+                line = document.place(path).line
+                faults.append(Fault(problem, document.where, line, dotted(path), fix=fix))
     return faults
 
 
@@ -251,7 +180,3 @@ def _fault_of_key(key: str) -> tuple[str, str]:
     if key != key.strip() or not (key.isascii() and key.isprintable()):
         return "cannot be sent in a header", "use printable ASCII characters, without spaces around them"
     return "", ""
-
-
-def _dotted(place: _Place) -> str:
-    return ".".join(map(str, place))

@@ -1,23 +1,71 @@
-"""Processes of this machine: what they hold, which ports they listen on, which descend from which."""
+"""Processes of this machine: started, below a guard where nothing may outlive this one; their ports, memory, family."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
+
+from pipeline.machine import process_guard
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STUB = "triton_python_backend_stub"
 
 
+def start_process(
+    command: Sequence[str],
+    output: BinaryIO,
+    environment: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    inherit: Sequence[int] = (),
+    umask: int = 0o077,
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own.
+
+    Args:
+        output: File that gets its standard output and standard error.
+        environment: Variables besides those of this process.
+        stdin: See `subprocess.Popen`, as for `umask`.
+        inherit: Descriptors that it keeps, under the same numbers.
+    """
+    return subprocess.Popen(
+        command, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment},
+        pass_fds=inherit, start_new_session=True, umask=umask,
+    )  # fmt: skip
+
+
+def start_guarded(
+    command: Sequence[str],
+    guarded: process_guard.Guarded,
+    output: BinaryIO,
+    environment: Mapping[str, str],
+    *,
+    umask: int = 0o077,
+) -> subprocess.Popen[bytes]:
+    """Start a process below a guard, which ends it when this process is gone or closes the guard's standard input.
+
+    Args:
+        guarded: Deadline, mark and remains; the mark is added to the environment.
+        output: See `start_process`, as for the others.
+    """
+    guard = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded))]
+    marked = {**environment, process_guard.MARK: guarded.mark}
+    return start_process([*guard, *command], output, marked, stdin=subprocess.PIPE, umask=umask)
+
+
 def listening(pid: int) -> set[int]:
-    """The TCP ports that a process listens on; empty if it has ended, or belongs to another user."""
+    """List the TCP ports that a process listens on; empty if it has ended, or belongs to another user."""
     try:
         connections = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:
@@ -29,10 +77,10 @@ def die_with_parent(parent: int) -> bool:
     """Let the kernel kill this process when the thread that started it is gone, however that went.
 
     Args:
-        parent: Process that is to be the parent.
+        parent: Expected parent.
 
     Returns:
-        False if it is gone already.
+        False if the parent is gone already.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
@@ -43,8 +91,7 @@ class DeploymentProcess:
     """One process.
 
     Attributes:
-        pid: its number.
-        name: model of a Python stub, verb of a `pipeline` command, `worker` of a gateway that has several; else the
+        name: Model of a Python stub, verb of a `pipeline` command, `worker` of a gateway that has several; else the
             program.
     """
 
@@ -54,7 +101,7 @@ class DeploymentProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What one process holds, MiB: what it has allocated, and its share of memory that several map."""
+    """Memory of one process, in MiB: what it has allocated, and its share of memory that several map."""
 
     anonymous: float
     shared: float
@@ -66,14 +113,7 @@ class ProcessMemory:
 
     @classmethod
     def of(cls, pid: int) -> ProcessMemory:
-        """Read it from /proc.
-
-        Args:
-            pid: of a process of this user.
-
-        Raises:
-            OSError: it is gone, or another user's.
-        """
+        """Read it from /proc. Raises OSError if the process is gone, or another user's."""
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
         kib = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
         return cls(kib["Anonymous"] / 1024, kib["Pss_Shmem"] / 1024)
@@ -83,11 +123,7 @@ _HELPERS = ("front", "grammar_server", "text_server")
 
 
 def processes_below(pid: int) -> Iterator[DeploymentProcess]:
-    """Yield a process and all that descend from it; what ends meanwhile is left out.
-
-    Args:
-        pid: of the first.
-    """
+    """Yield a process and all that descend from it; what ends meanwhile is left out."""
     try:
         first = psutil.Process(pid)
         family = [first, *first.children(recursive=True)]

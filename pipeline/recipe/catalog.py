@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema
 
+from pipeline.documents import dump_yaml
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe.library import headline, packaged
 from pipeline.recipe.loading import load_recipe
 from pipeline.recipe.recipe import Recipe
 from pipeline.recipe.source import parse_source
-from pipeline.recipe.yaml_reader import dump_yaml
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 _KEYS = ("source", "dataset")  # whose values may be local: paths

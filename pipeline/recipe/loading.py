@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
 
 from pipeline import resources
+from pipeline.document_faults import MOST_FAULTS, fault_at, field_at, located_errors
+from pipeline.documents import Document, KeyPath, KeyPlace, dotted, read_document, read_value
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden_questions import read_questions
 from pipeline.reading import UnreadableFile
-from pipeline.recipe.faults import fault_of, faults_of
 from pipeline.recipe.library import find_recipe
 from pipeline.recipe.recipe import Recipe, RecipeProvenance
-from pipeline.recipe.validators import Problem
-from pipeline.recipe.yaml_reader import Document, KeyPath, KeyPlace, dotted, read_document, read_value
+from pipeline.recipe.sections import RecipeSection
+from pipeline.recipe.validators import InvalidValue, Problem, RecipeValues, broken_rules
 
 _MAX_BYTES = 1 << 20
-# Faults that are described; more are counted.
-_MOST_FAULTS = 50
+_EXAMPLE = "start from an example: pipeline recipes copy tiny-cpu my.yaml"
+# Keys that recipes once had: what to do instead.
+_REMOVED = {
+    "cache.dynamic": "remove it: every answer lives for cache.ttl_s, and a request may ask for less by its own ttl_s",
+    "cache.semantic.share_dynamic": "remove it; cache.semantic.tenants names those whose near questions share answers",
+}
 
 
 def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -49,12 +56,12 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     try:
         recipe = Recipe.model_validate(document.data, context=recipe_context(file))
     except ValidationError as error:
-        found, more = faults_of(error, document, _MOST_FAULTS)
+        found, more = _faults(error, document)
         faults = faults + found
     faults = faults + _golden_faults(document, file)
     if faults:
         faults = sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
-        raise InvalidInput(str(file), faults[:_MOST_FAULTS], more + len(faults[_MOST_FAULTS:]))
+        raise InvalidInput(str(file), faults[:MOST_FAULTS], more + len(faults[MOST_FAULTS:]))
     return recipe.read_from(RecipeProvenance(file.resolve(), tuple(overrides)))
 
 
@@ -65,7 +72,7 @@ def overridden_document(path_or_name: str | Path, overrides: Sequence[str]) -> t
         InvalidInput: there is no such file, or it cannot be read.
     """
     file = find_recipe(str(path_or_name))
-    document = read_document(_read(file), str(file))
+    document = read_document(_read(file), str(file), example=_EXAMPLE)
     if document.is_mapping:
         apply_overrides(document, overrides)
     return file, document
@@ -93,8 +100,73 @@ def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where:
         try:
             return Recipe.model_validate(document.data, context=recipe_context(Path(where)))
         except ValidationError as error:
-            faults, more = faults_of(error, document, _MOST_FAULTS)
+            faults, more = _faults(error, document)
     raise InvalidInput(where, faults, more)
+
+
+def _faults(error: ValidationError, document: Document) -> tuple[list[Fault], int]:
+    """Describe what is wrong with a document, rules across fields included.
+
+    Returns:
+        The faults that stand first in the file, and how many there are besides: describing one looks for near names.
+    """
+    broken: list[Problem] = []
+    wrong = []
+    for path, detail in located_errors(error, Recipe, document):
+        if detail["type"] == "rule":
+            broken.append(Problem(**detail["ctx"]))
+        else:
+            wrong.append((path, detail))
+    if wrong:
+        # Then pydantic did not get as far as the rules.
+        broken = broken_rules(ValidValues(document.data, [path for path, _ in wrong]))
+    faults = []
+    for path, detail in wrong[:MOST_FAULTS]:
+        fault = fault_at(path, detail, Recipe, document)
+        if detail["type"] == "extra_forbidden" and fault.key in _REMOVED:
+            fault = replace(fault, problem="is no key any more", fix=_REMOVED[fault.key])
+        faults.append(fault)
+    return [*faults, *(_fault_of(problem, document) for problem in broken)], len(wrong) - len(faults)
+
+
+class ValidValues(RecipeValues):
+    """The values of a document, without those that are at fault: reading one raises InvalidValue."""
+
+    def __init__(self, data: Mapping[str, Any], wrong: Sequence[KeyPath]) -> None:
+        super().__init__(data)
+        self._wrong = set(wrong)
+
+    def __getitem__(self, key: str) -> Any:
+        path: KeyPath = tuple(key.split("."))
+        if any(path[:depth] in self._wrong for depth in range(len(path) + 1)):
+            raise InvalidValue(key)
+        value = super().__getitem__(key)
+        return self._default(path) if value is None else value
+
+    def _default(self, path: KeyPath) -> Any:
+        value: Any = self._data
+        for depth, part in enumerate(path):
+            if value is None:
+                return None
+            if part in value:
+                value = value[part]
+                continue
+            info = field_at(Recipe, self._data, path[: depth + 1])
+            default = info.get_default(call_default_factory=True, validated_data={}) if info else None
+            if default is PydanticUndefined:
+                raise InvalidValue(".".join(map(str, path)))
+            value = default.model_dump(mode="json") if isinstance(default, RecipeSection) else default
+        return list(value) if isinstance(value, tuple) else value
+
+
+def _fault_of(problem: Problem, document: Document) -> Fault:
+    """Make the fault of a problem, at the place where its first key was given."""
+    path, *others = [tuple(key.split(".")) for key in problem.keys]
+    place = document.place(path)
+    value = place.text if path in document.places else None
+    overridden = [dotted(other) for other in others if document.place(other).where == "--set" != place.where]
+    text = problem.text + (f" [{', '.join(overridden)} given by --set]" if overridden else "")
+    return Fault(text, place.where, place.line, dotted(path), value or None, problem.fix, problem.rule)
 
 
 def _golden_faults(document: Document, file: Path) -> list[Fault]:
@@ -186,7 +258,7 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
             )
             for problem in problems
         ]
-    faults = [fault_of(problem, document) for problem in problems]
+    faults = [_fault_of(problem, document) for problem in problems]
     return sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
 
 

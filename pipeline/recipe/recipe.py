@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
+from pipeline.document_faults import refusal
 from pipeline.recipe.library import packaged
 from pipeline.recipe.quantization import DraftFormat, Quantization
 from pipeline.recipe.response_cache import CacheSettings
@@ -25,7 +26,6 @@ from pipeline.recipe.sections import (
     Scheduler,
     ServingPolicy,
     Slo,
-    refusal,
 )
 from pipeline.recipe.source import Checkpoint
 from pipeline.recipe.validators import RecipeValues, broken_rules

@@ -14,11 +14,11 @@ from annotated_types import Ge, Le
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from pipeline.document_faults import UNION, field_at, members, without_tags
+from pipeline.documents import KeyPath, dotted
 from pipeline.errors import InvalidInput
-from pipeline.recipe.faults import UNION, field_at, members, without_tags
 from pipeline.recipe.loading import overridden_document, recipe_context
 from pipeline.recipe.recipe import Recipe, RecipeProvenance
-from pipeline.recipe.yaml_reader import KeyPath, dotted
 
 # One repair may show what pydantic had not come to before.
 _MOST_ROUNDS = 8

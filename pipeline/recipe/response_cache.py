@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from pipeline.recipe.sections import RecipeSection, refusal, require_tag
+from pipeline.document_faults import refusal
+from pipeline.recipe.sections import RecipeSection, require_tag
 from pipeline.recipe.source import HubSource, Revision, Source
 
 PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cache is used

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from pipeline.recipe.sections import RecipeSection, refusal, require_tag
+from pipeline.document_faults import refusal
+from pipeline.recipe.sections import RecipeSection, require_tag
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?", re.ASCII)
 _GPU = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

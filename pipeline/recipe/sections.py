@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
-from pydantic_core import PydanticCustomError
 
+from pipeline.document_faults import refusal
 from pipeline.golden import GoldenBudgets, GoldenSet
 
 _ALIAS = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
@@ -22,11 +22,6 @@ class RecipeSection(BaseModel):
     """A mapping of the recipe file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def refusal(problem: str, fix: str = "") -> PydanticCustomError:
-    """What a field validator raises: the problem, and what would be right."""
-    return PydanticCustomError("refused", "{problem}", {"problem": problem, "fix": fix})
 
 
 def require_tag(schema: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
-from pipeline.recipe.sections import RecipeSection, refusal
+from pipeline.document_faults import refusal
+from pipeline.recipe.sections import RecipeSection
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _DATASET = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")

@@ -29,7 +29,7 @@ class Problem:
 
     def as_error(self) -> PydanticCustomError:
         return PydanticCustomError(
-            "rule", "{problem}", {"problem": self.text, "fix": self.fix, "keys": self.keys, "rule": self.rule}
+            "rule", "{text}", {"text": self.text, "fix": self.fix, "keys": self.keys, "rule": self.rule}
         )
 
 

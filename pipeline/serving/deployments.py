@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import Fault, InvalidInput, ServerError
@@ -134,6 +133,7 @@ def served_recipe(name: str, server: RunningServer, overrides: Sequence[str] = (
         InvalidInput: The overrides have faults, or the package cannot be read.
     """
     from pipeline.recipe.loading import recipe_of_values
+    from pipeline.triton.deployment import package_recipe
 
     if server.settings is None:
         return package_recipe(server.deployment.parent, overrides)
@@ -147,24 +147,6 @@ def _written_recipe(server: RunningServer, overrides: Sequence[str]) -> Recipe |
     if not server.recipe or not is_recipe(server.recipe[0]):
         return None
     return load_recipe(server.recipe[0], (*server.overrides, *overrides))
-
-
-def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe that a package alone amounts to: its name, its limits, and no response cache.
-
-    Raises:
-        InvalidInput: The overrides have faults, or the package cannot be read.
-    """
-    from pipeline.recipe.loading import recipe_of_values
-    from pipeline.triton.deployment import Deployment
-
-    deployment = Deployment.load(package)
-    limits = deployment.limits.model_dump(
-        include={"max_input_tokens", "max_output_tokens", "max_concurrency"}
-    )
-    source = f"local:{(package / deployment.tokenizer_dir).absolute()}"
-    values = {"name": deployment.name, "model": {"source": source}, "limits": limits}
-    return recipe_of_values(values, overrides, str(package))
 
 
 def announced_names(store: Store) -> list[str]:

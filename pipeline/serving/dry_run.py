@@ -1,4 +1,4 @@
-"""What `serve` would run, for people and scripts: the command, its environment, the `docker run` line."""
+"""The commands that `serve` would run, for people and scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.machine.docker import find_image
 from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding
 from pipeline.serving.launch import ServeOptions, Start
-from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.launch_docker import docker_launch, plan_in_container
 from pipeline.serving.ports import Listeners
 from pipeline.serving.preflight import check_container, check_local
 from pipeline.serving.server import local_launcher
@@ -24,20 +24,29 @@ _STAGE = Path("/tmp/pipeline-triton")
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """All that a start is made of; `str` gives it as lines for a shell."""
+    """All that a start is made of; `str` gives it as lines for a shell.
+
+    Attributes:
+        command: Command of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT.
+        environment: Variables besides those that are set already.
+        ports: Protocol -> port at which others reach it.
+        docker: `docker run` line; empty where no container is meant to serve.
+        findings: Faults of this machine.
+        built: Whether the package is there; if not, sizes of weights are estimates.
+        note: Remark for a reader.
+    """
 
     name: str
     package: Path
-    # Of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT.
     command: tuple[str, ...]
-    environment: dict[str, str]  # besides what is set already
-    ports: dict[str, int]  # at which others reach it, by protocol
-    docker: tuple[str, ...]  # empty where no container is meant to serve
+    environment: dict[str, str]
+    ports: dict[str, int]
+    docker: tuple[str, ...]
     shm_mib: int | None
     start_deadline_s: float
-    findings: tuple[Finding, ...]  # what this machine lacks
-    built: bool = True  # False: the package is not there yet, and sizes of weights are estimates
-    note: str = ""  # what a reader must know besides
+    findings: tuple[Finding, ...]
+    built: bool = True
+    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
@@ -52,7 +61,7 @@ class DryRun:
             "docker": list(self.docker),
             "shm_mib": self.shm_mib,
             "start_deadline_s": self.start_deadline_s,
-            "findings": [asdict(found) for found in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
     def __str__(self) -> str:
@@ -69,7 +78,7 @@ class DryRun:
         lines += [shell_lines(self.command), ""]
         lines += ["# reached at " + ", ".join(f"{kind} {port}" for kind, port in self.ports.items())]
         lines += [f"# ready within {self.start_deadline_s:.0f} s, or it is ended"]
-        lines += [f"# {found.mark} on this machine: {found} [{found.rule}]" for found in self.findings]
+        lines += [f"# {one.mark} on this machine: {one} [{one.rule}]" for one in self.findings]
         return "\n".join(lines)
 
 
@@ -79,41 +88,41 @@ def dry_run(
     """Work out what `serve` would run, and what this machine lacks for it; nothing is started or pulled.
 
     Args:
-        package: Folder of the package.
-        options: How to serve it.
-        foreseen: The deployment of a package that is not built yet; then nothing of the package is read.
-        note: What a reader must know besides.
+        foreseen: Deployment of a package that is not built yet; then nothing of the package is read.
+        note: Remark for a reader.
 
     Raises:
         UserError: It cannot be started at all, wherever that is.
     """
     deployment = foreseen or Deployment.load(package)
-    deadline_s = options.start_deadline_s or deployment.start_deadline_s
+    deadline_s, address = options.start_deadline_s(deployment), options.launch.address
     start = Start(
-        _STAGE, Listeners.within(_STAGE, options.ports, options.address), f"pipeline-{deployment.name}-",
-        options.ports, options.address, deadline_s,
+        _STAGE, Listeners.within(_STAGE, options.ports, address), f"pipeline-{deployment.name}-",
+        options.ports, address, deadline_s,
     )  # fmt: skip
     in_container = options.target_of(deployment) == "docker"
     docker: tuple[str, ...] = ()
     shm_mib = None
     if deployment.runtime == "cpu":
-        command = local_launcher(deployment, package, options.traces).launch(start).command
+        command = local_launcher(deployment, package, options.traces)(start).command
         environment = {"PIPELINE_TRITON_GRPC": start.listeners.grpc_url}
     else:
         name = options.image_of(deployment)
-        with suppress(ServerError):  # without Docker the name will do
+        # Without Docker the name will do.
+        with suppress(ServerError):
             if (image := find_image(name)) is not None:
                 name = image.reference
-        launcher = DockerLauncher(
-            deployment, package, name, options.devices, mpi_slots(), traces=options.traces
-        )
-        plan = launcher.plan(start)
+        plan = plan_in_container(deployment, start, slots=mpi_slots(), traces=options.traces)
         command, environment, shm_mib = plan.command, dict(plan.environment), plan.shm_mib
-        docker = launcher.launch(start, name=f"pipeline-{deployment.name}").command
+        docker = docker_launch(
+            deployment, package, name, start, devices=options.launch.gpus, slots=mpi_slots(),
+            traces=options.traces, name=f"pipeline-{deployment.name}",
+        ).command  # fmt: skip
     if in_container:
-        found = check_container(deployment, package, options, None)  # to ask the image, it would have to run
+        # To ask the image, it would have to run.
+        findings = check_container(deployment, package, options, None)
     else:
-        found = check_local(deployment, package, options)
+        findings = check_local(deployment, package, options)
     return DryRun(
         name=deployment.name,
         package=package,
@@ -123,14 +132,14 @@ def dry_run(
         docker=docker,
         shm_mib=shm_mib,
         start_deadline_s=deadline_s,
-        findings=found,
+        findings=findings,
         built=foreseen is None,
         note=note,
     )
 
 
 def shell_lines(command: tuple[str, ...]) -> str:
-    """A command for a shell, one option a line; the blocks of mpirun begin at the margin.
+    """Write a command for a shell, one option a line; the blocks of mpirun begin at the margin.
 
     >>> print(shell_lines(("a", "-n", "1", "--b=c d")))
     a \\

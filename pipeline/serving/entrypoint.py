@@ -1,4 +1,4 @@
-"""What our container runs: check the manifest, start by the launch plan, warm up, then report ready.
+"""Main program of our container: check the manifest, start by the launch plan, warm up, then report ready.
 
     python -m pipeline.serving.entrypoint              serve $PIPELINE_PACKAGE (/deployment)
     python -m pipeline.serving.entrypoint COMMAND…     run something else instead, as NVIDIA's images do
@@ -29,13 +29,13 @@ often, and with 0 when it was told to stop. Settings are environment variables, 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
 from pipeline.dropping_output import drop_unwritable_output
 from pipeline.errors import Fault, InvalidInput, PipelineError
@@ -44,81 +44,90 @@ from pipeline.printable import printable_bytes
 from pipeline.private_files import owner_only
 from pipeline.progress import Lines
 from pipeline.serving.group import GroupMember, gather
-from pipeline.serving.health import DEFAULT_FILE, FILE_VARIABLE
-from pipeline.serving.launch import ServeOptions, traces_endpoint
+from pipeline.serving.health import DEFAULT_FILE
+from pipeline.serving.launch import HostGroup, ServeOptions, traces_endpoint
 from pipeline.serving.ports import ANYWHERE, GRPC, METRICS, Ports
-from pipeline.serving.serve import serve
+from pipeline.serving.serve import serve, stop_on_signals
+from pipeline.serving.settings import LaunchSettings, SupervisionSettings
+from pipeline.settings import Settings
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
 _FOLLOW_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class EntrypointSettings:
-    """The environment variables, read."""
+class EntrypointSettings(Settings):
+    """Environment variables of the container: PIPELINE_ and the name of a field in capitals. 0 means the default."""
 
-    package: Path
-    address: str
-    ports: Ports
-    allowed_hosts: tuple[str, ...]
-    start_deadline_s: float | None
-    stop_deadline_s: float
-    health_interval_s: float
-    hang_timeout_s: float | None
-    restart: RestartPolicy
-    ready_file: Path
+    package: Path = Path(CONTAINER_ROOT)
+    address: str = ANYWHERE
+    http_port: NonNegativeInt = 0
+    grpc_port: NonNegativeInt = GRPC
+    metrics_port: NonNegativeInt = METRICS
+    allowed_hosts: str = ""
+    start_timeout_s: NonNegativeFloat = 0
+    stop_timeout_s: NonNegativeFloat = 45
+    health_interval_s: NonNegativeFloat = 1
+    hang_timeout_s: NonNegativeFloat = 0
+    max_restarts: NonNegativeInt = 5
+    restart_window_s: NonNegativeFloat = 300
+    ready_file: Path = Path(DEFAULT_FILE)
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> EntrypointSettings:
         """Raises InvalidInput: values that are no numbers; all of them."""
-        faults: list[Fault] = []
+        variables = {name: f"PIPELINE_{name.upper()}" for name in cls.model_fields}
+        values = {
+            name: environment[variable] for name, variable in variables.items() if environment.get(variable)
+        }
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            names = [str(detail["loc"][0]) for detail in error.errors()]
+            faults = [
+                Fault("is not a number of at least 0", key=variables[name], value=values[name])
+                for name in names
+            ]
+            raise InvalidInput("environment", faults) from None
 
-        def number(name: str, otherwise: float) -> float:
-            given = environment.get(name) or str(otherwise)
-            try:
-                value = float(given)
-            except ValueError:
-                value = -1
-            if value < 0:
-                faults.append(Fault("is not a number of at least 0", key=name, value=given))
-            return value
+    def options(self, log: Path, group: HostGroup | None) -> ServeOptions:
+        """Options of the server.
 
-        found = cls(
-            package=Path(environment.get("PIPELINE_PACKAGE") or CONTAINER_ROOT),
-            address=environment.get("PIPELINE_ADDRESS") or ANYWHERE,
-            ports=Ports(
-                http=int(number("PIPELINE_HTTP_PORT", 0)) or None,
-                grpc=int(number("PIPELINE_GRPC_PORT", GRPC)),
-                metrics=int(number("PIPELINE_METRICS_PORT", METRICS)),
-            ),
-            allowed_hosts=tuple(filter(None, environment.get("PIPELINE_ALLOWED_HOSTS", "").split(","))),
-            start_deadline_s=number("PIPELINE_START_TIMEOUT_S", 0) or None,
-            stop_deadline_s=number("PIPELINE_STOP_TIMEOUT_S", 45),
-            health_interval_s=number("PIPELINE_HEALTH_INTERVAL_S", 1),
-            hang_timeout_s=number("PIPELINE_HANG_TIMEOUT_S", 0) or None,
-            restart=RestartPolicy(
-                int(number("PIPELINE_MAX_RESTARTS", 5)),
-                number("PIPELINE_RESTART_WINDOW_S", 300),
-                gives_up=True,
-            ),
-            ready_file=Path(environment.get(FILE_VARIABLE) or DEFAULT_FILE),
+        Args:
+            log: File that gets Triton's log.
+            group: Machines that share the ranks; None for this one alone.
+        """
+        # Limits of the command line are no limits here.
+        launch = LaunchSettings.model_construct(
+            address=self.address, start_timeout_s=self.start_timeout_s or None
         )
-        if faults:
-            raise InvalidInput("environment", faults)
-        return found
+        supervision = SupervisionSettings.model_construct(
+            container=False,
+            log=log,
+            health_interval_s=self.health_interval_s,
+            hang_timeout_s=self.hang_timeout_s or None,
+        )
+        return ServeOptions(
+            Ports(self.http_port or None, self.grpc_port, self.metrics_port),
+            launch,
+            supervision,
+            RestartPolicy(self.max_restarts, self.restart_window_s, gives_up=True),
+            stop_deadline_s=self.stop_timeout_s,
+            allowed_hosts=tuple(filter(None, self.allowed_hosts.split(","))),
+            traces=traces_endpoint(),
+            group=group,
+        )
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
     if arguments:
         os.execvp(arguments[0], arguments)
     drop_unwritable_output()
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     try:
         settings = EntrypointSettings.read(os.environ)
-        settings.ready_file.unlink(missing_ok=True)  # of a start before this one
+        # One of an earlier start.
+        settings.ready_file.unlink(missing_ok=True)
         with owner_only(), tempfile.TemporaryDirectory(prefix="pipeline-log-") as folder:
             log = Path(folder) / "triton.log"
             with Following(log):
@@ -134,21 +143,7 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
     if member is not None:
         print(f"waiting for {', '.join(member.hosts[1:])}", flush=True)
         group = gather(member, Deployment.load(settings.package).start_deadline_s, stop.is_set)
-    options = ServeOptions(
-        ports=settings.ports,
-        address=settings.address,
-        allowed_hosts=settings.allowed_hosts,
-        log_file=log,
-        start_deadline_s=settings.start_deadline_s,
-        stop_deadline_s=settings.stop_deadline_s,
-        health_interval_s=settings.health_interval_s,
-        hang_timeout_s=settings.hang_timeout_s,
-        restart=settings.restart,
-        target="local",
-        traces=traces_endpoint(),
-        group=group,
-    )
-    serve([(settings.package, options)], Lines(), stop, ready_file=settings.ready_file)
+    serve([(settings.package, settings.options(log, group))], Lines(), stop, ready_file=settings.ready_file)
 
 
 class Following:

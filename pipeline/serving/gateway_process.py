@@ -7,7 +7,6 @@ gateway is started again.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -21,6 +20,7 @@ from types import MappingProxyType
 
 from pipeline.errors import ServerError
 from pipeline.keeper import HealthIssue, StartCancelled
+from pipeline.machine.processes import start_process
 from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, open_log, rotate
@@ -81,15 +81,9 @@ class GatewayProcess:
         """
         rotate(self.log_file)
         with open_log(self.log_file) as output:
-            self._process = subprocess.Popen(
-                self.launch.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, SUPERVISOR: own_mark()},
-                pass_fds=[one.fileno() for one in self.launch.sockets],
-                start_new_session=True,
-                umask=0o077,
+            inherit = [listening.fileno() for listening in self.launch.sockets]
+            self._process = start_process(
+                self.launch.command, output, {SUPERVISOR: own_mark()}, inherit=inherit
             )
         self._check = _GatewayCheck(self._process.pid, self.launch.sockets[0])
         deadline = time.monotonic() + self.launch.start_deadline_s

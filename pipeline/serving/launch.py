@@ -1,7 +1,8 @@
-"""What every start of a Triton server has in common: how it is wanted, where it listens, which files it sees.
+"""A start of a Triton server as a value, and the settings that it is made from.
 
-A `Launcher` knows a package and a way to serve it; for each attempt it makes a `Launch`, a value that can be looked
-at and compared before anything runs. `server.TritonServer` does the rest.
+For each attempt, a `Launcher` makes a `Launch` from a `Start`; it can be looked at before anything runs.
+`server.TritonServer` runs it. The launchers are `launch_embedded.embedded_launch`, `launch_gpu.gpu_launch` and
+`launch_docker.docker_launch`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.keeper import RestartPolicy
 from pipeline.serving.ports import LOOPBACK, Listeners, Ports, check_container_ports
-from pipeline.store import FileHashes
+from pipeline.serving.settings import LaunchSettings, SupervisionSettings
+from pipeline.store import Artifact, FileHashes, Manifest, Store
 from pipeline.triton.deployment import Deployment
 
 Target = Literal["local", "docker"]
@@ -29,7 +31,7 @@ class HostGroup:
 
     Attributes:
         hosts: Their names; the first is this one, which has rank 0.
-        slots: Ranks of each machine, one a GPU.
+        slots: Ranks of each machine, one for each GPU.
         hostfile: File that names them to mpirun.
         ssh_config: Configuration of ssh, by which mpirun reaches the others.
     """
@@ -45,10 +47,7 @@ ENDING_S = 30
 
 
 def drain_s(stop_deadline_s: float) -> int:
-    """Time that requests in flight have when a server is told to end: the rest is for its processes.
-
-    Args:
-        stop_deadline_s: until they are killed.
+    """Return the part of the time to stop that requests in flight have; the rest is for the server's processes.
 
     >>> drain_s(10), drain_s(45), drain_s(120)
     (3, 15, 90)
@@ -58,88 +57,94 @@ def drain_s(stop_deadline_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve a package, as far as the package leaves it open.
+    """Settings of one package that is served, and what is known of it besides.
 
     Attributes:
         ports: Ports at which others reach the server.
-        address: Address of these ports.
-        allowed_hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
-        log_file: What the server prints; None for a file in `logs`.
-        start_deadline_s: Time to become ready; None for what the package's size asks for.
+        launch: Address and resources; its ports are those that were asked for, and `ports` those that were chosen.
+        supervision: Watching and logging.
+        restart: Limits and pauses of restarts.
+        store: Store where the server is announced and keeps its logs; None for no announcement, and logs in the
+            temporary folder.
         stop_deadline_s: Time to end; `drain_s` of it is for requests in flight.
-        health_interval_s: Time between checks by inference; 0 for no checks.
-        hang_timeout_s: Time without an answer and without progress after which a server counts as hung; None for what
-            the package asks for.
-        running: Folder where servers are announced; None for no announcement.
-        logs: Folder for the logs of all servers; None for the temporary folder.
-        restart: When a server that failed is started again.
-        target: None takes local for a CPU and inside a container with TensorRT-LLM, else docker.
-        image: Image of the container; None for the one that the package was made for.
-        devices: GPUs; empty for as many as the package needs.
-        pull_deadline_s: Time in which the image must have been pulled.
+        allowed_hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
         allowed: Rules of preflight whose errors do not stop the start.
-        hashes: Remembers which of the package's files need not be read again.
-        use: Keeps a package's folder from being collected as garbage while this process runs; false if it is gone.
-        recipe: Words that name recipe and store on a command line; empty where only the package is known.
-        settings: Values of the recipe, all of them; None where only the package is known.
-        traces: Where an OTLP/HTTP receiver takes Triton's spans, as `traces_endpoint` makes it; None for no spans.
+        recipe: Arguments of a command line that name recipe and store; empty where only the package is known.
+        settings: All values of the recipe; None where only the package is known.
+        traces: URL of an OTLP/HTTP receiver of Triton's spans, as `traces_endpoint` makes it; None for no spans.
         group: Machines that share the ranks; None for this one alone.
     """
 
     ports: Ports
-    address: str = LOOPBACK
-    allowed_hosts: tuple[str, ...] = ()
-    log_file: Path | None = None
-    start_deadline_s: float | None = None
-    stop_deadline_s: float = 10.0
-    health_interval_s: float = 1.0
-    hang_timeout_s: float | None = None
-    running: Path | None = None
-    logs: Path | None = None
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     restart: RestartPolicy = field(default_factory=RestartPolicy)
-    target: Target | None = None
-    image: str | None = None
-    devices: tuple[int, ...] = ()
-    pull_deadline_s: float = 3600.0
+    store: Store | None = None
+    stop_deadline_s: float = 10.0
+    allowed_hosts: tuple[str, ...] = ()
     allowed: frozenset[str] = frozenset()
-    hashes: FileHashes = field(default_factory=lambda: FileHashes(None))
-    use: Callable[[Path], bool] = Path.is_dir
     recipe: tuple[str, ...] = ()
     settings: Mapping[str, Any] | None = None
     traces: str | None = None
     group: HostGroup | None = None
 
+    @property
+    def running(self) -> Path | None:
+        """Folder where servers are announced; None for no announcement."""
+        return None if self.store is None else self.store.running
+
+    @property
+    def hashes(self) -> FileHashes:
+        """Memory of the package's files that need not be read again."""
+        return FileHashes(None) if self.store is None else self.store.hashes
+
+    def use(self, package: Path) -> bool:
+        """Keep a package of the store from being collected as garbage while this process runs.
+
+        Returns:
+            Whether it is there.
+        """
+        if self.store is None or package.parent != self.store.artifacts or not package.is_dir():
+            return package.is_dir()
+        return self.store.use(Artifact(package, Manifest.load(package)))
+
+    def start_deadline_s(self, deployment: Deployment) -> float:
+        """Time to become ready, in seconds: the one of the settings, or what the package's size asks for."""
+        return self.launch.start_timeout_s or deployment.start_deadline_s
+
     def target_of(self, deployment: Deployment) -> Target:
-        """Decide where a deployment is served.
+        """Decide where a deployment is served: the settings say so, else the CPU and TensorRT-LLM's own container.
 
         Raises:
             UserError: A container is wanted for one that is for a CPU, or for ports that it cannot have.
         """
+        container = self.supervision.container
         if deployment.requirements is None:
-            if self.target == "docker":
+            if container:
                 raise UserError(f"{deployment.name} is for this machine's CPU: no container serves it")
             return "local"
-        # Who has the server of the containers is inside one.
-        server = launch_facts(deployment.requirements.tensorrt_llm).server
-        target: Target = self.target or ("local" if Path(server).exists() else "docker")
-        if target == "docker":
+        if container is None:
+            # A process that sees the server of the containers is inside one.
+            server = launch_facts(deployment.requirements.tensorrt_llm).server
+            container = not Path(server).exists()
+        if container:
             check_container_ports(self.ports)
-        return target
+        return "docker" if container else "local"
 
     def image_of(self, deployment: Deployment) -> str:
-        """The image of the container that serves a deployment for a GPU."""
+        """Image of the container that serves a deployment for a GPU."""
         assert deployment.requirements is not None, "a deployment for a GPU has them"
-        return self.image or deployment.requirements.image
+        return self.launch.image or deployment.requirements.image
 
 
 def traces_endpoint(receiver: str | None = None) -> str | None:
-    """Where spans go, by the rules of OpenTelemetry's OTLP exporters.
+    """Return the URL that spans are sent to, by the rules of OpenTelemetry's OTLP exporters.
 
     Args:
         receiver: http://host:port of an OTLP/HTTP receiver; None takes the environment's.
 
     Returns:
-        The URL of its traces; None if there is no receiver.
+        URL; None if there is no receiver.
     """
     if receiver is None and (exact := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
         return exact
@@ -153,10 +158,10 @@ class Start:
 
     Attributes:
         stage: Folder of its own, removed at the end.
-        listeners: Where Triton listens; a container has its own ports inside.
-        shared_memory_prefix: Begins the names of its regions in /dev/shm, and is unique to this start.
+        listeners: Addresses on which Triton listens; a container has its own ports inside.
+        shared_memory_prefix: Beginning of the names of its regions in /dev/shm, unique to this start.
         ports: Ports under which a container's are published; None for processes of this machine.
-        address: Address of these.
+        address: Address of these ports.
         deadline_s: Time to become ready.
         drain_s: Time that requests under way have when the server is told to stop.
     """
@@ -170,77 +175,67 @@ class Start:
     drain_s: int = 5
 
 
-class Launch(Protocol):
-    """One start of a server."""
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The program and its arguments."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """All that its process has around it."""
-
-    @property
-    def cleanup(self) -> tuple[str, ...]:
-        """A command to run when it has ended, whichever way; none if empty."""
-
-    @property
-    def gave_up(self) -> tuple[str, ...]:
-        """Phrases of its log after which it will not become ready, though it may still be there."""
-
-    @property
-    def synonyms(self) -> dict[str, str]:
-        """Paths that its log speaks of -> what the user knows them as."""
-
-    def prepare(self) -> None:
-        """Make on disk what the command needs."""
+def _nothing() -> None:
+    pass
 
 
-class Launcher(Protocol):
-    """A way to serve one package."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command that starts a server, and what goes with it.
 
-    @property
-    def local(self) -> bool:
-        """Whether the server is processes of this machine, which share its files and can be looked at."""
+    Attributes:
+        command: Program and arguments.
+        environment: Variables besides those of this process.
+        prepare: Makes on disk what the command needs; raises UserError with what would keep it from starting.
+        cleanup: Command to run when the server has ended, whichever way; none if empty.
+        attempts: Number of attempts, where a signal ends a start.
+        gave_up: Phrases of its log after which it will not become ready, though it may still be there.
+        noise: Words of lines that its log calls errors though nothing is wrong.
+        synonyms: Path that its log shows -> the path that the user knows.
+        ranks: Servers that the command starts.
+        shm_mib: Shared memory that the servers of one machine need; 0 where that was not worked out.
+        programs: Programs that the command runs.
+    """
 
-    @property
-    def attempts(self) -> int:
-        """How often a start that a signal ended is made."""
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[], None] = field(default=_nothing, compare=False)
+    cleanup: tuple[str, ...] = ()
+    attempts: int = 1
+    gave_up: tuple[str, ...] = field(default=(), repr=False)
+    noise: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    ranks: int = 1
+    shm_mib: int = 0
+    programs: tuple[str, ...] = ()
 
-    @property
-    def noise(self) -> tuple[str, ...]:
-        """Words of lines that its log calls errors though nothing is wrong."""
 
-    def check(self) -> None:
-        """Look for what would keep it from starting. Raises UserError."""
-
-    def launch(self, start: Start) -> Launch:
-        """What is run for one attempt."""
+Launcher = Callable[[Start], Launch]
 
 
 def check_models(repository: Path, models: Sequence[str]) -> None:
-    """See that a model repository holds these models, and no other folder: Triton loads whatever lies there.
+    """Check that a model repository holds these models, and no other folder: Triton loads whatever lies there.
 
     Raises:
-        InvalidInput: some are missing, or there are more; all of them.
+        InvalidInput: Some are missing, or there are more; it names all of them.
     """
-    found = {path.name for path in repository.iterdir() if path.is_dir()} if repository.is_dir() else set()
+    folders = {path.name for path in repository.iterdir() if path.is_dir()} if repository.is_dir() else set()
     missing = [
         Fault("is missing", where=str(repository), key=name, fix="build the package again")
         for name in models
-        if name not in found
+        if name not in folders
     ]
     stray = [
         Fault("is none of the deployment's models, and Triton would load it", where=str(repository), key=name,
               fix="move it away")
-        for name in sorted(found - set(models))
+        for name in sorted(folders - set(models))
     ]  # fmt: skip
     if missing or stray:
         raise InvalidInput("the model repository is not the one that was packaged", [*missing, *stray])
 
 
-_TEXTS = (".pbtxt", ".yaml")  # files that name paths
+# Endings of files that name paths.
+_TEXTS = (".pbtxt", ".yaml")
 
 
 def mirror(repository: Path, into: Path, *, root: tuple[str, Path] | None = None) -> None:
@@ -251,11 +246,11 @@ def mirror(repository: Path, into: Path, *, root: tuple[str, Path] | None = None
     matter.
 
     Args:
-        root: what the paths in configurations begin with, and the folder that they mean here. Files that name it are
+        root: Beginning of the paths in configurations, and the folder that it means here. Files that name it are
             copied with this one instead.
 
     Raises:
-        UserError: the path of `into` is one that Triton cannot use.
+        UserError: The path of `into` is one that Triton cannot use.
     """
     if shlex.quote(str(into)) != str(into):
         raise UserError(f"{into}: Triton needs a temporary folder without spaces in its name: set TMPDIR")

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,86 +21,67 @@ from pipeline.contracts.launching import restricted, tracing
 from pipeline.errors import UserError
 from pipeline.extras import install_line
 from pipeline.machine.probe import run_command
-from pipeline.serving.launch import Start, check_models, mirror
+from pipeline.serving.launch import Launch, Start, check_models, mirror
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedLauncher:
-    """See `pipeline.serving.launch.Launcher`."""
-
-    repository: Path
-    models: tuple[str, ...]
-    traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
-
-    local = True
-    attempts = 2  # one start in about 200 aborts for no reason of ours
-    noise = ("Cuda", "CUDA", "libcuda")  # a server with CUDA says that this machine has none
-
-    def check(self) -> None:
-        """Raises UserError: Triton cannot run here, or the repository holds other models than it should."""
-        check_models(self.repository, self.models)
-        Installation.find()
-
-    def launch(self, start: Start) -> EmbeddedLaunch:
-        return EmbeddedLaunch(Installation.find(), self.repository, start, self.traces)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddedLaunch:
-    """See `pipeline.serving.launch.Launch`.
+def embedded_launch(
+    repository: Path,
+    models: Sequence[str],
+    start: Start,
+    *,
+    traces: str | None = None,
+    installation: Installation | None = None,
+) -> Launch:
+    """Make the command of a server on this machine's CPU.
 
     In the stage the backend and the stub of the running Python lie side by side, as they must and do not in the wheel;
     and it mirrors the repository.
+
+    Args:
+        repository: Model repository, an absolute path.
+        models: Models that it must hold.
+        traces: URL of an OTLP/HTTP receiver of spans; None for no spans.
+        installation: Server to start; None for the one of this Python environment.
+
+    Raises:
+        UserError: Triton cannot run here.
     """
+    found, mirrored = installation or Installation.find(), start.stage / "repository"
+    backends = start.stage / "backends"
 
-    installation: Installation
-    repository: Path
-    start: Start
-    traces: str | None = None
+    def prepare() -> None:
+        check_models(repository, models)
+        mirror(repository, mirrored)
+        backend = backends / "python"
+        backend.mkdir(parents=True)
+        for file in (*found.backend.iterdir(), found.stub):
+            (backend / file.name).symlink_to(file.resolve())
 
-    cleanup = ()
-    gave_up = ()
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        start = self.start
-        return (
-            str(self.installation.binary),
-            f"--model-repository={self.mirror}",
+    return Launch(
+        command=(
+            str(found.binary),
+            f"--model-repository={mirrored}",
             "--model-control-mode=none",
             *restricted(),
             "--disable-auto-complete-config",
-            f"--backend-directory={start.stage / 'backends'}",
-            f"--cache-directory={self.installation.caches}",
+            f"--backend-directory={backends}",
+            f"--cache-directory={found.caches}",
             f"--backend-config=python,shm-region-prefix-name={start.shared_memory_prefix}",
             f"--backend-config=python,stub-timeout-seconds={round(start.deadline_s)}",
             *start.listeners.options,
             "--metrics-interval-ms=500",
             "--allow-gpu-metrics=false",
             f"--exit-timeout-secs={start.drain_s}",
-            *(tracing(self.traces) if self.traces else ()),
-        )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.installation.environment() | {"PIPELINE_TRITON_GRPC": self.start.listeners.grpc_url}
-
-    @property
-    def mirror(self) -> Path:
-        """The repository as the server sees it."""
-        return self.start.stage / "repository"
-
-    @property
-    def synonyms(self) -> dict[str, str]:
-        return {str(self.mirror): str(self.repository)}
-
-    def prepare(self) -> None:
-        """Raises UserError: the stage's own path is one that Triton cannot use."""
-        mirror(self.repository, self.mirror)
-        backend = self.start.stage / "backends" / "python"
-        backend.mkdir(parents=True)
-        for file in (*self.installation.backend.iterdir(), self.installation.stub):
-            (backend / file.name).symlink_to(file.resolve())
+            *(tracing(traces) if traces else ()),
+        ),
+        environment=found.environment() | {"PIPELINE_TRITON_GRPC": start.listeners.grpc_url},
+        prepare=prepare,
+        # One start in about 200 aborts for no reason of ours.
+        attempts=2,
+        # A server with CUDA says that this machine has none.
+        noise=("Cuda", "CUDA", "libcuda"),
+        synonyms={str(mirrored): str(repository)},
+    )
 
 
 WHEEL = "nvidia-pytriton"
@@ -108,18 +90,24 @@ _DEADLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Where the parts of the server are."""
+    """Paths of the server's parts.
 
-    root: Path  # …/pytriton/tritonserver
-    libraries: Path  # …/nvidia_pytriton.libs
-    python: str  # "3.11": version whose stub is used
+    Attributes:
+        root: …/pytriton/tritonserver
+        libraries: …/nvidia_pytriton.libs
+        python: Version of Python whose stub is used, such as "3.11".
+    """
+
+    root: Path
+    libraries: Path
+    python: str
 
     @classmethod
     def find(cls, deadline_s: float = _DEADLINE_S) -> Installation:
-        """The installation of this Python environment, proven able to run.
+        """Find the installation of this Python environment, and prove that it can run.
 
         Raises:
-            UserError: it is missing or cannot run; the text says what to do.
+            UserError: It is missing or cannot run; the text says what to do.
         """
         spec = importlib.util.find_spec("pytriton")
         if spec is None or not spec.submodule_search_locations:
@@ -157,7 +145,7 @@ class Installation:
         """Look for what would make the server hang or crash.
 
         Raises:
-            UserError: something would.
+            UserError: Something would.
         """
         for part in (self.binary, self.backend, self.libraries):
             if not part.exists():
@@ -179,27 +167,26 @@ class Installation:
             )
 
     def missing_libraries(self, deadline_s: float = _DEADLINE_S) -> list[str]:
-        """Shared libraries that the stub would not find; it would hang for ever instead of saying so.
+        """List shared libraries that the stub would not find; it would hang for ever instead of saying so.
 
         Raises:
-            UserError: nobody could tell within the deadline.
+            UserError: ldd failed, or did not answer within the deadline.
         """
         if shutil.which("ldd") is None:
             return []
-        said = run_command(["ldd", str(self.stub)], deadline_s, self.environment())
-        if said.problem:
-            raise UserError(f"the libraries of Triton's Python stub cannot be told: {said.problem}")
-        return [line.split()[0] for line in said.lines if "not found" in line]
+        output = run_command(["ldd", str(self.stub)], deadline_s, {**os.environ, **self.environment()})
+        if output.problem:
+            raise UserError(f"the libraries of Triton's Python stub cannot be told: {output.problem}")
+        return [line.split()[0] for line in output.lines if "not found" in line]
 
     def environment(self) -> dict[str, str]:
-        """What the server's process needs around it: this Python first, and the libraries of both."""
+        """Variables that the server's process needs: this Python first, and the libraries of both."""
         libraries = [
             str(self.libraries),
             sysconfig.get_config_var("LIBDIR"),
             os.environ.get("LD_LIBRARY_PATH"),
         ]
         return {
-            **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             "LD_LIBRARY_PATH": os.pathsep.join(part for part in libraries if part),
             "PYTHONUNBUFFERED": "1",

@@ -1,68 +1,56 @@
-"""Triton with TensorRT-LLM: the command that starts it, and its processes in the container that this runs in.
+"""The command that starts Triton with TensorRT-LLM, and its processes in the container that this runs in.
 
-`plan_launch` is pure: from a deployment and the place it runs at to a command. Modes are those of `LaunchSpec`; what
-each is made of are facts of `pipeline.contracts.launching`. Whether the machine fits is decided in `preflight`.
+Modes are those of `LaunchSpec`; their options are facts of `pipeline.contracts.launching`. `preflight` decides whether
+the machine fits.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.contracts.launching import LaunchFacts, launch_facts, tracing
 from pipeline.errors import Fault, InvalidInput
 from pipeline.machine.host import mpi_slots
-from pipeline.serving.launch import HostGroup, Start, check_models, mirror
+from pipeline.serving.launch import HostGroup, Launch, Start, check_models, mirror
 from pipeline.serving.ports import Listeners, Ports
 from pipeline.triton.deployment import CONTAINER_ROOT, FILE, REPOSITORY, Deployment, LaunchSpec
 
-CHECKED = Listeners.at(Ports(None, 8001, 8002))  # of a plan that is made to see whether there is one
+# Start of a plan that is made to see whether there is one, and what it needs.
+CHECKED = Start(Path(), Listeners.at(Ports(None, 8001, 8002)), "check-")
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchContext:
-    """Where a server is started; paths are those that it sees itself."""
+class GpuPlace:
+    """Machine or container that a server with TensorRT-LLM runs in; paths are those that it sees itself.
 
-    listeners: Listeners
-    shared_memory_prefix: str  # unique to this start; all its regions in /dev/shm begin with it
+    Attributes:
+        repository: Model repository.
+        root: Whether the user is root.
+        slots: Processes that mpirun starts without being told to oversubscribe; None for enough.
+        devices: GPUs it may use, by the driver's numbers; empty for all that it sees.
+        server: Program; None for where the containers have it.
+        traces: URL of an OTLP/HTTP receiver of spans; None for no spans.
+        group: Machines that share the ranks; None for this one alone.
+    """
+
     repository: str = f"{CONTAINER_ROOT}/{REPOSITORY}"
-    root: bool = False  # whether the user is root
-    slots: int | None = None  # processes that mpirun starts without being told to oversubscribe; None: enough
-    devices: tuple[int, ...] = ()  # GPUs it may use, by the driver's numbers; empty: all that it sees
-    server: str | None = None  # the program, where it does not lie as in the containers
-    drain_s: int = 30  # requests in flight have this long to finish when the server is told to stop
-    stub_timeout_s: int = 300  # the processes of Python models have this long to begin
-    traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
-    group: HostGroup | None = None  # machines that share the ranks; None: this one has all
+    root: bool = False
+    slots: int | None = None
+    devices: tuple[int, ...] = ()
+    server: str | None = None
+    traces: str | None = None
+    group: HostGroup | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """A command, and what it needs around it."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]  # besides what is set already
-    ranks: int  # servers that the command starts
-    shm_mib: int  # shared memory that those of one machine need
-    programs: tuple[str, ...]  # that the command runs
-    gave_up: tuple[str, ...] = field(default=(), repr=False)  # in the log: it will not become ready any more
-
-
-def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
-    """Work out how a deployment is started.
-
-    Args:
-        deployment: What the package's deployment.json says.
-        place: Addresses, paths and user of the server.
-
-    Returns:
-        The command with its environment, and what it needs of the machine.
+def plan_launch(deployment: Deployment, start: Start, place: GpuPlace = GpuPlace()) -> Launch:
+    """Work out how a deployment is started. Pure.
 
     Raises:
-        InvalidInput: the deployment cannot be started at all; the text says all that is wrong with it.
-        UserError: its version of TensorRT-LLM is not known.
+        InvalidInput: The deployment cannot be started at all; the text has all that is wrong with it.
+        UserError: Its version of TensorRT-LLM is not known.
     """
     faults = launch_faults(deployment, place.group)
     if faults:
@@ -70,8 +58,9 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
     assert deployment.requirements is not None, "checked above"
     facts = launch_facts(deployment.requirements.tensorrt_llm)
     spec = deployment.launch
-    blocks = [_block(facts, deployment, place, rank) for rank in range(_ranks(spec))]
-    environment = _filled_in(facts.environment, place)
+    blocks = [_block(facts, deployment, start, place, rank) for rank in range(_ranks(spec))]
+    values = _values(start, place)
+    environment = {name: template.format(**values) for name, template in facts.environment.items()}
     if spec.mode == "orchestrator":
         environment |= facts.orchestrator_environment
     if place.group is not None:
@@ -83,9 +72,10 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
     before = blocks[0][: blocks[0].index(server)]
     command = tuple(blocks[0])
     if _needs_mpirun(spec):
-        spawned = spec.workers if spec.mode == "orchestrator" else 0  # they take slots, too
+        # Workers that are spawned take slots, too.
+        spawned = spec.workers if spec.mode == "orchestrator" else 0
         command = _mpirun(facts, place, blocks, spawned=spawned)
-    return LaunchPlan(
+    return Launch(
         command=command,
         environment=environment,
         ranks=len(blocks),
@@ -100,8 +90,41 @@ def plan_launch(deployment: Deployment, place: LaunchContext) -> LaunchPlan:
     )
 
 
+def gpu_launch(
+    deployment: Deployment, package: Path, start: Start, *, place: GpuPlace = GpuPlace()
+) -> Launch:
+    """Make the command of a server's processes on this machine, or in the container that this runs in.
+
+    The repository is mirrored, unless the package lies where its own paths say.
+
+    Args:
+        place: Devices, program, receiver of spans and group; the rest of it is taken from this machine.
+
+    Raises:
+        InvalidInput: The deployment's launch section is impossible.
+        UserError: Its version of TensorRT-LLM is not known.
+    """
+    package = package.absolute()
+    in_place = package == Path(CONTAINER_ROOT)
+    repository = place.repository if in_place else str(start.stage / "repository")
+    place = replace(place, repository=repository, root=os.geteuid() == 0, slots=mpi_slots())
+    plan = plan_launch(deployment, start, place)
+
+    def prepare() -> None:
+        check_models(package / REPOSITORY, deployment.models)
+        if not in_place:
+            mirror(package / REPOSITORY, Path(repository), root=(CONTAINER_ROOT, package))
+
+    return replace(
+        plan,
+        environment={**plan.environment, "PYTHONUNBUFFERED": "1"},
+        prepare=prepare,
+        synonyms={repository: str(package / REPOSITORY)},
+    )
+
+
 def launch_faults(deployment: Deployment, machines: HostGroup | None = None) -> list[Fault]:
-    """All that makes a deployment's launch section impossible, on one machine or over those of a group."""
+    """List all that makes a deployment's launch section impossible, on one machine or over those of a group."""
     if deployment.requirements is None:
         return [Fault("there are none: it is not for a GPU", where=FILE, key="requirements")]
     spec = deployment.launch
@@ -161,7 +184,7 @@ def _ranks(spec: LaunchSpec) -> int:
 
 
 def _needs_mpirun(spec: LaunchSpec) -> bool:
-    """One rank needs none, except where it is to spawn others: what mpirun did not start, it does not end either."""
+    """Whether there are several ranks, or one that spawns others: mpirun ends only what it has started."""
     match spec.mode:
         case "single":
             return False
@@ -172,7 +195,7 @@ def _needs_mpirun(spec: LaunchSpec) -> bool:
 
 
 def _mpirun(
-    facts: LaunchFacts, place: LaunchContext, blocks: Sequence[Sequence[str]], *, spawned: int
+    facts: LaunchFacts, place: GpuPlace, blocks: Sequence[Sequence[str]], *, spawned: int
 ) -> tuple[str, ...]:
     command = [facts.mpirun]
     if place.root:
@@ -189,7 +212,7 @@ def _mpirun(
     return tuple(command)
 
 
-def _block(facts: LaunchFacts, deployment: Deployment, place: LaunchContext, rank: int) -> list[str]:
+def _block(facts: LaunchFacts, deployment: Deployment, start: Start, place: GpuPlace, rank: int) -> list[str]:
     spec = deployment.launch
     wrapped = spec.mode == "llmapi" and _needs_mpirun(spec) and facts.llmapi_wrapper is not None
     block = [facts.llmapi_wrapper] if wrapped and facts.llmapi_wrapper else []
@@ -206,97 +229,17 @@ def _block(facts: LaunchFacts, deployment: Deployment, place: LaunchContext, ran
             facts.orchestrator_arguments_of_a_gpu.format(gpu=gpu)
             for gpu in range(deployment.requirements.gpus)
         ]
-    values = _values(place) | {"shared_memory_prefix": f"{place.shared_memory_prefix}r{rank}-"}
+    values = _values(start, place) | {"shared_memory_prefix": f"{start.shared_memory_prefix}r{rank}-"}
     filled = [argument.format(**values) for argument in block]
     if rank > 0:
         return [*filled, *facts.silent]
-    return [*filled, *place.listeners.options, *(tracing(place.traces) if place.traces else ())]
+    return [*filled, *start.listeners.options, *(tracing(place.traces) if place.traces else ())]
 
 
-def _values(place: LaunchContext) -> dict[str, object]:
+def _values(start: Start, place: GpuPlace) -> dict[str, object]:
     return {
         "repository": place.repository,
-        "stub_timeout_s": place.stub_timeout_s,
-        "drain_s": place.drain_s,
-        "grpc_url": place.listeners.grpc_url,
+        "stub_timeout_s": round(start.deadline_s),
+        "drain_s": start.drain_s,
+        "grpc_url": start.listeners.grpc_url,
     }
-
-
-def _filled_in(templates: Mapping[str, str], place: LaunchContext) -> dict[str, str]:
-    return {name: template.format(**_values(place)) for name, template in templates.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLauncher:
-    """See `pipeline.serving.launch.Launcher`."""
-
-    deployment: Deployment
-    package: Path
-    devices: tuple[int, ...] = ()  # GPUs it may use; empty: all
-    server: str | None = None  # None: where the containers have it
-    traces: str | None = None  # where an OTLP/HTTP receiver takes spans; None: none are exported
-    group: HostGroup | None = None  # machines that share the ranks; None: this one has all
-
-    local = True
-    attempts = 1  # what takes minutes to load is not loaded twice without being asked
-    noise = ()
-
-    def check(self) -> None:
-        """Raises InvalidInput: its launch section is impossible, or the repository holds other models than it says."""
-        check_models(self.package / REPOSITORY, self.deployment.models)
-        plan_launch(self.deployment, LaunchContext(CHECKED, "check-", group=self.group))
-
-    def launch(self, start: Start) -> NativeLaunch:
-        place = native_place(start, devices=self.devices, server=self.server)
-        place = replace(place, traces=self.traces, group=self.group)
-        if self.package.absolute() != Path(CONTAINER_ROOT):
-            place = replace(place, repository=str(start.stage / "repository"))
-        return NativeLaunch(plan_launch(self.deployment, place), place.repository, self.package, start)
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLaunch:
-    """See `pipeline.serving.launch.Launch`."""
-
-    plan: LaunchPlan
-    repository: str  # as the server sees it
-    package: Path
-    start: Start
-
-    cleanup = ()
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return self.plan.command
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, **self.plan.environment, "PYTHONUNBUFFERED": "1"}
-
-    @property
-    def gave_up(self) -> tuple[str, ...]:
-        return self.plan.gave_up
-
-    @property
-    def synonyms(self) -> dict[str, str]:
-        return {self.repository: str(self.package / REPOSITORY)}
-
-    def prepare(self) -> None:
-        """Mirror the repository, unless the package lies where its own paths say that it does."""
-        if self.package.absolute() != Path(CONTAINER_ROOT):
-            source = self.package.absolute() / REPOSITORY
-            mirror(source, Path(self.repository), root=(CONTAINER_ROOT, self.package.absolute()))
-
-
-def native_place(start: Start, *, devices: tuple[int, ...] = (), server: str | None = None) -> LaunchContext:
-    """This machine, for a package at CONTAINER_ROOT."""
-    return LaunchContext(
-        listeners=start.listeners,
-        shared_memory_prefix=start.shared_memory_prefix,
-        root=os.geteuid() == 0,
-        slots=mpi_slots(),
-        devices=devices,
-        server=server,
-        drain_s=start.drain_s,
-        stub_timeout_s=round(start.deadline_s),
-    )

@@ -1,4 +1,4 @@
-"""Where Triton listens, and at which ports others reach it.
+"""Addresses on which Triton listens, and ports at which others reach it.
 
 Triton can listen on one gRPC address only, and one request can end it. So it listens on a socket in a folder that no
 other user can enter: our own processes reach it there, and no other process can take its place while it is started
@@ -27,14 +27,18 @@ from pathlib import Path
 from pipeline.contracts.launching import listening
 from pipeline.errors import ServerError, UserError
 from pipeline.extras import install_line
+from pipeline.machine.processes import start_process
 from pipeline.serving.log_files import open_log
 
 LOOPBACK = "127.0.0.1"
 ANYWHERE = "0.0.0.0"
-HTTP, GRPC, METRICS = 8000, 8001, 8002  # Triton's usual ports, and those of containers
-_LONGEST_SOCKET_PATH = 107  # `sun_path` of unix(7), without its last zero
+# Triton's usual ports, and those of containers.
+HTTP, GRPC, METRICS = 8000, 8001, 8002
+# `sun_path` of unix(7), without its last zero.
+_LONGEST_SOCKET_PATH = 107
 _BACKLOG = 512
-_PAUSE_S = 1.0  # between two starts of a process that dies at once
+# Pause between two starts of a process that dies at once.
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,7 @@ class Ports:
         """Choose ports on which no process listens now; another process may still take one before Triton does.
 
         Args:
-            http: Whether HTTP is open.
-            grpc: Whether gRPC is.
+            http: Whether HTTP is open, as `grpc` is for gRPC.
         """
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
@@ -81,11 +84,8 @@ class Ports:
 
         Args:
             address: Address to listen on.
-            http: Port of HTTP, where it is open; None for any.
-            grpc: Port of gRPC, where it is open; None for any.
-            metrics: Port of the page of metrics; None for any.
-            opens_http: Whether HTTP is open.
-            opens_grpc: Whether gRPC is.
+            http: Port of HTTP, where it is open; None for any. So are the others.
+            opens_http: Whether HTTP is open, as `opens_grpc` is for gRPC.
         """
         free = cls.free(http=opens_http, grpc=opens_grpc)
         return cls(
@@ -102,8 +102,8 @@ class Ports:
     @property
     def open(self) -> dict[str, int]:
         """Protocol -> port, of the protocols that are open."""
-        found = {"HTTP": self.http, "gRPC": self.grpc, "metrics": self.metrics}
-        return {kind: port for kind, port in found.items() if port is not None}
+        ports = {"HTTP": self.http, "gRPC": self.grpc, "metrics": self.metrics}
+        return {kind: port for kind, port in ports.items() if port is not None}
 
     def check(self, address: str = LOOPBACK) -> None:
         """Raises ServerError if a port is taken, or two are the same."""
@@ -116,13 +116,13 @@ class Ports:
         if len(set(self.open.values())) < len(self.open):
             named = [f"{kind} {port}" for kind, port in self.open.items()]
             return [f"{', '.join(named[:-1])} and {named[-1]} must be different ports"]
-        found = []
+        taken = []
         for kind, port in self.open.items():
             try:
                 socket.create_server((address, port)).close()
             except OSError as error:
-                found.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
-        return found
+                taken.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,7 @@ class Listeners:
     gRPC on one that is called path:port (`server_addr_` in Triton's src/grpc/grpc_server.cc).
 
     Attributes:
-        grpc: Of gRPC.
-        http: Of HTTP; None where it is off.
-        metrics: Of the page of metrics.
+        http: None where it is off.
     """
 
     grpc: tuple[str, int]
@@ -144,13 +142,13 @@ class Listeners:
 
     @classmethod
     def at(cls, ports: Ports, address: str = LOOPBACK) -> Listeners:
-        """Return those of a Triton that listens on ports: in a container of NVIDIA's image."""
+        """Return the addresses of a Triton that listens on ports: in a container of NVIDIA's image."""
         assert ports.grpc is not None, "there is no other way to it"
         return cls((address, ports.grpc), None, (address, ports.metrics))
 
     @classmethod
     def within(cls, folder: Path, ports: Ports, address: str = LOOPBACK) -> Listeners:
-        """Return those of a Triton that listens on sockets in a folder, but for the page of metrics.
+        """Return the addresses of a Triton that listens on sockets in a folder, but for the page of metrics.
 
         Args:
             folder: Folder that the user of the server alone can enter.
@@ -173,15 +171,10 @@ class Listeners:
 
 
 class ServerAddresses:
-    """Where clients find a server.
-
-    Attributes:
-        ports: Ports at which others reach it.
-        address: Address of these ports.
-    """
+    """Addresses by which clients find a server."""
 
     def __init__(self, ports: Ports | None, address: str, *, local: bool) -> None:
-        """Choose what is left open.
+        """Choose free ports if none are given.
 
         Args:
             ports: Ports at which others reach it; None for none but a free one for metrics.
@@ -199,8 +192,8 @@ class ServerAddresses:
         """Make the folder of the sockets if it has gone. Raises ServerError if another user made it meanwhile."""
         with suppress(FileExistsError):
             self._folder.mkdir(mode=0o700)
-        found = self._folder.lstat()
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        status = self._folder.lstat()
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
             raise ServerError(f"{self._folder}: is not this user's alone")
 
     def remove_folder(self) -> None:
@@ -209,7 +202,7 @@ class ServerAddresses:
 
     @property
     def listeners(self) -> Listeners:
-        """Where Triton itself listens, as processes of this machine see it."""
+        """Addresses on which Triton itself listens, as processes of this machine see them."""
         if self._local:
             return Listeners.within(self._folder, self.ports, self.address)
         return Listeners.at(self.ports, self.address)
@@ -231,17 +224,17 @@ class ServerAddresses:
 
     @property
     def http_url(self) -> str:
-        """Where HTTP clients connect; empty where HTTP is off."""
+        """URL for HTTP clients; empty where HTTP is off."""
         return "" if self.ports.http is None else f"http://{self._reachable}:{self.ports.http}"
 
     @property
     def metrics_url(self) -> str:
-        """The page that Prometheus reads."""
+        """URL of the page that Prometheus reads."""
         return f"http://{self._reachable}:{self.ports.metrics}/metrics"
 
     @property
     def record_fields(self) -> dict[str, str]:
-        """What the record of a deployment says of them."""
+        """Fields of the deployment's record."""
         return {
             "grpc_url": self.grpc_url,
             "grpc_socket": self.grpc_socket,
@@ -262,9 +255,7 @@ class PublishedPorts:
         """Bind the ports that are open.
 
         Args:
-            address: Address of the ports.
-            ports: Ports of the deployment.
-            listeners: Where Triton listens.
+            listeners: Addresses on which Triton listens.
             hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
 
         Raises:
@@ -298,7 +289,7 @@ class PublishedPorts:
 
         Args:
             environment: Variables besides those of this process.
-            log_file: What it prints is appended to this file.
+            log_file: File to which its output is appended.
 
         Returns:
             Whether it runs, or is not needed.
@@ -310,16 +301,9 @@ class PublishedPorts:
         self._began = time.monotonic()
         settings = {name: bound.fileno() for name, bound in self._sockets.items()} | self._settings
         with open_log(log_file, own=False) as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.gateway.front", json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                pass_fds=[bound.fileno() for bound in self._sockets.values()],
-                start_new_session=True,
-                umask=0o077,
-            )
+            inherit = [bound.fileno() for bound in self._sockets.values()]
+            command = [sys.executable, "-m", "pipeline.gateway.front", json.dumps(settings)]
+            self._process = start_process(command, output, environment, inherit=inherit)
         return True
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Whether a machine can serve a package: all that is wrong at once, before 100 GB are loaded.
+"""Decide whether a machine can serve a package: all that is wrong at once, before 100 GB are loaded.
 
-The rules are those that recipes are held against (`pipeline.plan.preflight`); here is what a package needs, which
-its deployment.json says: engines are for one compute capability, one version of TensorRT and TensorRT-LLM, and one
+The rules are those of recipes (`pipeline.plan.preflight`); this file has the needs of a package, by its
+deployment.json: engines are for one compute capability, one version of TensorRT and TensorRT-LLM, and one
 number of GPUs.
 """
 
@@ -24,29 +24,29 @@ from pipeline.machine.programs import Software, software_here, software_of_image
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where
-from pipeline.serving.launch import ServeOptions
-from pipeline.serving.launch_gpu import CHECKED, LaunchContext, LaunchPlan, plan_launch
+from pipeline.serving.launch import Launch, ServeOptions
+from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 
 def preflight(
     deployment: Deployment,
-    plan: LaunchPlan | None,
+    plan: Launch | None,
     here: MachineFacts,
     software: Software | None = None,
     where: Where = "local",
     served: Sequence[str] = ("RECIPE",),
     machines: int = 1,
 ) -> tuple[Finding, ...]:
-    """All findings, the gravest first.
+    """Find all that keeps a machine from serving a package, the gravest first.
 
     Args:
-        plan: how it is launched; None where no GPU is needed.
-        here: the machine; what is not known of it is not judged.
-        software: what would serve; None: unknown, as of an image that is not here yet.
-        where: by processes of this machine, or in a container, which has limits of its own.
-        served: the words by which `pipeline serve` was told what to serve: a recipe, or --package and its folder.
-        machines: how many share the ranks.
+        plan: Launch plan; None where no GPU is needed.
+        here: Facts of the machine; unknown ones are not judged.
+        software: Software that would serve; None for unknown, as of an image that is not here yet.
+        where: Processes of this machine, or a container, which has limits of its own.
+        served: Arguments of `pipeline serve` that name the package: a recipe, or --package and its folder.
+        machines: Number of machines that share the ranks.
     """
     facts = replace(here, software=software.facts()) if software is not None else here
     recipe = ("RECIPE",) if served[0] == "--package" else served
@@ -58,10 +58,8 @@ def preflight(
     return machine_findings(needs, facts)
 
 
-def needs_of(
-    deployment: Deployment, plan: LaunchPlan | None, where: Where, machines: int = 1
-) -> MachineNeeds:
-    """What a package asks of a machine, which is one of so many that share its ranks."""
+def needs_of(deployment: Deployment, plan: Launch | None, where: Where, machines: int = 1) -> MachineNeeds:
+    """Work out what a package asks of each of the machines that share its ranks."""
     required = deployment.requirements
     if required is None or plan is None:
         return MachineNeeds(deployment.name, deployment.runtime, where=where)
@@ -89,7 +87,7 @@ def needs_of(
 
 
 def port_findings(problems: Sequence[str]) -> tuple[Finding, ...]:
-    """Ports that a start was told to take, and that it cannot have."""
+    """Make findings of ports that a start was told to take, and that it cannot have."""
     one = rule("host.ports")
     fix = "name others: --http-port, --grpc-port, --metrics-port"
     return tuple(
@@ -98,11 +96,11 @@ def port_findings(problems: Sequence[str]) -> tuple[Finding, ...]:
     )
 
 
-def refuse(deployment: Deployment, found: Sequence[Finding]) -> None:
-    """Raises InvalidInput with all errors among the findings that are not allowed."""
+def refuse(deployment: Deployment, findings: Sequence[Finding]) -> None:
+    """Raise InvalidInput with all errors among the findings that are not allowed."""
     faults = [
         Fault(one.problem, key=one.keys[0], value=one.value, fix=one.fix, rule=one.rule)
-        for one in found
+        for one in findings
         if one.stops
     ]
     if faults:
@@ -110,8 +108,10 @@ def refuse(deployment: Deployment, found: Sequence[Finding]) -> None:
 
 
 _OF_GPUS, _LIMITS = ("gpus", "topology", "temporary"), ("shm_bytes", "ulimits")
-_PROBE_DEADLINE_S = 60.0  # a driver that no process holds open takes long to answer
-_OF_TRITON = "triton_python_backend_utils"  # Triton puts it on the path itself
+# A driver that no process holds open takes long to answer.
+_PROBE_DEADLINE_S = 60.0
+# Triton puts it on the path itself.
+_OF_TRITON = "triton_python_backend_utils"
 
 
 def check_local(deployment: Deployment, package: Path, options: ServeOptions) -> tuple[Finding, ...]:
@@ -123,52 +123,51 @@ def check_local(deployment: Deployment, package: Path, options: ServeOptions) ->
     here = _probe(options, *_OF_GPUS, *_LIMITS)
     machines = 1 if options.group is None else len(options.group.hosts)
     return _with_ports(
-        preflight(deployment, plan, here, software, "local", _words(package, options), machines), options
+        preflight(deployment, plan, here, software, "local", _argv(package, options), machines), options
     )
 
 
 def check_container(
     deployment: Deployment, package: Path, options: ServeOptions, image: Image | None
 ) -> tuple[Finding, ...]:
-    """Find what keeps a container of this host from serving a package. `image`: None if it is not to be asked."""
+    """Find what keeps a container of this host from serving a package; without `image`, the image is not asked."""
     software = software_of_image(image.reference, modules_of(package)) if image else None
     here, plan = _probe(options, *_OF_GPUS, "docker"), _plan(deployment, options)
     return _with_ports(
-        preflight(deployment, plan, here, software, "docker", _words(package, options)), options
+        preflight(deployment, plan, here, software, "docker", _argv(package, options)), options
     )
 
 
-def _words(package: Path, options: ServeOptions) -> tuple[str, ...]:
-    """What names the package on a command line."""
+def _argv(package: Path, options: ServeOptions) -> tuple[str, ...]:
+    """Arguments that name the package on a command line."""
     return options.recipe or ("--package", str(package.absolute()))
 
 
-def _with_ports(found: tuple[Finding, ...], options: ServeOptions) -> tuple[Finding, ...]:
+def _with_ports(findings: tuple[Finding, ...], options: ServeOptions) -> tuple[Finding, ...]:
     """Add ports that are taken, unless the server chooses others by itself, and mark what the options allow."""
-    taken = () if options.ports.movable else port_findings(options.ports.faults(options.address))
-    return allow((*taken, *found), options.allowed)
+    taken = () if options.ports.movable else port_findings(options.ports.faults(options.launch.address))
+    return allow((*taken, *findings), options.allowed)
 
 
 def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
-    return take(only=probes, deadline_s=_PROBE_DEADLINE_S).facts(options.devices)
+    return take(only=probes, deadline_s=_PROBE_DEADLINE_S).facts(options.launch.gpus)
 
 
-def _plan(deployment: Deployment, options: ServeOptions) -> LaunchPlan | None:
+def _plan(deployment: Deployment, options: ServeOptions) -> Launch | None:
     if deployment.runtime == "cpu":
         return None
-    place = LaunchContext(CHECKED, "check-", devices=options.devices, group=options.group)
-    return plan_launch(deployment, place)
+    return plan_launch(deployment, CHECKED, GpuPlace(devices=options.launch.gpus, group=options.group))
 
 
 def modules_of(package: Path) -> tuple[str, ...]:
-    """What the Python models of a package import that neither they nor Python bring along."""
-    found: set[str] = set()
+    """List modules that the Python models of a package import, and that neither they nor Python bring along."""
+    imported: set[str] = set()
     for version in (package / REPOSITORY).glob("*/1"):
         sources = list(version.rglob("*.py"))
         own = {source.stem for source in sources} | {source.parent.name for source in sources}
         for source in sources:
-            found |= _imports(source) - own
-    return tuple(sorted(found - sys.stdlib_module_names - {_OF_TRITON}))
+            imported |= _imports(source) - own
+    return tuple(sorted(imported - sys.stdlib_module_names - {_OF_TRITON}))
 
 
 def _imports(source: Path) -> set[str]:

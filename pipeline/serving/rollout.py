@@ -19,12 +19,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -39,14 +39,10 @@ from pipeline.serving.launch import ServeOptions
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.ports import Ports
 from pipeline.serving.supervisor import Supervisor
+from pipeline.serving.triton_component import TritonComponent
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
 from pipeline.triton.running import RunningServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pipeline.serving.serve import TritonComponent
 
 DRAIN_S = 120.0
 _POLL_S = 0.25
@@ -60,7 +56,7 @@ _ANSWER_S = 10.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # Makes a Triton of a package, not started; raises what keeps this machine from serving it.
-MakeTriton = Callable[[Path, ServeOptions, Progress], "TritonComponent"]
+MakeTriton = Callable[[Path, ServeOptions, Progress], TritonComponent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +306,11 @@ class _Rollout:
         old = self._old
         # The old one's log is still written, and read if it fails.
         name = "triton-2.log" if old.server.log_file.name == "triton.log" else "triton.log"
+        log = old.server.log_file.with_name(name)
         options = replace(
             old.options,
             ports=ports,
-            log_file=old.server.log_file.with_name(name),
+            supervision=old.options.supervision.model_copy(update={"log": log}),
             recipe=self.request.words or old.options.recipe,
             settings=old.options.settings if self.request.settings is None else self.request.settings,
         )

@@ -5,7 +5,6 @@ It runs below a guard (`machine/process_guard.py`), so that nothing of it outliv
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -13,14 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.machine.gpus import survey_gpus, visible
-from pipeline.machine.processes import ProcessMemory, processes_below
+from pipeline.machine.processes import ProcessMemory, processes_below, start_guarded
 from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL
 from pipeline.triton.running import RunningServer
 
@@ -70,14 +69,7 @@ class ServedDeployment:
         mark = f"pipeline-serve-{secrets.token_hex(6)}"
         guarded = process_guard.Guarded(_STOP_S, tempfile.mkdtemp(prefix="pipeline-serve-"), mark)
         with supervisor.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded)), *command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {process_guard.MARK: mark},
-                start_new_session=True,
-            )
+            process = start_guarded(command, guarded, output, {}, umask=-1)
         served = cls.__new__(cls)
         served.process, served.logs = process, (supervisor, triton)
         try:

@@ -5,25 +5,25 @@
 
 Processes of this machine listen on sockets in a folder that only their user can enter; TCP ports are for others, and
 have a process of their own in front of them (`ports`). Only the page of metrics has a port of Triton's own.
-Which processes it consists of is up to a launcher (`launch.Launcher`): the embedded server, TensorRT-LLM's below
-mpirun, a container. They run below a guard (`machine/process_guard.py`), so that nothing of them outlives this process.
-No start is without a deadline, and none is done before a real generation came back. Everything the server prints goes
-to `log_file`; a failure shows the end of it and the likely cause.
+A launcher (`launch.Launcher`) decides which processes it consists of: the embedded server, TensorRT-LLM's below mpirun,
+a container. They run below a guard (`machine/process_guard.py`), so that nothing of them outlives this process.
+Each start has a deadline, and is done when a real generation came back. Everything the server prints goes to
+`log_file`; a failure shows the end of it and the likely cause.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
+import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,12 +31,12 @@ from typing import Self
 from pipeline.errors import ServerError
 from pipeline.keeper import StartCancelled
 from pipeline.machine import process_guard
-from pipeline.machine.processes import listening
+from pipeline.machine.processes import listening, start_guarded
 from pipeline.process_state import SUPERVISOR, own_mark
 from pipeline.serving import triton_log
-from pipeline.serving.launch import Launch, Launcher, Start, drain_s
-from pipeline.serving.launch_embedded import EmbeddedLauncher
-from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.launch import HostGroup, Launch, Launcher, Start, drain_s
+from pipeline.serving.launch_embedded import embedded_launch
+from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.serving.log_files import open_log
 from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
 from pipeline.serving.probe import ProbeGeneration, generate, is_ready
@@ -45,7 +45,8 @@ from pipeline.triton.deployment import REPOSITORY, Deployment
 _POLL_S = 0.05
 _READY_TIMEOUT_S = 2.0
 _WARMUP_TOKENS = 16
-_GIVING_UP_S = 3.0  # a server whose log says that it gave up has so long to end by itself
+# A server whose log says that it gave up has so long to end by itself.
+_GIVING_UP_S = 3.0
 _ADDRESS_TAKEN = "already in use"
 
 
@@ -57,6 +58,7 @@ class TritonServer(ServerAddresses):
         deployment: Deployment,
         launcher: Launcher,
         *,
+        local: bool = True,
         ports: Ports | None = None,
         address: str = LOOPBACK,
         allowed_hosts: Sequence[str] = (),
@@ -67,19 +69,20 @@ class TritonServer(ServerAddresses):
         """Prepare a server; `start`, or entering it as a context, starts it.
 
         Args:
-            deployment: What the package's deployment.json says.
-            launcher: How its processes are started.
+            deployment: Content of the package's deployment.json.
+            launcher: Maker of each start's command.
+            local: Whether the server is processes of this machine, which share its files and can be looked at.
             ports: Ports at which others reach it; None for none but a free one for metrics.
             address: Address of these ports.
             allowed_hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
-            log_file: What it prints; None for a file in the temporary folder that is kept after a failure. A new file
-                can be read by its owner alone.
+            log_file: File for what it prints; None for one in the temporary folder that is kept after a failure. A new
+                file can be read by its owner alone.
             start_deadline_s: Time to become ready; None for what the deployment's size asks for.
             stop_deadline_s: Time between SIGTERM and SIGKILL; `drain_s` of it is for requests in flight.
         """
         self.deployment = deployment
-        self.launcher = launcher
-        super().__init__(ports, address, local=launcher.local)
+        super().__init__(ports, address, local=local)
+        self._launcher = launcher
         self._allowed_hosts = allowed_hosts
         self.log_file = (
             log_file or Path(tempfile.gettempdir()) / f"pipeline-triton-{secrets.token_hex(4)}.log"
@@ -107,7 +110,6 @@ class TritonServer(ServerAddresses):
         """Make a server for what `pipeline build` made: a folder with deployment.json and model_repository/.
 
         Args:
-            package: That folder.
             launcher: None for the processes of this machine that the runtime needs.
             ports: See the constructor, as for the others.
 
@@ -126,7 +128,7 @@ class TritonServer(ServerAddresses):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What it serves."""
+        """Names of the models that it serves."""
         return self.deployment.models
 
     @property
@@ -140,7 +142,7 @@ class TritonServer(ServerAddresses):
         return self._guard is not None and self._guard.poll() is None
 
     def exit_code(self, timeout_s: float = 0.0) -> int | None:
-        """How a server ended by itself: its exit code, or 128 + signal.
+        """Return how a server ended by itself: its exit code, or 128 + signal.
 
         Args:
             timeout_s: Time to wait for that.
@@ -164,11 +166,10 @@ class TritonServer(ServerAddresses):
 
         Raises:
             UserError: Triton cannot run here; the text says what to do.
-            ServerError: it did not start, or does not answer; the text says why, with the end of its log.
+            ServerError: It did not start, or does not answer; the text says why, with the end of its log.
         """
         if self.running:
             raise ServerError("the server is running already")
-        self.launcher.check()
         if not self.ports.movable:
             self.ports.check(self.address)
         elif self.ports.faults(self.address):
@@ -220,7 +221,7 @@ class TritonServer(ServerAddresses):
         """Generate one token through the model that clients use.
 
         Raises:
-            ServerError: there is no answer; the text shows the end of the log.
+            ServerError: There is no answer; the text shows the end of the log.
         """
         if not self.running:
             raise self.failure("Triton is not running")
@@ -244,7 +245,7 @@ class TritonServer(ServerAddresses):
         return answer
 
     def log_tail(self, lines: int = 20) -> list[str]:
-        """The last lines of the server's log."""
+        """Return the last lines of the server's log."""
         return triton_log.tail(self.log_file, lines)
 
     def until(self, stopping: threading.Event) -> Self:
@@ -265,20 +266,20 @@ class TritonServer(ServerAddresses):
             self.log_file.unlink(missing_ok=True)
 
     def _start(self, deadline: float) -> None:
-        for attempt in range(1, self.launcher.attempts + 1):
-            self._launch()
-            code = self._wait_until_ready(deadline)
+        for attempt in count(1):
+            launch = self._launch()
+            code = self._wait_until_ready(launch, deadline)
             if code is None:
                 self._close_shared_memory()
                 return
             self.stop()
             taken = self.ports.movable and any(
-                _ADDRESS_TAKEN in line for line in triton_log.errors(self.log_file, noise=self.launcher.noise)
+                _ADDRESS_TAKEN in line for line in triton_log.errors(self.log_file, noise=launch.noise)
             )
             if taken:
                 self.ports = self.ports.moved()
-            aborted = code > 128  # by a signal
-            if attempt == self.launcher.attempts or not (taken or aborted):
+            by_signal = code > 128
+            if attempt == launch.attempts or not (taken or by_signal):
                 raise self.failure(f"Triton ended with exit code {code} while it started")
 
     def _close_shared_memory(self) -> None:
@@ -287,8 +288,8 @@ class TritonServer(ServerAddresses):
         for region in Path("/dev/shm").glob(f"{self._guarded.mark}*"):
             region.chmod(0o600)
 
-    def _launch(self) -> None:
-        if self.launcher.local:
+    def _launch(self) -> Launch:
+        if self._local:
             self._published = self._publish()
         self.make_folder()
         start = Start(
@@ -300,7 +301,15 @@ class TritonServer(ServerAddresses):
             deadline_s=self.start_deadline_s,
             drain_s=drain_s(self._stop_deadline_s),
         )
-        launch = self._launched = self.launcher.launch(start)
+        # HTTP does not listen on a socket that is there already.
+        (self._folder / "http").unlink(missing_ok=True)
+        try:
+            launch = self._launcher(start)
+            launch.prepare()
+        except BaseException:
+            shutil.rmtree(start.stage, ignore_errors=True)
+            raise
+        self._launched = launch
         self._guarded = process_guard.Guarded(
             self._stop_deadline_s,
             str(start.stage),
@@ -308,21 +317,11 @@ class TritonServer(ServerAddresses):
             launch.cleanup,
             str(self._folder),
         )
-        # HTTP does not listen on a socket that is there already.
-        (self._folder / "http").unlink(missing_ok=True)
-        launch.prepare()
-        below = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(self._guarded))]
         with open_log(self.log_file, own=self._own_log, anew=True) as output:
-            self._guard = subprocess.Popen(
-                [*below, *launch.command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=launch.environment | self._marks,
-                start_new_session=True,
-                umask=0o077,
-            )
+            environment = {**launch.environment, SUPERVISOR: own_mark()}
+            self._guard = start_guarded(launch.command, self._guarded, output, environment)
         self.keep_ports_open()
+        return launch
 
     def _publish(self) -> PublishedPorts:
         try:
@@ -341,24 +340,19 @@ class TritonServer(ServerAddresses):
         """
         if self._published is None or self._guarded is None:
             return True
-        return self._published.serve(self._marks, self.log_file)
+        # Variables by which all processes of this start are known.
+        marks = {process_guard.MARK: self._guarded.mark, SUPERVISOR: own_mark()}
+        return self._published.serve(marks, self.log_file)
 
-    @property
-    def _marks(self) -> dict[str, str]:
-        """Variables by which all processes of this start are known."""
-        assert self._guarded is not None, "_launch made it"
-        return {process_guard.MARK: self._guarded.mark, SUPERVISOR: own_mark()}
-
-    def _wait_until_ready(self, deadline: float) -> int | None:
-        """None when it is ready; the exit code when it ended instead."""
+    def _wait_until_ready(self, launch: Launch, deadline: float) -> int | None:
+        """Wait until it is ready. Returns its exit code if it ended instead."""
         assert self._guard is not None, "_launch started it"
-        assert self._launched is not None, "_launch made it"
         while (code := self._guard.poll()) is None:
             ways = dict.fromkeys((self.target, self.grpc_url))
             if all(is_ready(way, timeout_s=_READY_TIMEOUT_S) for way in ways) and self._listens():
                 return None
             self.keep_ports_open()
-            if triton_log.contains(self.log_file, self._launched.gave_up):
+            if triton_log.contains(self.log_file, launch.gave_up):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
                 raise self.failure("Triton gave up while it started")
@@ -370,9 +364,9 @@ class TritonServer(ServerAddresses):
         return code
 
     def _listens(self) -> bool:
-        """Whether this server holds its ports: another may have taken one while it loaded, and Triton says that it is
-        ready before it opens the page of metrics."""
-        if not self.launcher.local:
+        """Tell whether this server holds its ports: another may have taken one while it loaded, and Triton says that it
+        is ready before it opens the page of metrics."""
+        if not self._local:
             # Processes of a container cannot be seen.
             return True
         held = set().union(*(listening(pid) for pid in self.pids))
@@ -382,21 +376,36 @@ class TritonServer(ServerAddresses):
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.
 
         Args:
-            what: What happened, as a sentence.
+            what: Description of what happened, as a sentence.
             tail: Whether the end of the log is shown where it has no errors.
         """
-        errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=self.launcher.noise)]
+        launch = self._launched or Launch(())
+        errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=launch.noise)]
         last = [f"  | {line[:200]}" for line in self.log_tail()] if tail else []
-        known = triton_log.causes(self.log_file, noise=self.launcher.noise)
+        known = triton_log.causes(self.log_file, noise=launch.noise)
         causes = [f"likely cause: {cause}" for cause in known]
         text = "\n".join([what, *(errors or last), *causes, f"its log: {self.log_file}"])
-        for path, meant in (self._launched.synonyms if self._launched else {}).items():
+        for path, meant in launch.synonyms.items():
             text = text.replace(path, meant)
         return ServerError(text)
 
 
-def local_launcher(deployment: Deployment, package: Path, traces: str | None = None) -> Launcher:
-    """The processes of this machine that serve a package, and export spans to `traces`, an OTLP/HTTP receiver."""
+def local_launcher(
+    deployment: Deployment,
+    package: Path,
+    traces: str | None = None,
+    *,
+    devices: tuple[int, ...] = (),
+    group: HostGroup | None = None,
+) -> Launcher:
+    """Make a launcher of the processes of this machine that serve a package.
+
+    Args:
+        traces: URL of an OTLP/HTTP receiver of spans; None for no spans.
+        devices: GPUs that they may use; empty for all.
+        group: Machines that share the ranks; None for this one alone.
+    """
     if deployment.runtime == "cpu":
-        return EmbeddedLauncher((package / REPOSITORY).absolute(), deployment.models, traces)
-    return NativeLauncher(deployment, package, traces=traces)
+        return partial(embedded_launch, (package / REPOSITORY).absolute(), deployment.models, traces=traces)
+    place = GpuPlace(devices=devices, traces=traces, group=group)
+    return partial(gpu_launch, deployment, package, place=place)

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from pipeline import __version__
+from pipeline.documents import dump_yaml
 from pipeline.errors import SourceError, StoreError, UserError
 from pipeline.machine.packages import read_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
@@ -25,7 +26,6 @@ from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.recipe import LocalSource, Recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.stages.builder import Builder, HandedOver, StepOutcome

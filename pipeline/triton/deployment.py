@@ -6,13 +6,17 @@ repository shares are here, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import Fault, InvalidInput
 from pipeline.reading import read_text
+
+if TYPE_CHECKING:
+    from pipeline.recipe import Recipe
 
 FILE, REPOSITORY = "deployment.json", "model_repository"
 VERSION = "1"  # folder of a model's files
@@ -65,7 +69,7 @@ class LaunchSpec(_Section):
         default_factory=dict
     )  # model -> GPUs of each instance
     mpi: bool = True  # llmapi only: whether mpirun starts the ranks
-    shm_mib: int = 64  # shared memory that the Python models use; ranks need more, see gpu_launch.LaunchPlan
+    shm_mib: int = 64  # shared memory that the Python models use; ranks need more, see serving.launch_gpu
     weights_gib: float = 0.0  # of all ranks: what has to be loaded before it is ready
 
     @property
@@ -136,3 +140,20 @@ class Deployment(_Section):
     def save(self, package: Path) -> None:
         """Write the deployment.json of a package."""
         (package / FILE).write_text(self.model_dump_json(indent=2, by_alias=True) + "\n", encoding="utf-8")
+
+
+def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe that a package alone amounts to: its name, its limits, and no response cache.
+
+    Raises:
+        InvalidInput: The overrides have faults, or the package cannot be read.
+    """
+    from pipeline.recipe.loading import recipe_of_values
+
+    deployment = Deployment.load(package)
+    limits = deployment.limits.model_dump(
+        include={"max_input_tokens", "max_output_tokens", "max_concurrency"}
+    )
+    source = f"local:{(package / deployment.tokenizer_dir).absolute()}"
+    values = {"name": deployment.name, "model": {"source": source}, "limits": limits}
+    return recipe_of_values(values, overrides, str(package))

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pipeline.bench.result import BenchResult
 from pipeline.bench.run import BenchOptions
+from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import Recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.tuning.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
 from pipeline.tuning.search_space import SearchSpace, Settings
 from pipeline.tuning.study import TuneStudy

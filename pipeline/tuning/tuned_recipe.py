@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.documents import read_document
 from pipeline.recipe import Recipe, packaged
 from pipeline.recipe.catalog import annotated_yaml, write_recipe
 from pipeline.recipe.loading import apply_overrides
 from pipeline.recipe.validators import RecipeValues
-from pipeline.recipe.yaml_reader import read_document
 from pipeline.tuning.report import TrialReport, TuneReport
 from pipeline.tuning.search_space import Value, variant
 

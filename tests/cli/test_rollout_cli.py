@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.main import cli
-from pipeline.cli.rollout import find_running, next_recipe
 from pipeline.recipe.catalog import copy_recipe
 from pipeline.recipe.library import find_recipe
+from pipeline.serving.exchange import find_running, next_recipe
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 from tests.serving.test_deployments import Addresses
@@ -55,7 +55,7 @@ def test_a_key_given_anew_replaces_its_value(store: Store) -> None:
     assert f"no longer applied: --set {EARLIER[0]}\n" in done.stderr
     assert EARLIER[0] not in str(done.exception)
     name, server = find_running("tiny-cpu", (), store)
-    recipe = next_recipe("tiny-cpu", name, server, ("limits.max_concurrency=2",))
+    recipe = next_recipe("tiny-cpu", name, server, ("limits.max_concurrency=2",), list[str]().append)
     assert recipe.provenance.overrides == (EARLIER[1], "limits.max_concurrency=2")
 
 

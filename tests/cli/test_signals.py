@@ -33,7 +33,7 @@ main.program()
 """
 SLOW_SERVER = """
 import time
-from pipeline.cli.serving import stop_on_signals
+from pipeline.serving.serve import stop_on_signals
 stop = stop_on_signals()
 print("working", flush=True)
 stop.wait()

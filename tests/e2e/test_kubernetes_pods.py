@@ -22,11 +22,12 @@ import openai
 import pytest
 import yaml
 
+from pipeline.documents import dump_yaml
 from pipeline.recipe import load_recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
@@ -163,7 +164,7 @@ def start(build: Build, store: Path, tmp_path: Path) -> Iterator[Start]:
             recipe=dump_yaml(recipe.model_dump(mode="json", exclude={"golden"})),
             kubernetes=options,
         )
-        serve = ServeOptions(Ports(None, 8001, 8002), image="own/serve:1")
+        serve = ServeOptions(Ports(None, 8001, 8002), LaunchSettings(image="own/serve:1"))
         files = manifest_files("kubernetes", Deployment.load(package), package, serve, more)
         redis = stack.enter_context(RedisPod(dict(pod_specs(files))["redis"]))
         assert "NOAUTH" in redis.asked("KEYS", "*")

@@ -44,7 +44,7 @@ def test_every_fault_is_told_with_those_of_the_recipe(load: Load, small: str, tm
     told = [(Path(fault.where).name, fault.line, fault.key) for fault in caught.value.faults]
     ours = [(line, key) for name, line, key in told if name == "g.jsonl"]
     assert ours == [
-        (2, "max_tokens"), (2, "contain"), (4, ""), (5, "messages.0.content"), (5, "regex"), (6, ""), (7, ""),
+        (2, "max_tokens"), (2, "contain"), (4, ""), (5, "messages[0].content"), (5, "regex"), (6, ""), (7, ""),
         (8, "json_schema"), (9, ""),
     ]  # fmt: skip
     assert ("r.yaml", 9, "limits.max_concurrency") in told

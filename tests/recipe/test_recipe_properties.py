@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipeline.documents import dump_yaml, read_document
 from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, load_recipe, packaged
-from pipeline.recipe.yaml_reader import dump_yaml, read_document
 
 here = settings(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pipeline.recipe import Recipe
-from pipeline.recipe.faults import ValidValues
+from pipeline.recipe.loading import ValidValues
 from pipeline.recipe.validators import RULES
 
 Load = Callable[..., Recipe]

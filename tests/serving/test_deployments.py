@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.cli.gateway import command as gateway
 from pipeline.cli.options import complete_deployment, complete_running
+from pipeline.documents import dump_yaml
 from pipeline.errors import InvalidInput
 from pipeline.recipe import load_recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.serving.deployments import find_deployment, recipe_of
 from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec

@@ -15,6 +15,7 @@ from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.manifests.kubernetes.cluster import resource_name
+from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes_cases import (
@@ -34,7 +35,7 @@ def test_what_cannot_be_run_is_refused_with_all_reasons() -> None:
     options = KubernetesOptions(
         recipe, "llama", replicas=(4, 2), gpus_per_node=3, expose=Exposure("ingress", "nginx")
     )
-    serve = ServeOptions(PORTS, devices=(0, 1))
+    serve = ServeOptions(PORTS, LaunchSettings(gpus=(0, 1)))
     with pytest.raises(InvalidInput) as caught:
         manifest_files("kubernetes", MANY, Path("/a folder"), serve, ManifestOptions(kubernetes=options))
     for word in ("package", "--replicas = 4:2", "--gpus = 0,1", "--gpus-per-node = 3", "--hostname"):

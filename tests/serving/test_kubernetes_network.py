@@ -10,6 +10,7 @@ import yaml
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
+from pipeline.serving.settings import LaunchSettings
 from tests.support.kubernetes import Object, objects, pod_specs
 from tests.support.kubernetes_cases import (
     CASES,
@@ -148,7 +149,8 @@ def test_gateways_reach_the_database_that_the_recipe_names() -> None:
     backend = (f"cache.backend={{kind: pgvector, url: '{url}'}}",)
     recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", *backend))
     more = ManifestOptions(recipe=recipe_text(recipe), kubernetes=KubernetesOptions(recipe, "llama"))
-    files = manifest_files("kubernetes", ONE, package("0"), ServeOptions(PORTS, image="own/serve:1"), more)
+    options = ServeOptions(PORTS, LaunchSettings(image="own/serve:1"))
+    files = manifest_files("kubernetes", ONE, package("0"), options, more)
     assert may_pass(files, "gateway", None, 5433)
     assert not may_pass(files, "triton", None, 5433)
     assert url in files["base/recipe.yaml"]

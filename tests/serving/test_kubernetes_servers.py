@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, packaged
-from pipeline.serving.launch_gpu import CHECKED, LaunchContext, plan_launch
+from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
 from tests.support.kubernetes import documents, objects, pod_specs
 from tests.support.kubernetes_cases import (
     CASES,
@@ -52,7 +52,7 @@ def test_ranks_of_several_machines_are_started_by_the_leader() -> None:
         assert ssh["secretName"] == "llama-ssh"
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"]
     shm = next(volume for volume in leader["volumes"] if volume["name"] == "shm")["emptyDir"]["sizeLimit"]
-    alone = plan_launch(MANY, LaunchContext(CHECKED, "x-")).shm_mib
+    alone = plan_launch(MANY, CHECKED).shm_mib
     assert 0 < int(shm.removesuffix("Mi")) < alone
 
 
@@ -149,11 +149,11 @@ def test_a_group_is_launched_over_all_its_machines() -> None:
     from pipeline.serving.launch import HostGroup
 
     group = HostGroup(("a", "b"), 8, "/tmp/hosts", "/tmp/ssh_config")
-    plan = plan_launch(MANY, LaunchContext(CHECKED, "x-", group=group))
+    plan = plan_launch(MANY, CHECKED, GpuPlace(group=group))
     assert plan.environment["OMPI_MCA_orte_default_hostfile"] == "/tmp/hosts"
     assert plan.environment["OMPI_MCA_plm_rsh_args"] == "-F /tmp/ssh_config"
     assert plan.command[:3] == ("mpirun", "--map-by", "slot")
     assert "--oversubscribe" not in plan.command
     assert plan.command.count(":") == 15
     with pytest.raises(InvalidInput, match="there are 2 machines with 4 GPUs each"):
-        plan_launch(MANY, LaunchContext(CHECKED, "x-", group=replace(group, slots=4)))
+        plan_launch(MANY, CHECKED, GpuPlace(group=replace(group, slots=4)))

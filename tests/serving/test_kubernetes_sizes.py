@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.documents import dump_yaml
 from pipeline.gateway.api.batches.endpoints import _UPLOADS_OF_TENANT
 from pipeline.gateway.api.batches.storage import StorageLimits
 from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
@@ -19,11 +20,11 @@ from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import build_bytes, build_memory_bytes, calibrated_weights
 from pipeline.prepare.model_probe import probe_models
 from pipeline.recipe import Recipe, load_recipe, packaged
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.runtimes import runtime_of
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.store import Store
 from tests.support.kubernetes import Object, objects, pod_specs
 
@@ -58,7 +59,11 @@ def files(name: str, place: str, machine: str, *, sized: bool = True) -> dict[st
     image = "own/serve:1" if deployment.requirements is None else None
     package = Path("/srv/artifacts/package-" + "0" * 20)
     return manifest_files(
-        "kubernetes", deployment, package, ServeOptions(Ports(None, 8001, 8002), image=image), more
+        "kubernetes",
+        deployment,
+        package,
+        ServeOptions(Ports(None, 8001, 8002), LaunchSettings(image=image)),
+        more,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from pipeline.errors import InvalidInput, ServerError, UserError
 from pipeline.serving import launch_embedded
-from pipeline.serving.launch import Launcher, Start, mirror, traces_endpoint
-from pipeline.serving.launch_docker import DockerLauncher
-from pipeline.serving.launch_embedded import EmbeddedLaunch, EmbeddedLauncher, Installation
-from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.launch import Launch, Start, mirror, traces_endpoint
+from pipeline.serving.launch_docker import docker_launch
+from pipeline.serving.launch_embedded import Installation, embedded_launch
+from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.serving.ports import Listeners, Ports
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
@@ -25,9 +24,9 @@ LISTENERS = Listeners.within(Path("/tmp/pipeline-0"), PORTS)
 FOUND = Installation(Path("/wheel/pytriton/tritonserver"), Path("/wheel/libs"), "3.11")
 
 
-def launch(repository: str = "/models", stage: str = "/tmp/stage") -> EmbeddedLaunch:
+def launch(repository: Path = Path("/models"), stage: str = "/tmp/stage") -> Launch:
     start = Start(Path(stage), LISTENERS, "prefix-", deadline_s=90)
-    return EmbeddedLaunch(FOUND, Path(repository), start)
+    return embedded_launch(repository, (), start, installation=FOUND)
 
 
 def test_the_command() -> None:
@@ -57,12 +56,11 @@ def test_the_repository_is_mirrored_file_by_file(tmp_path: Path) -> None:
     source = tmp_path / "my models"
     (source / "a" / "1" / "__pycache__").mkdir(parents=True)
     (source / "a" / "1" / "model.py").write_text("x = 1")
-    start = Start(tmp_path / "stage", LISTENERS, "prefix-")
-    made = EmbeddedLaunch(Installation.find(), source, start)
-    made.prepare()
-    assert (made.mirror / "a" / "1" / "model.py").read_text() == "x = 1"
-    assert not (made.mirror / "a" / "1").is_symlink()
-    assert not list(made.mirror.rglob("__pycache__"))
+    mirrored = tmp_path / "stage" / "repository"
+    embedded_launch(source, ("a",), Start(mirrored.parent, LISTENERS, "prefix-")).prepare()
+    assert (mirrored / "a" / "1" / "model.py").read_text() == "x = 1"
+    assert not (mirrored / "a" / "1").is_symlink()
+    assert not list(mirrored.rglob("__pycache__"))
 
 
 def test_paths_of_the_container_become_those_of_this_machine(tmp_path: Path) -> None:
@@ -77,9 +75,9 @@ def test_paths_of_the_container_become_those_of_this_machine(tmp_path: Path) -> 
     assert "/deployment/" in (source / "a" / "config.pbtxt").read_text()
 
 
-def test_a_stage_that_a_shell_would_break_is_refused() -> None:
+def test_a_stage_that_a_shell_would_break_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="without spaces in its name: set TMPDIR"):
-        launch(stage="/tmp/my stage").prepare()
+        launch(tmp_path, stage="/tmp/my stage").prepare()
 
 
 @pytest.mark.parametrize("kind", ["embedded", "native", "docker"])
@@ -90,18 +88,19 @@ def test_a_repository_with_other_models_is_refused(tmp_path: Path, kind: str) ->
     for name in (*deployment.models[1:], "drill", ".ipynb_checkpoints"):
         (repository / name).mkdir(parents=True)
     (repository / "README.md").touch()
-    launcher: Launcher = {
-        "embedded": EmbeddedLauncher(repository, deployment.models),
-        "native": NativeLauncher(deployment, tmp_path),
-        "docker": DockerLauncher(deployment, tmp_path, "image", docker="true"),
+    start = Start(tmp_path / "stage", LISTENERS, "prefix-", PORTS)
+    made = {
+        "embedded": embedded_launch(repository, deployment.models, start),
+        "native": gpu_launch(deployment, tmp_path, start),
+        "docker": docker_launch(deployment, tmp_path, "image", start, docker="true"),
     }[kind]
     with pytest.raises(InvalidInput) as caught:
-        launcher.check()
+        made.prepare()
     assert [fault.key for fault in caught.value.faults] == ["preprocessing", ".ipynb_checkpoints", "drill"]
     (repository / "preprocessing").mkdir()
     (repository / "drill").rmdir()
     (repository / ".ipynb_checkpoints").rmdir()
-    launcher.check()
+    made.prepare()
 
 
 def test_triton_exports_spans_where_the_receiver_is_named(
@@ -119,17 +118,19 @@ def test_triton_exports_spans_where_the_receiver_is_named(
     assert traces_endpoint("http://here:4318") == "http://here:4318/v1/traces"
     deployment = gpu_deployment(LaunchSpec(mode="leader", engine_models=("tensorrt_llm",), world_size=2))
     start = Start(tmp_path, LISTENERS, "prefix-", PORTS)
-    for launcher in (
-        EmbeddedLauncher(tmp_path, deployment.models, traces),
-        NativeLauncher(deployment, tmp_path, traces=traces),
-        DockerLauncher(deployment, tmp_path, "image", docker="true", traces=traces),
-    ):
-        command = launcher.launch(start).command
+    traced, silent = (
+        (
+            embedded_launch(tmp_path, deployment.models, start, traces=receiver).command,
+            gpu_launch(deployment, tmp_path, start, place=GpuPlace(traces=receiver)).command,
+            docker_launch(deployment, tmp_path, "image", start, traces=receiver).command,
+        )
+        for receiver in (traces, None)
+    )
+    for command in traced:
         # One rank listens, and traces.
         assert command.count(f"--trace-config=opentelemetry,url={traces}") == 1
         assert command.count("--trace-config=mode=opentelemetry") == 1
-        silent = replace(launcher, traces=None).launch(start).command
-        assert not [word for word in silent if "trace-config" in word]
+    assert not [word for command in silent for word in command if "trace-config" in word]
 
 
 def test_ports_that_are_taken_are_named() -> None:

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InvalidInput, UserError
 from pipeline.serving.dry_run import shell_lines
-from pipeline.serving.launch import Start
-from pipeline.serving.launch_docker import DockerLauncher
-from pipeline.serving.launch_gpu import LaunchContext, LaunchPlan, launch_faults, plan_launch
+from pipeline.serving.launch import Launch, Start
+from pipeline.serving.launch_docker import docker_launch
+from pipeline.serving.launch_gpu import GpuPlace, launch_faults, plan_launch
 from pipeline.serving.ports import Listeners, Ports
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 PORTS = Ports(None, 9001, 9002)
-PLACE = LaunchContext(Listeners.within(Path("/tmp/pipeline-0"), Ports(8000, None, 8002)), "pipeline-0123-")
+LISTENERS = Listeners.within(Path("/tmp/pipeline-0"), Ports(8000, None, 8002))
+START = Start(Path(), LISTENERS, "pipeline-0123-", deadline_s=300, drain_s=30)
 SIZES = (1, 2, 4, 8)
 
 
@@ -62,7 +63,7 @@ def deployment_of(mode: str, size: int) -> Deployment:
     return gpu_deployment(launch, gpus=2 * size if mode == "instances" else size)
 
 
-def blocks(plan: LaunchPlan) -> list[list[str]]:
+def blocks(plan: Launch) -> list[list[str]]:
     """The arguments of each rank, without mpirun's own."""
     command = list(plan.command)
     if command[0] != "mpirun":
@@ -80,11 +81,11 @@ def blocks(plan: LaunchPlan) -> list[list[str]]:
 @pytest.mark.parametrize("mode", ["engines", "orchestrator", "instances", "llmapi", "llmapi-no-mpi"])
 def test_golden(mode: str, size: int) -> None:
     deployment = deployment_of(mode, size)
-    plan = plan_launch(deployment, replace(PLACE, root=True, slots=4))
-    launcher = DockerLauncher(deployment, Path("/store/package-1"), "registry/image@sha256:0", slots=4)
-    docker = launcher.launch(
-        Start(Path("/tmp/stage"), Listeners.at(PORTS), "pipeline-0123-", PORTS), name="it"
-    )
+    plan = plan_launch(deployment, START, GpuPlace(root=True, slots=4))
+    docker = docker_launch(
+        deployment, Path("/store/package-1"), "registry/image@sha256:0",
+        Start(Path("/tmp/stage"), Listeners.at(PORTS), "pipeline-0123-", PORTS), slots=4, name="it",
+    )  # fmt: skip
     text = "\n".join(
         [
             f"# {mode}, tensor parallel {size}: {plan.ranks} ranks, {plan.shm_mib} MiB of shared memory",
@@ -117,7 +118,7 @@ def test_no_golden_file_is_left_over() -> None:
 )
 def test_what_holds_of_every_plan(size: int, mode: str, root: bool, slots: int | None) -> None:
     deployment = deployment_of(mode, size)
-    plan = plan_launch(deployment, replace(PLACE, root=root, slots=slots))
+    plan = plan_launch(deployment, START, GpuPlace(root=root, slots=slots))
     found = blocks(plan)
     assert len(found) == plan.ranks
     assert plan.ranks == (size if mode in ("engines", "llmapi") else 1)
@@ -152,21 +153,21 @@ def test_what_holds_of_every_plan(size: int, mode: str, root: bool, slots: int |
 
 
 def test_devices_are_those_that_were_asked_for() -> None:
-    plan = plan_launch(deployment_of("engines", 2), replace(PLACE, devices=(4, 6)))
+    plan = plan_launch(deployment_of("engines", 2), START, GpuPlace(devices=(4, 6)))
     assert plan.environment["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
 def test_a_server_behind_an_address_is_called_there() -> None:
     for address, called in (("10.0.0.7", "10.0.0.7"), ("0.0.0.0", "127.0.0.1")):
-        place = replace(PLACE, listeners=Listeners.at(Ports(None, 8001, 8002), address))
-        plan = plan_launch(deployment_of("engines", 1), place)
+        start = replace(START, listeners=Listeners.at(Ports(None, 8001, 8002), address))
+        plan = plan_launch(deployment_of("engines", 1), start)
         assert plan.environment["PIPELINE_TRITON_GRPC"] == f"{called}:8001"
 
 
 def test_all_that_is_impossible_is_said_at_once() -> None:
     launch = LaunchSpec(mode="single", world_size=4, engine_models=(), gpu_device_ids={"nobody": ((0, 9),)})
     with pytest.raises(InvalidInput) as caught:
-        plan_launch(gpu_deployment(launch, gpus=4), PLACE)
+        plan_launch(gpu_deployment(launch, gpus=4), START)
     text = str(caught.value)
     assert "launch.engine_models = nobody: not among the models" in text
     assert "at least one model holds an engine" in text
@@ -199,19 +200,19 @@ def test_instances_by_gpu_are_refused_where_the_version_has_none() -> None:
         mode="llmapi", engine_models=("tensorrt_llm",), gpu_device_ids={"tensorrt_llm": ((0,), (1,))}
     )
     with pytest.raises(InvalidInput, match=r"llmapi of TensorRT-LLM 1\.2\.1 has one instance"):
-        plan_launch(gpu_deployment(several, gpus=2), PLACE)
+        plan_launch(gpu_deployment(several, gpus=2), START)
 
 
 def test_an_unknown_version_is_refused_with_the_nearest_known() -> None:
     deployment = gpu_deployment(spec("engines", 1), version="1.2.9")
     with pytest.raises(UserError, match=r"1\.2\.9.*1\.2\.1"):
-        plan_launch(deployment, PLACE)
+        plan_launch(deployment, START)
 
 
 def test_a_package_for_the_cpu_has_no_such_plan() -> None:
     cpu = gpu_deployment(spec("engines", 1)).model_copy(update={"requirements": None})
     with pytest.raises(InvalidInput, match="it is not for a GPU"):
-        plan_launch(cpu, PLACE)
+        plan_launch(cpu, START)
 
 
 def test_large_models_get_more_time() -> None:

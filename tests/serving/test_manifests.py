@@ -22,6 +22,7 @@ from pipeline.errors import UserError
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import ManifestOptions, ManifestTarget, manifest_files
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -42,10 +43,18 @@ KINDS: dict[str, tuple[ManifestTarget, Deployment, ServeOptions, ManifestOptions
     "compose-four.yaml": (
         "compose",
         FOUR,
-        ServeOptions(Ports(9000, 9001, 9002), "0.0.0.0", devices=(0, 1, 2, 3), image="registry/serve:7"),
+        ServeOptions(
+            Ports(9000, 9001, 9002),
+            LaunchSettings(address="0.0.0.0", gpus=(0, 1, 2, 3), image="registry/serve:7"),
+        ),
         ManifestOptions(9080, "registry/gateway:7", memory="96G", recipe=RECIPE),
     ),
-    "llama.service": ("systemd", ENGINE, ServeOptions(PORTS, devices=(1,)), ManifestOptions(memory="96G")),
+    "llama.service": (
+        "systemd",
+        ENGINE,
+        ServeOptions(PORTS, LaunchSettings(gpus=(1,))),
+        ManifestOptions(memory="96G"),
+    ),
     "tiny-cpu.service": (
         "systemd",
         CPU,
@@ -189,7 +198,7 @@ def test_a_shell_reads_the_script(tmp_path: Path) -> None:
 
 def test_an_image_of_ones_own_runs_the_cpu() -> None:
     """What is then written asks for no GPU."""
-    options = ServeOptions(PORTS, image="own/serve:1")
+    options = ServeOptions(PORTS, LaunchSettings(image="own/serve:1"))
     (text,) = manifest_files("compose", CPU, PACKAGE, options, ManifestOptions()).values()
     found = yaml.safe_load(text)
     assert not list(COMPOSE.iter_errors(found))

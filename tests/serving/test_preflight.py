@@ -16,8 +16,8 @@ from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLin
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.needs import Where
 from pipeline.plan.preflight.software import release_of
-from pipeline.serving.launch import ServeOptions
-from pipeline.serving.launch_gpu import CHECKED, LaunchContext, LaunchPlan, plan_launch
+from pipeline.serving.launch import Launch, ServeOptions
+from pipeline.serving.launch_gpu import CHECKED, plan_launch
 from pipeline.serving.ports import Ports
 from pipeline.serving.preflight import check_local, port_findings, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
@@ -28,7 +28,7 @@ MIB, GIB = 1 << 20, 1 << 30
 H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
 TWO = LaunchSpec(mode="leader", world_size=2, engine_models=("tensorrt_llm",), weights_gib=70)
 DEPLOYMENT = gpu_deployment(TWO, gpus=2)
-PLAN = plan_launch(DEPLOYMENT, LaunchContext(CHECKED, "x-"))
+PLAN = plan_launch(DEPLOYMENT, CHECKED)
 SOFTWARE = Software("1.2.1", "10.14.1.48", "26.07", (), frozenset(PLAN.programs), own=True)
 FITTING = MachineFacts(
     gpus=(H100, replace(H100, index=1)),
@@ -43,7 +43,7 @@ def found(
     machine: MachineFacts = FITTING,
     software: Software | None = SOFTWARE,
     deployment: Deployment = DEPLOYMENT,
-    plan: LaunchPlan | None = PLAN,
+    plan: Launch | None = PLAN,
 ) -> tuple[Finding, ...]:
     where: Where = "local" if software is not None and software.own else "docker"
     return preflight(deployment, plan, machine, software, where, ("llama",))
@@ -189,7 +189,7 @@ def test_ranks_that_nvlink_does_not_join_are_a_warning() -> None:
         "GPU 0 and GPU 1, which share each layer, are joined by the link between CPU sockets" in one.problem
     )
     single = gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",)), gpus=1)
-    assert found(apart, deployment=single, plan=plan_launch(single, LaunchContext(CHECKED, "x-"))) == ()
+    assert found(apart, deployment=single, plan=plan_launch(single, CHECKED)) == ()
 
 
 def test_docker_that_has_no_gpus_to_give() -> None:

@@ -26,6 +26,7 @@ from pipeline.serving.control import ask
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.serving.serve import serve
+from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer, metrics_targets
 from tests.support.waiting import wait_for
@@ -64,7 +65,7 @@ def running(run: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
 def served(package: Path, folder: Path) -> Iterator[Path]:
     """A supervised Triton; its control socket."""
     stop = threading.Event()
-    options = ServeOptions(ports=Ports.free(), running=folder, logs=folder / "logs", recipe=("support",))
+    options = ServeOptions(ports=Ports.free(), store=Store(folder.parent), recipe=("support",))
     with running(lambda: serve([(package, options)], Silent(), stop), stop.set):
         record = RunningServer.find(folder, "support", wait_s=120, states=("ready",))
         assert record is not None

@@ -37,7 +37,7 @@ class StandIn:
 
     def __init__(self, package: Path, events: list[str], options: ServeOptions | None = None) -> None:
         self.package, self.events, self.name = package, events, "tiny"
-        self.options = options or ServeOptions(ports=Ports(1, 2, 3), use=lambda _: True, recipe=("tiny",))
+        self.options = options or ServeOptions(ports=Ports(1, 2, 3), recipe=("tiny",))
         self.gate, self.fails, self.ill = threading.Event(), "", ""
         self.gate.set()
         ports = self.options.ports

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from pipeline.cli.deploy import command as deploy_command
 from pipeline.cli.serve import command as serve_command
-from pipeline.errors import PipelineError, UserError
+from pipeline.errors import InvalidInput, PipelineError, UserError
 from pipeline.progress import Lines, Silent
 from pipeline.recipe import load_recipe
 from pipeline.serving.announcement import Announcement
@@ -36,7 +36,6 @@ def deploy(*arguments: str) -> Result:
         (["--package", "/tmp", "--set", "a.b=1"], "--set changes a RECIPE: name one beside --package"),
         (["tiny-cpu", "--json"], "--json goes with --dry-run"),
         (["tiny-cpu", "--no-wait"], "--no-wait goes with --detach"),
-        (["tiny-cpu", "--gpus", "a,b"], "write numbers of GPUs with commas between them, like 0,1"),
         (["one", "two", "--grpc-port", "9001"], "--grpc-port: name one RECIPE then"),
     ],
 )
@@ -44,6 +43,18 @@ def test_what_serve_cannot_be_asked_for(arguments: list[str], said: str) -> None
     done = serve(*arguments)
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_all_settings_that_cannot_be_are_told_at_once(tmp_path: Path) -> None:
+    done = serve("tiny-cpu", "--gpus", "a,b", "--start-timeout-s", "0", "--log", str(tmp_path))
+    assert isinstance(done.exception, InvalidInput)
+    told = {fault.key: fault.problem for fault in done.exception.faults}
+    assert told == {
+        "--gpus": "write numbers of GPUs with commas between them, like 0,1",
+        "--start-timeout-s": "must be a number of at least 1",
+    }
+    done = serve("tiny-cpu", "--log", str(tmp_path))
+    assert "is a folder; name a file" in str(done.exception)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.serving.serve import serve
 from pipeline.serving.supervisor import Supervisor
+from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from pipeline.triton.running import RunningServer
@@ -66,8 +67,8 @@ class Supervised:
 
     @property
     def folder(self) -> Path:
-        assert self.options.running is not None
-        return self.options.running
+        assert self.options.store is not None
+        return self.options.store.running
 
     @property
     def record(self) -> RunningServer:
@@ -132,8 +133,7 @@ def supervised(cpu_package: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     recipe.write_text(yaml.safe_dump(said))
     options = ServeOptions(
         Ports.free(),
-        running=folder / "running",
-        logs=folder / "logs",
+        store=Store(folder),
         restart=RestartPolicy(max_restarts=100, max_pause_s=0.01),
     )
     made = Supervised(package, options, hanging, folder / "ready.json")

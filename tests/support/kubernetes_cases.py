@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.yaml_reader import dump_yaml
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes import Object, pod_specs
@@ -47,7 +48,7 @@ def recipe_text(recipe: Recipe) -> str:
 @cache
 def case(name: str, digits: str = "0") -> dict[str, str]:
     """The files of a deployment, by the name of its golden folder."""
-    serve = ServeOptions(PORTS, image=SERVE)
+    serve = ServeOptions(PORTS, LaunchSettings(image=SERVE))
     match name:
         case "one-node":
             recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", "cache.enabled=true"))

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from pipeline.progress import Silent
 from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
-from pipeline.serving.launch_embedded import EmbeddedLauncher
+from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
@@ -75,7 +76,9 @@ def served(package: Path, status: Path, log: Path, **environment: str) -> Iterat
         patch.setenv("STANDIN_STATUS", str(status))
         for name, value in environment.items():
             patch.setenv(name, value)
-        launcher = EmbeddedLauncher((package / REPOSITORY).absolute(), Deployment.load(package).models)
+        launcher = partial(
+            embedded_launch, (package / REPOSITORY).absolute(), Deployment.load(package).models
+        )
         ports = Ports.free(http=True)
         with TritonServer.of_package(
             package, launcher=launcher, ports=ports, log_file=log, start_deadline_s=60

@@ -7,12 +7,14 @@ import os
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pipeline.serving.launch import Launcher
 from pipeline.serving.launch_embedded import Installation
-from pipeline.serving.launch_gpu import NativeLauncher
+from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -33,7 +35,7 @@ while True:
 
 def two_ranks(
     package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, first: str = "pass", other: str = ""
-) -> NativeLauncher:
+) -> Launcher:
     """The launcher; what each rank was given is in `folder/rank<N>.json`.
 
     `first`, `other`: a line of Python that rank 0 or rank 1 runs before it serves or waits.
@@ -69,7 +71,7 @@ def two_ranks(
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{environment['PATH']}")
     monkeypatch.setenv("LD_LIBRARY_PATH", environment["LD_LIBRARY_PATH"])
     assert shlex.quote(str(folder)) == str(folder)
-    return NativeLauncher(leader_of(package), package, server=str(server))
+    return partial(gpu_launch, leader_of(package), package, place=GpuPlace(server=str(server)))
 
 
 def leader_of(package: Path) -> Deployment:

@@ -15,7 +15,7 @@ from pipeline import __version__
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.serving.launch import ENDING_S, HostGroup, ServeOptions
-from pipeline.serving.launch_gpu import CHECKED, LaunchContext, plan_launch
+from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
 from pipeline.serving.ports import GRPC, HTTP, METRICS
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
@@ -320,7 +320,7 @@ def describe(
         InvalidInput: It cannot be started like that; all reasons.
     """
     place = place or Surroundings()
-    if deployment.requirements is None and options.image is None:
+    if deployment.requirements is None and options.launch.image is None:
         raise UserError(
             f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}, and --image NAME names one of your own "
             "for compose and kubernetes"
@@ -331,7 +331,7 @@ def describe(
 
 def start_deadline_s(deployment: Deployment, options: ServeOptions) -> float:
     """Time to become ready: the one that was asked for, or what the bytes of the weights take."""
-    return options.start_deadline_s or deployment.start_deadline_s
+    return options.start_deadline_s(deployment)
 
 
 def _server(
@@ -353,7 +353,7 @@ def _server(
         environment["PIPELINE_ALLOWED_HOSTS"] = ",".join(place.server_names)
     return Container(
         name="triton",
-        image=options.image or f"{image}:{__version__}",
+        image=options.launch.image or f"{image}:{__version__}",
         arguments=(),
         environment=environment,
         ports=ports,
@@ -383,11 +383,11 @@ def _resources(
         # Their names are known when they run.
         group = HostGroup(tuple(f"host-{index}" for index in range(place.nodes)), gpus, "hosts", "ssh_config")
     facts = launch_facts(required.tensorrt_llm)
-    plan = plan_launch(deployment, LaunchContext(CHECKED, "plan-", slots=0, group=group))
+    plan = plan_launch(deployment, CHECKED, GpuPlace(slots=0, group=group))
     limits = (one.partition("=") for one in facts.container_options[1::2])
     return Resources(
         gpus=gpus,
-        devices=options.devices,
+        devices=options.launch.gpus,
         memory=more.memory,
         shm_mib=plan.shm_mib,
         ulimits={name: int(value) for name, _, value in limits},

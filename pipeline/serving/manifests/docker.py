@@ -19,7 +19,7 @@ from pipeline import __version__
 from pipeline.errors import UserError
 from pipeline.serving.dry_run import shell_lines
 from pipeline.serving.launch import ServeOptions, Start
-from pipeline.serving.launch_docker import DockerLauncher
+from pipeline.serving.launch_docker import docker_launch
 from pipeline.serving.manifests.description import (
     NO_CPU_IMAGE,
     PYTHON,
@@ -62,12 +62,14 @@ def docker_script(deployment: Deployment, package: Path, options: ServeOptions) 
     deadline_s = start_deadline_s(deployment, options)
     check_container_ports(options.ports)
     start = Start(
-        Path(), Listeners.at(options.ports, options.address), f"pipeline-{deployment.name}-",
-        options.ports, options.address, deadline_s,
+        Path(), Listeners.at(options.ports, options.launch.address), f"pipeline-{deployment.name}-",
+        options.ports, options.launch.address, deadline_s,
     )  # fmt: skip
     # How many slots mpirun finds there is not known here: ranks may be more than that.
-    launcher = DockerLauncher(deployment, package, options.image_of(deployment), options.devices, slots=0)
-    command = launcher.launch(start, name=f"pipeline-{deployment.name}").command
+    command = docker_launch(
+        deployment, package, options.image_of(deployment), start, devices=options.launch.gpus, slots=0,
+        name=f"pipeline-{deployment.name}",
+    ).command  # fmt: skip
     return (
         "#!/bin/sh\n"
         f"# {deployment.name} behind Triton in a container, by pipeline {__version__}.\n"
@@ -101,7 +103,7 @@ def compose_file(description: DeploymentDescription) -> str:
 
 def _head(description: DeploymentDescription) -> str:
     options, required = description.options, description.deployment.requirements
-    reached = "127.0.0.1" if options.address == "0.0.0.0" else options.address
+    reached = "127.0.0.1" if options.launch.address == "0.0.0.0" else options.launch.address
     needs, built = "", ""
     if required is not None:
         needs = f", the NVIDIA Container Toolkit, and a driver from {required.driver} on"
@@ -135,7 +137,7 @@ def _triton(description: DeploymentDescription) -> dict[str, Any]:
         "tmpfs": _scratch(server),
         "volumes": [_bound(description.package, server)],
         "ports": [
-            f"{options.address}:{published[name]}:{inner}"
+            f"{options.launch.address}:{published[name]}:{inner}"
             for name, inner in server.ports.items()
             if name in published
         ],
@@ -172,7 +174,7 @@ def _gateway(description: DeploymentDescription) -> dict[str, Any]:
         **_HARDENED,
         "tmpfs": _scratch(gateway),
         "volumes": [_bound(description.package, gateway)],
-        "ports": [f"{options.address}:{description.more.gateway_port}:{port}"],
+        "ports": [f"{options.launch.address}:{description.more.gateway_port}:{port}"],
         "depends_on": {"triton": {"condition": "service_healthy"}},
         "healthcheck": {
             "test": ["CMD", PYTHON, "-c", _ASK.format(port=port, path=gateway.ready.path)],

@@ -61,7 +61,7 @@ def systemd_unit(deployment: Deployment, package: Path, options: ServeOptions, m
         more: Whose process it is, by which words it is started, and its limits.
     """
     name, in_container = deployment.name, deployment.requirements is not None
-    ports = options.ports
+    ports, launch = options.ports, options.launch
     recipe = (
         options.recipe[: options.recipe.index("--store")] if "--store" in options.recipe else options.recipe
     )
@@ -70,13 +70,20 @@ def systemd_unit(deployment: Deployment, package: Path, options: ServeOptions, m
         "serve",
         *recipe,
         *("--package", str(package.absolute()), "--store", _USER_HOME, "--offline"),
-        *("--address", options.address, "--host", options.address, "--port", str(more.gateway_port)),
+        *(
+            "--address",
+            options.launch.address,
+            "--host",
+            options.launch.address,
+            "--port",
+            str(more.gateway_port),
+        ),
         *(() if ports.http is None else ("--http-port", str(ports.http))),
         *(() if ports.grpc is None else ("--grpc-port", str(ports.grpc))),
         *("--metrics-port", str(ports.metrics)),
-        *(() if options.start_deadline_s is None else ("--start-timeout-s", f"{options.start_deadline_s:g}")),
-        *(() if options.image is None else ("--image", options.image)),
-        *(("--gpus", ",".join(map(str, options.devices))) if options.devices else ()),
+        *(() if launch.start_timeout_s is None else ("--start-timeout-s", f"{launch.start_timeout_s:g}")),
+        *(() if launch.image is None else ("--image", launch.image)),
+        *(("--gpus", ",".join(map(str, launch.gpus))) if launch.gpus else ()),
         *(word for rule in sorted(options.allowed) for word in ("--allow", rule)),
     )
     after = "network-online.target docker.service" if in_container else "network-online.target"

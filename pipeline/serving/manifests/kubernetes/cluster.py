@@ -234,7 +234,7 @@ def _faults(
             Fault("is no name for a folder of a volume", key="package", value=package.name,
                   fix="letters, digits, '-', '_' and '.'; 63 at most")
         )  # fmt: skip
-    if deployment.requirements is None and options.image is None:
+    if deployment.requirements is None and options.launch.image is None:
         faults.append(Fault(NO_CPU_IMAGE, key="--image", fix="name one of your own"))
     least, most = given.replicas
     if not 1 <= least <= most:
@@ -246,9 +246,9 @@ def _faults(
                 fix="write LEAST:MOST, such as 1:4",
             )
         )
-    if options.devices:
+    if options.launch.gpus:
         faults.append(
-            Fault("cannot be chosen in a cluster", key="--gpus", value=",".join(map(str, options.devices)),
+            Fault("cannot be chosen in a cluster", key="--gpus", value=",".join(map(str, options.launch.gpus)),
                   fix="leave it out: the cluster gives GPUs")
         )  # fmt: skip
     gpus = 0 if deployment.requirements is None else deployment.requirements.gpus

@@ -1,7 +1,9 @@
-"""YAML to a Document (plain values, the place of each, what is wrong with the file's form), and values back to YAML.
+"""YAML that people write, read to a Document: plain values, the line of each, and the faults of the file's form.
 
 YAML 1.2's core schema: only `true` and `false` are booleans (`on` and `no` are text), `1e-3` is a number,
 nothing is a date. Anchors, aliases and merge keys work; a key that stands twice is a fault.
+`pipeline.document_faults` holds a document against a pydantic model; YAML that travels with the package is read by
+`pipeline.resources`.
 
 libyaml parses, by PyYAML: 90,000 keys in half a second, where parsers in Python (PyYAML's own, ruamel.yaml) take 6 to
 12. What libyaml refuses is parsed by PyYAML's own parser, which says better what is wrong.
@@ -22,9 +24,9 @@ from pipeline.reading import check_text
 # ("quantization", "calibration", "samples")
 KeyPath = tuple[str | int, ...]
 
-_MAX_VALUES, _MAX_DEPTH = 10_000, 50
-# What libyaml's events may come to before anything is made of them: each value has at most one key.
-_MAX_NODES, _MAX_NESTING = 2 * _MAX_VALUES + 1, 300
+_MAX_DEPTH = 50
+# Depth of libyaml's events, checked before anything is made of them.
+_MAX_NESTING = 300
 _INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _SCALARS = (  # tag, pattern, first characters
@@ -44,42 +46,69 @@ _HINTS = (  # part of PyYAML's message, what to do
     ("could not find expected ':'", "a key is followed by a colon and a space"),
     ("expected <block end>", "keys of one section begin in one column"),
     ("expected ',' or", "a bracket is not closed, or a comma is missing"),
-    ("another document", "a file holds one recipe: remove the second ---"),
+    ("another document", "a file holds one document: remove the second ---"),
     ("undefined alias", "define the anchor (&name) above its use (*name)"),
 )
+_NOT_QUOTED = "it is not quoted here, because it may be a key"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Where a value was given, and how it was written there."""
+    """Where a value was given, and how a scalar was written there.
 
-    where: str  # file, or --set
-    line: int | None = None  # 1-based
-    text: str | None = None  # of a scalar
+    Attributes:
+        where: file, or `--set`.
+        line: 1-based.
+    """
+
+    where: str
+    line: int | None = None
+    text: str | None = None
 
 
 @dataclass(slots=True)
 class Document:
-    """What was read of a file. `data` goes as far as it can even where there are faults."""
+    """The content of a file, as far as it could be read.
+
+    Attributes:
+        where: name of the file, for faults.
+        formless: keys of `faults`, whose values are null in `data`.
+        line: of what has no place of its own.
+        is_mapping: False where nothing else can be said of the file.
+        is_secret: faults name lines and fields, and quote nothing else: anything else may be an API key.
+        most_values: bound of its values.
+    """
 
     where: str
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, KeyPlace] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    is_mapping: bool = True  # False where nothing else can be said of the file
+    formless: set[KeyPath] = field(default_factory=set)
+    line: int | None = 1
+    is_mapping: bool = True
+    is_secret: bool = False
+    most_values: int = 10_000
 
     def place(self, path: KeyPath) -> KeyPlace:
-        """The place of a key, or of the nearest section around it."""
+        """Return the place of a key, or of the nearest section around it."""
         while path and path not in self.places:
             path = path[:-1]
-        return self.places.get(path, KeyPlace(self.where, 1))
+        return self.places.get(path, KeyPlace(self.where, self.line))
 
-    def refuse(self, problem: str, *, line: int | None, path: KeyPath = (), fix: str = "") -> None:
-        self.faults.append(Fault(problem, where=self.where, line=line, key=dotted(path), fix=fix))
+    def refuse(
+        self, problem: str, *, line: int | None, quoted: str = "", path: KeyPath = (), fix: str = ""
+    ) -> None:
+        """Add a fault of the form; `quoted` is the part of the message that quotes the file."""
+        self.formless.add(path)
+        if self.is_secret:
+            fix = "; ".join(filter(None, (fix, quoted and _NOT_QUOTED)))
+            quoted, path = "", ()
+        self.faults.append(Fault(problem + quoted, where=self.where, line=line, key=dotted(path), fix=fix))
 
 
 def dotted(path: KeyPath) -> str:
-    """
+    """Write a path as users write it.
+
     >>> dotted(("quantization", "export_tensor_parallel", 0))
     'quantization.export_tensor_parallel[0]'
     """
@@ -104,9 +133,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
-        style = (
-            None if data.isprintable() else '"'
-        )  # the plain and quoted styles lose some control characters
+        # The plain and quoted styles lose some control characters.
+        style = None if data.isprintable() else '"'
         return self.represent_scalar(_TAG + "str", data, style)
 
 
@@ -122,30 +150,30 @@ def dump_yaml(data: Any) -> str:
     return text
 
 
-def read_document(raw: bytes, where: str) -> Document:
+def read_document(
+    raw: bytes, where: str, *, example: str = "", is_secret: bool = False, most_values: int = 10_000
+) -> Document:
     """Parse the bytes of a file.
 
     Args:
         raw: YAML, UTF-8 with or without byte order mark.
         where: name of the file, for faults.
+        example: advice for a file that is empty, or no mapping.
+        is_secret, most_values: see `Document`.
 
     Returns:
         The document; all faults of its form are in `.faults`.
     """
-    document = Document(where)
+    document = Document(where, is_secret=is_secret, most_values=most_values)
     node = _compose(raw, document)
     document.is_mapping = isinstance(node, yaml.MappingNode)
     if document.faults:
         return document
     if node is None:
-        document.refuse(
-            "is empty", line=1, fix="start from an example: pipeline recipes copy tiny-cpu my.yaml"
-        )
+        document.refuse("is empty", line=1, fix=example)
     elif not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else "one text"
-        document.refuse(
-            f"is {kind}, not a mapping of keys", line=_line(node), fix="begin with name: my-model"
-        )
+        document.refuse(f"is {kind}, not a mapping of keys", line=_line(node), fix=example)
     else:
         document.data = _Reader(document).read(node, ())
     return document
@@ -159,6 +187,7 @@ def read_value(text: str, document: Document, path: KeyPath) -> Any:
     document.faults += [
         Fault(f.problem, where="--set", key=dotted(path), value=text, fix=f.fix) for f in part.faults
     ]
+    document.formless |= part.formless
     for known in [known for known in document.places if known[: len(path)] == path]:
         del document.places[known]
     for known, place in part.places.items():
@@ -187,13 +216,15 @@ def _compose(raw: bytes, document: Document) -> yaml.Node | None:
 def _is_small(text: str, document: Document) -> bool:
     """Refuse what holds too many values or is nested too deeply, before memory is spent on it."""
     nodes = depth = 0
+    # Each value has at most one key.
+    most_nodes = 2 * document.most_values + 1
     for event in yaml.parse(text, _FastLoader):
         nodes += isinstance(event, yaml.events.NodeEvent)
         depth += isinstance(event, yaml.events.CollectionStartEvent)
         depth -= isinstance(event, yaml.events.CollectionEndEvent)
-        if nodes > _MAX_NODES:
+        if nodes > most_nodes:
             line = event.start_mark.line + 1 if event.start_mark else None
-            document.refuse(f"holds more than {_MAX_VALUES} values", line=line)
+            document.refuse(f"holds more than {document.most_values} values", line=line)
             return False
         if depth > _MAX_NESTING:
             document.refuse("is nested too deeply", line=1)
@@ -212,8 +243,8 @@ def _compose_in_python(text: str, document: Document) -> yaml.Node | None:
         )
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem, fix = _explain(str(error.problem))
-        document.refuse(problem, line=mark.line + 1 if mark else None, fix=fix)
+        problem, detail, fix = _explain(str(error.problem))
+        document.refuse(problem, quoted=detail, line=mark.line + 1 if mark else None, fix=fix)
     except RecursionError:
         document.refuse("is nested too deeply", line=1)
     else:
@@ -221,12 +252,13 @@ def _compose_in_python(text: str, document: Document) -> yaml.Node | None:
     return None
 
 
-def _explain(problem: str) -> tuple[str, str]:
+def _explain(problem: str) -> tuple[str, str, str]:
+    """Problem, detail and advice for a message of PyYAML."""
     if r"\t" in problem:
-        return "is indented with a tab", "indent with spaces"
-    problem = problem.removeprefix("but ")
-    problem = problem.removeprefix("but ")
-    return f"is not YAML: {problem}", next((hint for part, hint in _HINTS if part in problem), "")
+        return "is indented with a tab", "", "indent with spaces"
+    problem = problem.removeprefix("but ").removeprefix("but ")
+    hint = next((hint for part, hint in _HINTS if part in problem), "")
+    return "is not YAML", f": {problem}", hint
 
 
 class _Reader:
@@ -239,9 +271,10 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: KeyPath) -> Any:
         self._count += 1
-        if self._count == _MAX_VALUES:
-            self._document.refuse(f"holds more than {_MAX_VALUES} values", line=_line(node), path=path)
-        if self._count >= _MAX_VALUES:
+        most = self._document.most_values
+        if self._count == most:
+            self._document.refuse(f"holds more than {most} values", line=_line(node), path=path)
+        if self._count >= most:
             return None
         if isinstance(node, yaml.ScalarNode):
             self._note(path, node, node.value)
@@ -283,14 +316,14 @@ class _Reader:
         except (ValueError, KeyError):
             if not node.style and not text.strip("+-0123456789"):  # a number of thousands of digits
                 return text
-            self._document.refuse(f"is not {kind}: {text[:40]}", line=_line(node), path=path)
+            self._document.refuse(f"is not {kind}", quoted=f": {text[:40]}", line=_line(node), path=path)
             return None
         self._refuse_tag(node, path)
         return None
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
-        shown = node.tag.replace(_TAG, "!!")
-        self._document.refuse(f"has the tag {shown}, which means nothing here", line=_line(node), path=path)
+        quoted = f": {node.tag.replace(_TAG, '!!')}"
+        self._document.refuse("has a tag that means nothing here", quoted=quoted, line=_line(node), path=path)
 
     def _sequence(self, node: yaml.Node, path: KeyPath) -> list[Any]:
         return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
@@ -321,11 +354,12 @@ class _Reader:
         if isinstance(key, yaml.ScalarNode) and key.tag == _TAG + "str":
             return self._is_text(key, path)
         shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-        self._document.refuse(f"has a key that is not text: {shown or 'nothing'}", line=_line(key), path=path)
+        quoted = f": {shown or 'nothing'}"
+        self._document.refuse("has a key that is not text", quoted=quoted, line=_line(key), path=path)
         return False
 
     def _is_text(self, node: yaml.ScalarNode, path: KeyPath) -> bool:
-        """Whether UTF-8 can encode it; "\\ud83d" in quotes is half of a character."""
+        """Whether UTF-8 can encode the text; "\\ud83d" in quotes is half of a character."""
         try:
             check_text(node.value)
         except ValueError as error:
