@@ -1,8 +1,8 @@
 """Near hits that were served, kept for a person to judge: which question was asked, and whose answer it got.
 
 They lie in a cache of their own beside that of the answers: on the same backend, encrypted with the same key, removed
-by the same filters when a tenant or an engine is purged, and kept as long as an answer may be served. They are written by
-a thread, so that no answer waits for it; the last ones may be lost when a process is killed.
+by the same filters when a tenant or an engine is purged, and kept as long as an answer may be served. A thread writes
+them, so that no answer waits for it; the last ones may be lost when a process is killed.
 """
 
 from __future__ import annotations
