@@ -47,9 +47,8 @@ class PostgresConnections:
         Args:
             url: as libpq reads it, without a password.
             prepare: called with the first connection, before anything else, and again when what it made is gone.
-            breaker: by default one of its own.
-            options: of the server, for each connection.
-            answer_s: seconds that a statement may take.
+            options: settings of the server for each connection.
+            answer_s: limit of a statement, in seconds.
 
         Raises:
             ValueError: the address is malformed, or the distribution `psycopg` is missing.
@@ -71,7 +70,8 @@ class PostgresConnections:
         self._url = url
         self._prepare = prepare
         self._breaker = breaker or CircuitBreaker()
-        self._idle: list[Any] = []  # connections, the last used last
+        # Connections, the last used last.
+        self._idle: list[Any] = []
         self._lock = threading.Lock()
         self._prepared = False
 
@@ -136,19 +136,17 @@ class PostgresConnections:
                     raise BackendDown(f"{self.address}: {_line(error)}") from error
                 raise ServerUnreachable(f"{self.address}: {_line(error)}") from error
             except self._psycopg.Error as error:
-                if isinstance(
-                    error, self._psycopg.ProgrammingError
-                ):  # such as a schema that somebody dropped
+                if isinstance(error, self._psycopg.ProgrammingError):
+                    # Such as a schema that somebody dropped.
                     self._prepared = False
                     self._discard()
                 raise BackendDown(f"{self.address}: {_line(error)}") from error
 
     def close(self) -> None:
-        """Close all connections."""
         self._discard()
 
     def _begun(self, opened: Callable[[Any], Any]) -> Any:
-        """A connection in a transaction that `opened` has begun."""
+        """Return a connection in a transaction that `opened` has begun."""
         pooled = self._take()
         if pooled is not None:
             try:
@@ -217,7 +215,7 @@ class PostgresConnections:
 
 
 def _connection_class(psycopg: Any, answer_s: float) -> Any:
-    """A connection that waits for an answer only so long: a server that hangs would keep it for ever."""
+    """Make a class of connections that wait for an answer only so long: a server that hangs would keep them."""
 
     class Impatient(psycopg.Connection):  # type: ignore[misc]
         def wait(self, generator: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ARG002
@@ -227,7 +225,8 @@ def _connection_class(psycopg: Any, answer_s: float) -> Any:
             except psycopg.OperationalError as error:
                 if time.monotonic() < until:
                     raise
-                self.pgconn.finish()  # what it still sends would be taken for the next answer
+                # A late answer would be taken for the next one.
+                self.pgconn.finish()
                 raise TimeoutError(f"no answer within {answer_s:g} s") from error
 
     return Impatient

@@ -1,4 +1,4 @@
-"""Replaying a stored answer as the chunks in which it came, with figures of its own; and what is stored of chunks."""
+"""Replay of a stored answer as the chunks in which it came, with figures of its own; and the chunks that are stored."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Replay:
     def __init__(self, hit: Hit, request_id: str, pace: float) -> None:
         """
         Args:
-            hit: what the cache found. It is decoded here: a damaged entry raises now, and never between two chunks.
-            request_id: of the request that is answered.
+            hit: decoded here: a damaged entry raises now, and never between two chunks.
+            request_id: id of the request that is answered.
             pace: factor on the delays between chunks; 0 replays at once.
         """
         self._pieces = hit.entry.pieces()
@@ -72,7 +72,7 @@ class Replay:
 
     @property
     def stats(self) -> Stats:
-        """The figures of the replay; tokens are those of the answer when it was given."""
+        """Figures of the replay; token counts are those of the answer when it was generated."""
         times, entry = self._times, self._hit.entry
         return Stats(
             ttft_ms=(times[0] - self._began) * 1e3 if times else None,
@@ -102,13 +102,9 @@ class Replay:
 def stored_chunks(
     chunks: Sequence[Chunk], began: float, times: Sequence[float], *, token_ids: bool = True
 ) -> tuple[StoredChunk, ...]:
-    """Make what is stored of an answer's chunks.
+    """Make the chunks to store; `began` and `times` (of the request, and of each chunk) are seconds of one clock.
 
-    Args:
-        chunks: as the client received them.
-        began: when the request began, in seconds of any clock.
-        times: when each chunk arrived, on the same clock.
-        token_ids: whether those of the chunks are stored.
+    Without `token_ids`, those of the chunks are left out.
     """
     delays = [later - earlier for earlier, later in pairwise([began, *times])]
     return tuple(

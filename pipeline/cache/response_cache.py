@@ -238,13 +238,10 @@ class ResponseCache:
         return False
 
     def report_false_hit(self, keys: Sequence[bytes]) -> int:
-        """Count that an answer from the cache was wrong, and remove it. Raises nothing.
-
-        Args:
-            keys: of the entries that gave it.
+        """Count that an answer from the cache was wrong, and remove the entries that gave it. Raises nothing.
 
         Returns:
-            How many of them were still there.
+            Number of entries that were still there.
         """
         self.counters.add("false_hit_reported")
         for key in keys:
@@ -254,10 +251,7 @@ class ResponseCache:
         return 0
 
     def count_marks(self) -> None:
-        """Count the near hits that a person has marked as wrong since any process last did; it may take a while.
-
-        Raises nothing.
-        """
+        """Count the near hits that were marked as wrong since the last call of any process. Raises nothing."""
         if self.near_hits is not None:
             # Lookups report that the backend is down.
             with self.contained("review"), suppress(BackendDown):
@@ -278,17 +272,12 @@ class ResponseCache:
         Where the block returns from its function, what follows it runs after a failure only.
 
         Args:
-            step: what the block does, for the log and the counters.
+            step: names the block in the log and the counters.
         """
         return _Contained(self, step)
 
     def failed(self, step: Step, error: Exception) -> None:
-        """Count a failure of the cache, and log the first one of each type at each line of code.
-
-        Args:
-            step: what failed, for the log and the counter `failed_STEP`.
-            error: what it raised.
-        """
+        """Count a failure as `failed_STEP`, and log the first one of each type at each line of code."""
         self.counters.add(f"failed_{step}")
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -339,13 +328,13 @@ class ResponseCache:
                 )
 
     def _serves(self, question: Question, candidate: Candidate) -> bool:
-        """False if the two cannot be compared: that must not hide the candidates after it."""
+        """Whether a candidate serves; False if it cannot be compared, which must not hide the candidates after it."""
         with self.contained("comparison"):
             return self.semantic is not None and self.semantic.serves(question, candidate)
         return False
 
     def _vector(self, question: Question) -> Vector | None:
-        """The embedding; None also if making it fails: exact lookup goes on without it."""
+        """Embed a question; None also if that fails: exact lookup goes on without it."""
         if self.semantic is not None and question.comparable:
             with self.contained("embedding"):
                 return self.semantic.embed(question)

@@ -19,7 +19,7 @@ from pipeline.settings import Option, Settings
 
 if TYPE_CHECKING:
     from pipeline.cache.backend import Vector
-    from pipeline.cache.tuning.measuring import Embed
+    from pipeline.cache.semantic.decision import Embed
     from pipeline.cache.tuning.subject import TuningSubject
     from pipeline.progress import Progress
 

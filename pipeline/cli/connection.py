@@ -89,7 +89,7 @@ class RequestSettings(Settings):
         description="Neither look into the recipe's response cache nor keep the answer.",
     )
     tenant: Annotated[str, Option(metavar="NAME")] = Field(
-        default="", description="Whose answers of the response cache may be given."
+        default="", description="Tenant whose answers of the response cache may be given."
     )
     stop: Annotated[tuple[str, ...], Option(metavar="TEXT")] = Field(
         default=(), description="End the answer before this text. May be repeated."

@@ -145,8 +145,8 @@ class EndpointPool:
         all: servers that requests may be sent to.
         spread: how requests are spread over them.
         slots: requests that each server takes at once; None: not known.
-        fault: why there are no servers, while there are none.
-        requests_sent: how many requests each server was sent, by its url; those that are gone stay.
+        fault: reason why there are no servers, while there are none.
+        requests_sent: number of requests that each server was sent, by its url; those that are gone stay.
         changed: called after servers have come or gone, in the thread that calls `update`.
     """
 
@@ -157,17 +157,11 @@ class EndpointPool:
         spread: Spread = "affinity",
         slots: int | None = None,
     ) -> None:
-        """
-        Args:
-            endpoints: servers to begin with.
-            spread: how requests are spread over them.
-            slots: requests that each server takes at once; None: not known.
-        """
         self.spread, self.slots = spread, slots
         self.fault = "no address of it is known yet"
         self.requests_sent: Counter[str] = Counter()
         self.changed: Callable[[], None] = lambda: None
-        # Gone, with requests that are not done or a channel that is not closed.
+        # Servers that are gone, with requests that are not done or a channel that is not closed.
         self._draining: list[Endpoint] = []
         self._turn = itertools.count()
         self._lock = threading.Lock()
@@ -178,7 +172,7 @@ class EndpointPool:
 
         Args:
             avoid: server on which the request has just failed; chosen only if there is no other.
-            key: what affinity recognizes the request by (`spreading.affinity_key`); None: by load alone.
+            key: `spreading.affinity_key` of the request; None: by load alone.
 
         Raises:
             ConnectFailed: there is no server.
@@ -190,12 +184,7 @@ class EndpointPool:
             return chosen
 
     def release(self, endpoint: Endpoint, *, failed: bool = False) -> None:
-        """Count a request as done.
-
-        Args:
-            endpoint: server that `acquire` chose.
-            failed: the server could not be reached, or was lost; its cooldown begins.
-        """
+        """Count a request as done. If its server could not be reached or was lost (`failed`), a cooldown begins."""
         with self._lock:
             endpoint.outstanding -= 1
             if failed:
@@ -233,19 +222,19 @@ class EndpointPool:
         """
         with self._lock:
             wanted = tuple(dict.fromkeys(urls))
-            if set(wanted) == {one.url for one in self.all}:
+            if set(wanted) == {endpoint.url for endpoint in self.all}:
                 return
             # One that comes back while it drains is the same again.
-            known = {one.url: one for one in (*self._draining, *self.all)}
-            self._draining = [one for url, one in known.items() if url not in wanted]
+            known = {endpoint.url: endpoint for endpoint in (*self._draining, *self.all)}
+            self._draining = [endpoint for url, endpoint in known.items() if url not in wanted]
             self._set_all(tuple(known.get(url) or connect(url) for url in wanted))
         self.changed()
 
     def take_drained(self) -> list[Endpoint]:
         """Return the servers that are gone and have no request any more; whoever takes them closes their channels."""
         with self._lock:
-            drained = [one for one in self._draining if not one.outstanding]
-            self._draining = [one for one in self._draining if one.outstanding]
+            drained = [endpoint for endpoint in self._draining if not endpoint.outstanding]
+            self._draining = [endpoint for endpoint in self._draining if endpoint.outstanding]
             return drained
 
     @property
@@ -255,7 +244,7 @@ class EndpointPool:
 
     def _set_all(self, endpoints: tuple[Endpoint, ...]) -> None:
         self.all = endpoints
-        self._ring = HashRing([one.url for one in endpoints] if self.spread == "affinity" else [])
+        self._ring = HashRing([endpoint.url for endpoint in endpoints] if self.spread == "affinity" else [])
 
     def _choose(self, avoid: Endpoint | None, key: int | None, now: float) -> Endpoint:
         well = [one for one in self.all if not (one.ill or one is avoid or one.cooldown_until > now)]
@@ -285,6 +274,6 @@ class EndpointPool:
         return min(self._in_turn(well), key=lambda one: one.outstanding)
 
     def _in_turn(self, endpoints: Sequence[Endpoint]) -> Iterator[Endpoint]:
-        """All of them, another one first each time, so that equal ones take turns."""
+        """Return all of them, another one first each time, so that equal ones take turns."""
         first = next(self._turn)
         return (endpoints[(first + at) % len(endpoints)] for at in range(len(endpoints)))

@@ -72,11 +72,10 @@ def build_request(
     """Build the request for one streamed answer.
 
     Args:
-        model: signature of the model that is asked.
         prompt: text or token ids, not empty.
-        sampling: as `read_sampling` returns it.
-        request_id: under which the server logs the request.
-        prior: what had come of the answer, after which it goes on.
+        sampling: parameters as `read_sampling` returns them.
+        request_id: id in the server's log.
+        prior: part of the answer that came before.
 
     Raises:
         Refused: the model lacks an input for a parameter, or needs a parameter that is missing; lists all of them.
@@ -116,10 +115,6 @@ def request_id_of(attempt_id: str) -> str:
 
 def build_stop_request(model: ModelSignature, attempt_id: str) -> pb.ModelInferRequest | None:
     """Build the request that ends an answer: its stream gets its last response at once, as if the answer were complete.
-
-    Args:
-        model: that answers.
-        attempt_id: of the answer's request.
 
     Returns:
         The request; None if the model takes none.
@@ -202,12 +197,7 @@ def takes_partial_answers(model: ModelSignature) -> bool:
 
 
 def missing_inputs(model: ModelSignature, sampling: Mapping[str, SamplingValue]) -> list[str]:
-    """Return the sampling parameters that a model has no input for, unless their values have no effect.
-
-    Args:
-        model: signature of the model that is to be asked.
-        sampling: values by name, none of them None.
-    """
+    """Return the sampling parameters that a model has no input for, unless their values have no effect."""
     return [
         name
         for name, parameter, value in _carriers(model, sampling)

@@ -28,7 +28,7 @@ class Sampling(TypedDict, total=False):
         temperature: 0 is greedy.
         top_k: sample from the k most probable tokens; 1 is greedy, 0 is all.
         top_p: sample from the most probable tokens that together have this probability, more than 0 and at most 1.
-        seed: of the random numbers, 0 to 2**64 - 1.
+        seed: seed of the random numbers, 0 to 2**64 - 1.
         stop: texts that end the answer.
         bad_words: texts that are never generated.
         repetition_penalty: more than 0; 1 has no effect.
@@ -120,7 +120,7 @@ class SamplingParameter:
         llmapi: input of the `llmapi` model; None if it has none.
         before_0_20: input of the backend's models before release 0.20, where its name was another.
         own: layouts in which only the models of this project have the input, not upstream's.
-        datatype: of the tensor; by default that of the kind.
+        datatype: datatype of the tensor; by default that of the kind.
         low: least value.
         high: greatest value.
         above_low: `low` itself is not allowed.
@@ -235,7 +235,7 @@ def is_neutral(name: str, value: object) -> bool:
     return parameter is not None and parameter.neutral is not None and parameter.neutral == value
 
 
-def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
+def read_sampling(sampling: Mapping[str, object]) -> dict[str, SamplingValue]:
     """Check sampling parameters and return them without those that are None.
 
     Raises:
@@ -246,7 +246,7 @@ def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
     """
     values: dict[str, SamplingValue] = {}
     faults = []
-    for name, value in given.items():
+    for name, value in sampling.items():
         parameter = PARAMETERS.get(name)
         if parameter is None:
             faults.append(f"unknown parameter {name!r}{_did_you_mean(name)}")

@@ -51,9 +51,9 @@ class Redaction:
     ) -> None:
         """
         Args:
-            kinds: of `KINDS`; None: all.
+            kinds: some of `KINDS`; None: all.
             own: further patterns (regular expressions) by name.
-            phone_regions: ISO 3166 codes (GB, US) whose national telephone numbers are known.
+            phone_regions: ISO 3166 codes (GB, US) of the countries whose national telephone numbers are known.
 
         Raises:
             ValueError: a kind or a region is not known, or a pattern is no regular expression.
@@ -86,7 +86,7 @@ class Redaction:
 
 
 def _needing(module: str, holds: Holds) -> Holds:
-    """Raises ImportError now, and not when a text is judged."""
+    """Raise ImportError now, and not when a text is judged."""
     import_module(module)
     return holds
 

@@ -45,8 +45,8 @@ class Embedder:
         """
         Args:
             folder: see the module.
-            name: of the model, by default that of the folder.
-            threads: that one embedding may use.
+            name: name of the model, by default that of the folder.
+            threads: CPU threads of one embedding.
 
         Raises:
             FileNotFoundError: the folder holds no graph or no tokenizer.
@@ -74,7 +74,7 @@ class Embedder:
         return len(self._encode(text))
 
     def _encode(self, text: str) -> Any:
-        # `encode` would let no other thread run meanwhile
+        # `encode` would let no other thread run meanwhile.
         return self._tokenizer.encode_batch_fast([text])[0]
 
     def _embed(self, text: str) -> Vector | None:
@@ -100,7 +100,7 @@ class Embedder:
 
 
 def _unknown_id(tokenizer: Any) -> int | None:
-    """The token for what a tokenizer does not know; None if it has none, because it knows every byte."""
+    """Return the token for unknown words; None if the tokenizer has none, because it knows every byte."""
     model = json.loads(tokenizer.to_str())["model"]
     token = model.get("unk_token")
     found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)

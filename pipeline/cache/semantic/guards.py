@@ -183,7 +183,7 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def _number_at(tokens: Sequence[Token], at: int) -> tuple[Number, int] | None:
-    """The number that begins at a token, and how many tokens it takes."""
+    """Return the number that begins at a token, and how many tokens it takes."""
     if (date := _date(tokens, at)) is not None:
         return date, 1
     signed = tokens[at].lower in _SIGNS
@@ -247,7 +247,7 @@ def _date(tokens: Sequence[Token], at: int) -> Number | None:
 
 
 def _names(tokens: Sequence[Token]) -> frozenset[str]:
-    """What is capitalised within a sentence, or has capitals within; nothing where titles or shouting have them."""
+    """Return words that are capitalised within a sentence, or have capitals within; none of titles and shouting."""
     words = [token for token in tokens if token.raw[0].isalpha()]
     lowered = any(token.raw[0].islower() and token.lower not in FUNCTION_WORDS for token in words)
     shouting = sum(token.raw.isupper() for token in words) > len(words) / 2
@@ -275,7 +275,7 @@ Guard = Callable[[QuestionWords, QuestionWords], str | None]
 
 
 def findings(question: str, candidate: str) -> Mapping[str, str]:
-    """What each guard finds: its name, and such as "numbers: 3 and 4". The order of the two questions does not matter.
+    """Return the findings by guard, such as "numbers: 3 and 4". The order of the two questions does not matter.
 
     >>> dict(findings("Does it weigh 5 kg?", "Does it weigh 5 lb?"))
     {'numbers': 'numbers: 5000 g and 5 pound'}
@@ -296,7 +296,7 @@ def names(one: QuestionWords, other: QuestionWords) -> str | None:
 
 
 def negation(one: QuestionWords, other: QuestionWords) -> str | None:
-    """Of much the same words, one is denied."""
+    """Questions of much the same words, of which one is denied."""
     much = len(one.content & other.content) >= len(one.content ^ other.content)
     return "negation" if much and one.negations % 2 != other.negations % 2 else None
 
@@ -318,7 +318,7 @@ GUARDS: Mapping[str, Guard] = MappingProxyType(
 
 
 def _by_bare_form(question: QuestionWords) -> dict[str, set[str]]:
-    """Its words by what an encoder that drops accents sees of them."""
+    """Map words without their accents, as an encoder that drops them sees them, to the words."""
     found: dict[str, set[str]] = {}
     for word in map(partial(normalize, "NFC"), question.words):
         bare = "".join(letter for letter in normalize("NFD", word) if not combining(letter))
@@ -327,7 +327,7 @@ def _by_bare_form(question: QuestionWords) -> dict[str, set[str]]:
 
 
 def _unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Number], list[Number]]:
-    """The numbers that only the one has, and only the other; one without a unit may be one with."""
+    """Return the numbers that only one of both has; one without a unit may be one with."""
     here, there = list(one.numbers), list(other.numbers)
     for number in one.numbers:
         # An equal one first.

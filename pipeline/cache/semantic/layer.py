@@ -65,9 +65,9 @@ def _has_foreign_letters(text: str, languages: Sequence[str]) -> bool:
 
 
 class TextEmbedder(Protocol):
-    """What the layer needs of an embedder, such as `pipeline.cache.semantic.embedder.Embedder`."""
+    """An embedder, such as `pipeline.cache.semantic.embedder.Embedder`; two models never have the same digest."""
 
-    digest: bytes  # of the model: two models never have the same
+    digest: bytes
 
     def __call__(self, text: str, /) -> Vector | None: ...
 
@@ -81,13 +81,12 @@ class SemanticLayer:
     near 0.
 
     Attributes:
-        backend: finds what is near.
-        embedder: text to vector.
-        verifier: judges what is near.
+        backend: finds near questions.
+        verifier: judges them.
         min_similarity: cosine that every hit needs.
         min_score: score that a hit needs; None: what the verifier needs by default.
         languages: see `is_shareable`.
-        tenants: ids of those whose questions are shared among themselves; None: all.
+        tenants: ids of the tenants that share near questions, each its own; None: all.
     """
 
     backend: Backend
@@ -127,6 +126,6 @@ class SemanticLayer:
 
 @lru_cache
 def _signs(digest: bytes, dimensions: int) -> Vector:
-    """1 or -1 for each dimension."""
+    """Draw 1 or -1 for each dimension."""
     drawn = np.random.default_rng(int.from_bytes(digest, "little")).integers(2, size=dimensions)
     return (2 * drawn - 1).astype(np.float32)

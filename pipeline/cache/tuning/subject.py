@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVerifier
-from pipeline.cache.semantic.decision import Verifier, default_verifier
+from pipeline.cache.semantic.decision import Embed, Verifier, default_verifier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.guards import GUARDS
 from pipeline.cache.semantic.layer import is_shareable
-from pipeline.cache.tuning.measuring import Embed, Setting
+from pipeline.cache.tuning.measuring import Setting
 from pipeline.recipe.response_cache import SemanticSettings
 
 # Name of the cosine; a cross-encoder is named by its source.

@@ -170,7 +170,6 @@ class FakeServer:
 
     Attributes:
         url: host:port.
-        port: of the gRPC service.
         config: configuration of the model.
         requests: the requests that were let in, in order.
 
@@ -193,7 +192,7 @@ class FakeServer:
         Args:
             reply: script of every answer, scripts that take turns, or a function from request to script.
             model: configuration of the model, made by `bls` (the default) or `llmapi`.
-            port: of the gRPC service; 0 is any that is free.
+            port: port to listen on; 0 is any that is free.
             host: address of loopback; several servers may have the same port at different ones, such as 127.0.0.2.
             credentials: for TLS.
         """
