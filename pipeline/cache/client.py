@@ -20,9 +20,8 @@ from contextlib import AsyncExitStack
 from typing import Any, Self, TypeVar, Unpack
 
 from pipeline.cache.key import Origin, Question, make_question
-from pipeline.cache.replay import Replay, stored_chunks
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.cache.single_flight import SharedStream, SingleFlight, Subscriber
+from pipeline.cache.streams import Replay, SharedStream, SingleFlight, Subscriber, stored_chunks
 from pipeline.client import (
     Answer,
     AsyncClient,

@@ -15,13 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Question
 from pipeline.cache.near_hits import NearHitLog
 from pipeline.client import Cached, FinishReason
+
+if TYPE_CHECKING:
+    from pipeline.cache.semantic.layer import SemanticLayer
 
 _log = logging.getLogger(__name__)
 # Step in which something failed; `failed_<step>` is its counter.
@@ -36,19 +39,6 @@ class Hit:
 
     entry: CacheEntry
     cached: Cached
-
-
-class Semantic(Protocol):
-    """Finds answers to questions that mean the same. An error here costs a hit, never a request."""
-
-    def embed(self, question: Question) -> Vector | None:
-        """Embed a question; None if it cannot be compared by meaning, or is too long."""
-
-    def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
-        """Find the entries whose questions are near enough, the nearest first. May raise BackendDown."""
-
-    def serves(self, question: Question, candidate: Candidate) -> bool:
-        """Whether the answer of a candidate serves this question too."""
 
 
 class Redactor(Protocol):
@@ -145,7 +135,8 @@ class ResponseCache:
     keep_sampled: bool = False
     # Factor on the time between chunks of a replayed answer: 0 is at once, 1 as it once came.
     pace: float = 0.0
-    semantic: Semantic | None = None
+    # Finds answers to questions that mean the same; an error in it costs a hit, never a request.
+    semantic: SemanticLayer | None = None
     # Near hits are counted and kept for review, and the model answers.
     shadow: bool = False
     # Near hits that are kept for a person to judge.

@@ -21,7 +21,7 @@ from pipeline.cache.encryption import Codec, KeySource, load_codec
 from pipeline.cache.key import tenant_id
 from pipeline.cache.near_hits import NEAR_HITS, NearHitLog, near_hits_place
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
-from pipeline.cache.response_cache import ResponseCache, Semantic
+from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.extras import install_line
 
@@ -169,7 +169,7 @@ def _semantic(
     encoder: SentenceEncoder | None,
     verifier: Verifier | None,
     cross_encoder: Path | None,
-) -> Semantic:
+) -> SemanticLayer:
     from pipeline.cache.semantic.embedder import Embedder
 
     semantic = settings.semantic

@@ -1,7 +1,8 @@
-"""The client with a cache in front, against a scripted server."""
+"""The clients with a cache in front, against a scripted server; most through the blocking one, which runs the other."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cache.client import CachingClient
+from pipeline.cache.client import AsyncCachingClient, CachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
@@ -144,3 +145,29 @@ def test_headers_of_the_callers_context_are_sent(cache: ResponseCache) -> None:
         client.generate("Hi", max_tokens=8, temperature=0)
         request_headers.reset(token)
     assert server.requests[0].headers["traceparent"] == "00-1-2-01"
+
+
+def test_when_everybody_left_the_server_stops(cache: ResponseCache) -> None:
+    async def leave(url: str) -> None:
+        async with AsyncClient(url) as plain:
+            client = AsyncCachingClient(plain, cache, ORIGIN)
+            async with client.stream("Hi", max_tokens=8, temperature=0) as stream:
+                await anext(stream)
+
+    with FakeServer(Reply(["a", "b"], delay_s=5)) as server:
+        asyncio.run(leave(server.url))
+        assert server.requests[0].cancelled.wait(5)
+    assert cache.backend.usage().entries == 0
+
+
+def test_a_failure_reaches_all(cache: ResponseCache) -> None:
+    async def fail(url: str) -> list[object]:
+        async with AsyncClient(url) as plain:
+            client = AsyncCachingClient(plain, cache, ORIGIN)
+            answers = [client.generate("Hi", max_tokens=8, temperature=0) for _ in range(3)]
+            return await asyncio.gather(*answers, return_exceptions=True)
+
+    with FakeServer(Reply(["a"], ending=Ending.ERROR, first_delay_s=0.05)) as server:
+        assert {type(error) for error in asyncio.run(fail(server.url))} == {ServerFailed}
+        assert len(server.requests) == 1
+    assert cache.backend.usage().entries == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from pipeline.cache.client import CachingClient
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, make_question, tenant_id
 from pipeline.cache.redaction import Redaction
-from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import Hit, ResponseCache
 from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
+from pipeline.cache.streams import Replay
 from pipeline.client import AsyncClient, Cached, Refused
 from pipeline.client.testing import FakeServer, Reply
 from tests.support.cache_asking import Fine, Letters, broken
@@ -294,7 +295,7 @@ def test_embeddings_of_two_models_never_meet(backend: SqliteBackend, clock: Cloc
 
 
 @pytest.mark.parametrize("pace", [0.0, 1.0, 0.5])
-def test_a_replay_takes_its_time(pace: float) -> None:
+def test_a_replay_takes_its_time(pace: float, monkeypatch: pytest.MonkeyPatch) -> None:
     delays = (0.2, 0.4, 0.0)
     entry = CacheEntry.of(
         [StoredChunk(text, delay_s=delay) for text, delay in zip("abc", delays, strict=True)],
@@ -303,11 +304,18 @@ def test_a_replay_takes_its_time(pace: float) -> None:
         expires=1,
     )
     replay, waits = Replay(Hit(entry, Cached("exact")), "id", pace), list[float]()
-    while (following := replay.next()) is not None:
-        waits.append(following[0])
-        replay.deliver(following[1])
-    due: Sequence[float] = [pace * sum(delays[: n + 1]) for n in range(3)]
-    for wait, until in zip(waits, due, strict=False):
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    async def read() -> None:
+        async for _ in replay:
+            pass
+
+    monkeypatch.setattr("pipeline.cache.streams.asyncio.sleep", sleep)
+    asyncio.run(read())
+    due: Sequence[float] = [pace * sum(delays[: n + 1]) for n in range(3)] if pace else []
+    for wait, until in zip(waits, due, strict=True):
         assert wait <= until + 1e-6
         assert wait == pytest.approx(until, abs=0.1)  # less what went by since the beginning
     assert replay.text == "abc"

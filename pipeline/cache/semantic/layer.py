@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from pipeline.cache.key import Question
 
 if TYPE_CHECKING:
     from pipeline.cache.semantic.decision import Decision, Verifier
+    from pipeline.cache.semantic.embedder import Embedder
 
 # Candidates that are looked at; the nearest one that passes is taken.
 _CANDIDATES = 4
@@ -64,17 +65,9 @@ def _has_foreign_letters(text: str, languages: Sequence[str]) -> bool:
     return any(unicodedata.category(one)[0] in "LM" or one.isdecimal() for one in others - known)
 
 
-class TextEmbedder(Protocol):
-    """An embedder, such as `pipeline.cache.semantic.embedder.Embedder`; two models never have the same digest."""
-
-    digest: bytes
-
-    def __call__(self, text: str, /) -> Vector | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SemanticLayer:
-    """See `pipeline.cache.response_cache.Semantic`.
+    """Semantic lookup: embeds questions, finds near ones, and lets the verifier judge them.
 
     Embeddings of different models are not comparable, and a cache outlives the choice of its model. Each model's are
     therefore turned in a direction of its own, which keeps every cosine among them, and brings those between models
@@ -90,7 +83,7 @@ class SemanticLayer:
     """
 
     backend: Backend
-    embedder: TextEmbedder
+    embedder: Embedder
     verifier: Verifier
     min_similarity: float
     min_score: float | None = None
@@ -98,7 +91,7 @@ class SemanticLayer:
     tenants: frozenset[bytes] | None = None
 
     def embed(self, question: Question) -> Vector | None:
-        """See `Semantic.embed`; None also for a question that is not shared."""
+        """Embed a question; None if it is too long, or not shared by meaning."""
         declared = self.tenants is None or question.tenant in self.tenants
         if not (question.comparable and declared and is_shareable(question.turn, self.languages)):
             return None
@@ -111,7 +104,7 @@ class SemanticLayer:
         return vector * _signs(self.embedder.digest, len(vector))
 
     def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
-        """See `Semantic.near`."""
+        """Find the entries whose questions are near enough, the nearest first. Raises BackendDown."""
         return self.backend.near(question.scope, vector, _CANDIDATES, self.min_similarity)
 
     def decide(self, question: Question, candidate: Candidate) -> Decision:
@@ -119,7 +112,7 @@ class SemanticLayer:
         return self.verifier.decide(question.turn, candidate.turn, candidate.similarity)
 
     def serves(self, question: Question, candidate: Candidate) -> bool:
-        """See `Semantic.serves`."""
+        """Whether the answer of a candidate serves this question too."""
         least = self.verifier.default_min_score if self.min_score is None else self.min_score
         return self.decide(question, candidate).serves(least)
 

@@ -1,20 +1,104 @@
-"""Single flight: one generation for all equal requests that run at the same time.
+"""Streams that answer in place of the client's own: a replay of a stored answer, and a share in a running one.
 
-The first request starts a stream. Equal requests that come meanwhile subscribe to it, and get every chunk from the
-first one on. The generation goes on as long as one subscriber is left, and ends early when the last one leaves.
-
-A task of its own reads the stream: if a subscriber did, cancelling that subscriber would cancel the gRPC call.
+Single flight makes one generation of all equal requests that run at the same time. The first request starts a stream.
+Equal requests that come meanwhile subscribe to it, and get every chunk from the first one on. The generation goes on as
+long as one subscriber is left, and ends early when the last one leaves. A task of its own reads the stream: if a
+subscriber did, cancelling that subscriber would cancel the gRPC call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from pipeline.cache.entry import StoredChunk
+from pipeline.cache.response_cache import Hit
 from pipeline.client import Answer, AsyncStream, Cached, Cancelled, Chunk, FinishReason, Stats
+
+
+class Replay:
+    """The chunks of a stored answer, each when it is due, with figures of their own."""
+
+    def __init__(self, hit: Hit, request_id: str, pace: float) -> None:
+        """
+        Args:
+            hit: decoded here: a damaged entry raises now, and never between two chunks.
+            request_id: id of the request that is answered.
+            pace: factor on the delays between chunks; 0 replays at once.
+        """
+        self._pieces = hit.entry.pieces()
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._hit, self._request_id, self._pace = hit, request_id, pace
+        self._began = time.perf_counter()
+        self._times: list[float] = []
+        self._cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        due = self._began
+        for index, piece in enumerate(self._pieces):
+            due += piece.delay_s * self._pace
+            if self._pace and (wait_s := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            if self._cancelled:
+                raise Cancelled("the answer was cancelled")
+            last = index == len(self._pieces) - 1
+            self.finish_reason = self._hit.entry.finish_reason if last else None
+            self._times.append(time.perf_counter())
+            self.text += piece.text
+            yield Chunk(
+                piece.text, index, self.finish_reason, piece.token_ids, piece.log_probs, self._hit.cached
+            )
+
+    def cancel(self) -> None:
+        """Deliver no more chunks: the next one raises Cancelled."""
+        self._cancelled = True
+
+    @property
+    def stats(self) -> Stats:
+        """Figures of the replay; token counts are those of the answer when it was generated."""
+        times, entry = self._times, self._hit.entry
+        return Stats(
+            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
+            itl_ms=tuple((b - a) * 1e3 for a, b in pairwise(times)),
+            total_ms=(times[-1] - self._began) * 1e3 if self.finish_reason else None,
+            chunks=len(times),
+            input_tokens=entry.input_tokens,
+            output_tokens=entry.output_tokens,
+            cached=self._hit.cached,
+        )
+
+    def answer(self) -> Answer:
+        """Return the complete answer."""
+        entry = self._hit.entry
+        tokens = [piece.token_ids for piece in self._pieces if piece.token_ids is not None]
+        log_probs = [piece.log_probs for piece in self._pieces if piece.log_probs is not None]
+        return Answer(
+            text=entry.text,
+            finish_reason=entry.finish_reason,
+            stats=self.stats,
+            request_id=self._request_id,
+            token_ids=tuple(token for row in tokens for token in row) if tokens else None,
+            log_probs=tuple(value for row in log_probs for value in row) or None,
+        )
+
+
+def stored_chunks(
+    chunks: Sequence[Chunk], began: float, times: Sequence[float], *, token_ids: bool = True
+) -> tuple[StoredChunk, ...]:
+    """Make the chunks to store; `began` and `times` (of the request, and of each chunk) are seconds of one clock.
+
+    Without `token_ids`, those of the chunks are left out.
+    """
+    delays = [later - earlier for earlier, later in pairwise([began, *times])]
+    return tuple(
+        StoredChunk(chunk.text, chunk.token_ids if token_ids else None, chunk.log_probs, delay)
+        for chunk, delay in zip(chunks, delays, strict=True)
+    )
+
 
 _SHARED = Cached("shared")
 
