@@ -183,7 +183,7 @@ class PgvectorBackend(PackedBackend):
         """See `Backend.near`. The server's HNSW index finds them; if embeddings are encrypted, an index in memory."""
         if self._codec.sealed:
             return self._indexes.near(scope, vector, count, min_similarity, self._turns)
-        found = self._rows(
+        rows = self._rows(
             f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s) WHERE cosine >= %s",
             self._name,
             scope,
@@ -191,7 +191,7 @@ class PgvectorBackend(PackedBackend):
             count,
             min_similarity,
         )
-        return self._codec.candidates(found)
+        return self._codec.candidates(rows)
 
     def remove(self, keys: Iterable[bytes]) -> int:
         return self._delete("key = ANY(%s)", list(keys))

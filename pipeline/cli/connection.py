@@ -159,8 +159,8 @@ def find_destination(
     from pipeline.triton.deployment import Deployment
 
     artifacts = Store.at(store)
-    found = find_deployment(recipe, overrides, artifacts, wait_s=request.wait_s)
-    server = found.require_server(artifacts)
+    deployed = find_deployment(recipe, overrides, artifacts, wait_s=request.wait_s)
+    server = deployed.require_server(artifacts)
     package = server.deployment.parent
     deployment = Deployment.load(package)
     return Destination(
@@ -169,13 +169,13 @@ def find_destination(
         tokenizer=request.tokenizer or package / deployment.tokenizer_dir,
         max_tokens=_first(request.max_tokens, deployment.limits.max_output_tokens),
         package=package,
-        recipe=found.recipe,
+        recipe=deployed.recipe,
         store=artifacts,
     )
 
 
-def _first(given: int | None, otherwise: int) -> int:
-    return otherwise if given is None else given
+def _first(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
 
 
 def stats_text(stats: Stats, finish_reason: str | None) -> str:
@@ -275,10 +275,10 @@ def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> Pipel
     """
     from pipeline.client import Refused
 
-    def option(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def option(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         typed = name in _SAMPLING_OPTIONS and name not in fields
-        return f"--{name.replace('_', '-')}" if typed else found[0]
+        return f"--{name.replace('_', '-')}" if typed else match[0]
 
     text = re.sub(r"\b([a-z_]+)(?= = )|'([a-z_]+)'", option, str(error))
     return UserError(text) if isinstance(error, Refused) else ServerError(text)

@@ -247,31 +247,35 @@ class EndpointPool:
         self._ring = HashRing([endpoint.url for endpoint in endpoints] if self.spread == "affinity" else [])
 
     def _choose(self, avoid: Endpoint | None, key: int | None, now: float) -> Endpoint:
-        well = [one for one in self.all if not (one.ill or one is avoid or one.cooldown_until > now)]
+        well = [
+            endpoint
+            for endpoint in self.all
+            if not (endpoint.ill or endpoint is avoid or endpoint.cooldown_until > now)
+        ]
         if not well:
             if not self.all:
                 raise ConnectFailed(f"there is no server to ask: {self.fault}")
             # The one that is the likeliest to be back.
             return min(
                 self._in_turn(self.all),
-                key=lambda one: (
-                    one.ill,
-                    one is avoid,
-                    max(0.0, one.cooldown_until - now),
-                    one.outstanding,
+                key=lambda endpoint: (
+                    endpoint.ill,
+                    endpoint is avoid,
+                    max(0.0, endpoint.cooldown_until - now),
+                    endpoint.outstanding,
                 ),
             )
         if self.spread == "random":
             return random.choice(well)
         if self.spread == "affinity" and key is not None and len(well) > 1:
-            requests = sum(one.outstanding for one in well) + 1
+            requests = sum(endpoint.outstanding for endpoint in well) + 1
             # Beyond its slots a request would wait in the server, while another one may have a slot.
             bound = min(load_bound(requests, len(well)), math.inf if self.slots is None else self.slots)
             for at in self._ring.walk(key):
-                one = self.all[at]
-                if one.outstanding < bound and one in well:
-                    return one
-        return min(self._in_turn(well), key=lambda one: one.outstanding)
+                endpoint = self.all[at]
+                if endpoint.outstanding < bound and endpoint in well:
+                    return endpoint
+        return min(self._in_turn(well), key=lambda endpoint: endpoint.outstanding)
 
     def _in_turn(self, endpoints: Sequence[Endpoint]) -> Iterator[Endpoint]:
         """Return all of them, another one first each time, so that equal ones take turns."""

@@ -144,7 +144,9 @@ def _parts(part: Mapping[str, Any] | None, of: str) -> list[Mapping[str, Any]]:
     """Flatten a normalizer or pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return []
-    return [one for inner in part[of] for one in _parts(inner, of)] if part["type"] == "Sequence" else [part]
+    return (
+        [flat for inner in part[of] for flat in _parts(inner, of)] if part["type"] == "Sequence" else [part]
+    )
 
 
 def _replaced(part: Mapping[str, Any]) -> int | None:

@@ -278,12 +278,12 @@ class _QueryEngine:
         size = len(vector)
         kind = self._made.get(size) or self._make(size)
         query = f"(@scope:{{{scope.hex()}}})=>[KNN {count} @embedding $vector AS distance]"
-        found: Sequence[Any] = self._server.call(
+        reply: Sequence[Any] = self._server.call(
             "FT.SEARCH", self._index(size), query, "PARAMS", 2, "vector", _packed(vector, kind),
             "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2,
         )  # fmt: skip
         # Without their number.
-        return found[1:]
+        return reply[1:]
 
     def _index(self, dimensions: int) -> str:
         return f"{self._prefix}near:{dimensions}"

@@ -82,8 +82,8 @@ class Embedder:
         if len(encoding) > self.max_tokens or self._unknown_id in encoding.ids or self._drops_from(text):
             return None
         row = np.array([encoding.ids], np.int64)
-        given = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
-        wanted = {name: array for name, array in given.items() if name in self._inputs}
+        arrays = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
+        wanted = {name: array for name, array in arrays.items() if name in self._inputs}
         # [tokens, dimensions]
         states = self._session.run(self._outputs, wanted)[0][0]
         mean = states.mean(axis=0)
@@ -95,16 +95,20 @@ class Embedder:
         normalizer = self._tokenizer.normalizer
         if normalizer is None:
             return False
-        odd = {one for one in unicodedata.normalize("NFC", text) if not (one.isspace() or "!" <= one <= "~")}
-        return any(not normalizer.normalize_str(one).strip() for one in odd)
+        odd = {
+            letter
+            for letter in unicodedata.normalize("NFC", text)
+            if not (letter.isspace() or "!" <= letter <= "~")
+        }
+        return any(not normalizer.normalize_str(letter).strip() for letter in odd)
 
 
 def _unknown_id(tokenizer: Any) -> int | None:
     """Return the token for unknown words; None if the tokenizer has none, because it knows every byte."""
     model = json.loads(tokenizer.to_str())["model"]
     token = model.get("unk_token")
-    found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)
-    return found
+    id: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)
+    return id
 
 
 def _digest(*files: Path) -> bytes:

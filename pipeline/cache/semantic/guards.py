@@ -319,11 +319,11 @@ GUARDS: Mapping[str, Guard] = MappingProxyType(
 
 def _by_bare_form(question: QuestionWords) -> dict[str, set[str]]:
     """Map words without their accents, as an encoder that drops them sees them, to the words."""
-    found: dict[str, set[str]] = {}
+    forms: dict[str, set[str]] = {}
     for word in map(partial(normalize, "NFC"), question.words):
         bare = "".join(letter for letter in normalize("NFD", word) if not combining(letter))
-        found.setdefault(bare, set()).add(word)
-    return found
+        forms.setdefault(bare, set()).add(word)
+    return forms
 
 
 def _unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Number], list[Number]]:

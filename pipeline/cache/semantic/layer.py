@@ -62,7 +62,9 @@ def _has_foreign_letters(text: str, languages: Sequence[str]) -> bool:
     """Whether a letter, a mark or a digit belongs to none of the languages."""
     others = {letter for letter in unicodedata.normalize("NFC", text).lower() if not letter.isascii()}
     known = frozenset().union(*(LETTERS[language] for language in languages))
-    return any(unicodedata.category(one)[0] in "LM" or one.isdecimal() for one in others - known)
+    return any(
+        unicodedata.category(character)[0] in "LM" or character.isdecimal() for character in others - known
+    )
 
 
 @dataclass(frozen=True, slots=True)

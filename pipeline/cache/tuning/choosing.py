@@ -189,7 +189,7 @@ def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Sett
         fewer = [
             _best_levels(
                 measured,
-                replace(best[2], guards=tuple(one for one in best[2].guards if one != name)),
+                replace(best[2], guards=tuple(kept for kept in best[2].guards if kept != name)),
                 rows,
                 budget,
             )
@@ -197,10 +197,10 @@ def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Sett
             if _known(measured, rows, name)
         ]
         # A guard goes only where more is served and no more of it wrongly.
-        better = [found for found in fewer if found[0] > best[0] and found[1] <= best[1]]
+        better = [level for level in fewer if level[0] > best[0] and level[1] <= best[1]]
         if not better:
             return best[2]
-        best = max(better, key=lambda found: found[0])
+        best = max(better, key=lambda level: level[0])
 
 
 def _best_levels(measured: Measured, setting: Setting, rows: Rows, budget: float) -> tuple[int, int, Setting]:

@@ -78,12 +78,12 @@ def _nearest(questions: Sequence[str], embed: Embed) -> list[tuple[str, str, flo
     if len(embedded) < 2:
         return []
     vectors: NDArray[np.float32] = np.stack([vector for _, vector in embedded])
-    found: dict[tuple[int, int], float] = {}
+    pairs: dict[tuple[int, int], float] = {}
     for start in range(0, len(embedded), _BLOCK):
         cosines = vectors[start : start + _BLOCK] @ vectors.T  # [block, questions]
         cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # itself
         for row, at in enumerate(cosines.argmax(axis=1).tolist()):
             if cosines[row, at] >= MIN_SIMILARITY:
                 here = start + row
-                found[min(here, at), max(here, at)] = float(cosines[row, at])
-    return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in found.items()]
+                pairs[min(here, at), max(here, at)] = float(cosines[row, at])
+    return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in pairs.items()]

@@ -84,8 +84,8 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
             for weight in weigh(measured, setting)
         ],
         "categories": {
-            name: {"recall": _share(found.recall, sure), "false_hits": _share(found.false, sure)}
-            for name, found in by_category(measured, setting).items()
+            name: {"recall": _share(counted.recall, sure), "false_hits": _share(counted.false, sure)}
+            for name, counted in by_category(measured, setting).items()
         },
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
@@ -135,12 +135,12 @@ def _guards(measured: Measured, choice: TunedSetting) -> list[str]:
 
 
 def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
-    found = by_category(measured, choice.setting)
-    if not found:
+    outcomes = by_category(measured, choice.setting)
+    if not outcomes:
         return []
-    width = min(max(16, *(len(name) + 2 for name in found)), _NAME)
+    width = min(max(16, *(len(name) + 2 for name in outcomes)), _NAME)
     lines = [f"  {'category':<{width}}{'true pairs served':<26}traps served"]
-    for name, outcome in found.items():
+    for name, outcome in outcomes.items():
         lines.append(
             f"  {_short(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
         )

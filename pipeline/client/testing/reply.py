@@ -189,8 +189,10 @@ class _Responses:
         """Yield each response with the seconds to wait before it."""
         reply = self._reply
         texts = [chunk.encode() if isinstance(chunk, str) else chunk for chunk in reply.chunks]
-        given = reply.tokens_per_chunk
-        counts = [given] * len(texts) if isinstance(given, int) else list(given)
+        per_chunk_counts = reply.tokens_per_chunk
+        counts = (
+            [per_chunk_counts] * len(texts) if isinstance(per_chunk_counts, int) else list(per_chunk_counts)
+        )
         if not self.decoupled:
             texts, counts = [b"".join(texts)], [sum(counts)]
         log_probs, ids = iter(reply.log_probs or ()), iter(reply.token_ids or ())

@@ -126,7 +126,7 @@ def admission_fault(config: config_pb.ModelConfig, request: pb.ModelInferRequest
     if request.model_name != model:
         return f"Request for unknown model: '{request.model_name}' is not found"
     declared = {tensor.name: tensor for tensor in config.input}
-    given = [tensor.name for tensor in request.inputs]
+    names = [tensor.name for tensor in request.inputs]
     prefix = f"[request id: {request.id or '<id_unknown>'}] "
     for tensor in request.inputs:
         if tensor.name not in declared:
@@ -147,12 +147,12 @@ def admission_fault(config: config_pb.ModelConfig, request: pb.ModelInferRequest
                 f"{prefix}unexpected shape for input '{tensor.name}' for model '{model}'. "
                 f"Expected {_brackets(dims)}, got {_brackets(shape)}."
             )
-    missing = [name for name, tensor in declared.items() if not tensor.optional and name not in given]
+    missing = [name for name, tensor in declared.items() if not tensor.optional and name not in names]
     if missing:
         quoted = ",".join(f"'{name}'" for name in missing)
         return (
             f"{prefix}expected number of inputs between {sum(not tensor.optional for tensor in config.input)} and "
-            f"{len(declared)} but got {len(given)} inputs for model '{model}'. Missing required input(s) [{quoted}]."
+            f"{len(declared)} but got {len(names)} inputs for model '{model}'. Missing required input(s) [{quoted}]."
         )
     outputs = {tensor.name for tensor in config.output}
     unknown = next((tensor.name for tensor in request.outputs if tensor.name not in outputs), None)
