@@ -1,13 +1,16 @@
-"""From messages to the prompt that the model was trained on, with the chat template that its tokenizer brings.
+"""Renders messages to the prompt that the model was trained on, with the chat template that its tokenizer brings.
 
-Renders the same text as `apply_chat_template` of transformers 5, without needing it: Jinja in a sandbox that bounds
-work and memory (`pipeline.models.sandbox`), with the tokenizer's special tokens as variables. It cuts nothing.
+Renders the same text as `apply_chat_template` of transformers 5, without needing it, with the tokenizer's special
+tokens as variables. Jinja's immutable sandbox keeps a template from Python. It bounds neither time nor memory:
+`pipeline.models.template_trial` tries what a template takes when a checkpoint is fetched.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,21 +18,20 @@ from pipeline.errors import UserError
 from pipeline.reading import UnreadableFile, read_json, read_text
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-
-    from pipeline.models.sandbox import Sandbox
+    from jinja2 import Environment, Template
 
 # {"role": "user", "content": "…"}
 Message = Mapping[str, Any]
-_MAX_REASON = 300  # characters
+# Characters of a message.
+_MAX_REASON = 300
 
 
 class TemplateError(UserError):
-    """There is no chat template, it cannot be read, or it does not take these messages."""
+    """A chat template is missing, cannot be read, or does not take these messages."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer: Jinja source that renders messages to the prompt that the model was trained on.
+    """Chat template of a tokenizer: Jinja source that renders messages to the prompt that the model was trained on.
 
     A tokenizer may have several named templates: "tool_use" serves requests with tools, "default" all others.
 
@@ -45,11 +47,11 @@ class ChatTemplate:
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
-        """Make a template. It is compiled with its first rendering, or by `compile`.
+        """Make a template, which is compiled with its first rendering, or by `compile`.
 
         Args:
             source: Jinja source of the only template, or of several by name.
-            special_tokens: variables of the templates, such as `bos_token`; None: there are none.
+            special_tokens: see the class; None for none.
         """
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens or {})
@@ -92,9 +94,9 @@ class ChatTemplate:
             messages: a chat, oldest first, as OpenAI's API has it: `role`, `content`, …
             tools: functions that the model may call, as OpenAI's API describes them.
             documents: texts for retrieval-augmented generation, as the template takes them.
-            add_generation_prompt: whether to open the assistant's turn at the end.
-            continue_final_message: whether to end where the text of the last message does, so that the model goes on
-                with it; then no turn is opened.
+            add_generation_prompt: open the assistant's turn at the end.
+            continue_final_message: end where the text of the last message does, so that the model goes on with it; no
+                turn is opened.
             **variables: more variables of the template; they win over special tokens.
 
         Raises:
@@ -199,11 +201,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a template, and in which line of it."""
+    """Say what is wrong with a template, and in which line of it."""
     from jinja2 import TemplateError
 
-    if isinstance(error, RecursionError | MemoryError | SyntaxError):
+    if isinstance(error, RecursionError | SyntaxError):
         return "it is nested too deeply, or calls itself without end"
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
     text = (error.message if isinstance(error, TemplateError) else str(error)) or type(error).__name__
     text = text[:_MAX_REASON]
     # Without a line where the template itself says what it does not take.
@@ -212,7 +216,7 @@ def _reason(error: Exception) -> str:
 
 
 def _line(error: Exception) -> int | None:
-    """Jinja gives the frames of a template its name, and the lines of its source."""
+    """Line of the source, which Jinja gives the frames of a template."""
     line: int | None = getattr(error, "lineno", None)
     frame = error.__traceback__
     while frame is not None:
@@ -224,11 +228,50 @@ def _line(error: Exception) -> int | None:
 
 @functools.lru_cache(maxsize=32)
 def _compile(source: str) -> Template:
-    return _sandbox().compiled(source)
+    return _environment().from_string(source)
 
 
 @functools.cache
-def _sandbox() -> Sandbox:
-    from pipeline.models.sandbox import Sandbox
+def _environment() -> Environment:
+    """Jinja as transformers 5 sets it up, without `lipsum`."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return Sandbox()
+    class Generation(Extension):
+        """`{% generation %}` marks what the model said; the text within is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_as_it_is"), [], [], body).set_lineno(line)
+
+        def _as_it_is(self, caller: Any) -> Any:
+            return caller()
+
+    def raise_exception(message: Any) -> None:
+        raise TemplateError(message if isinstance(message, str) else type(message).__name__)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """As transformers has it: not escaped for HTML."""
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    # Its length is not bounded, as that of `range` is.
+    del environment.globals["lipsum"]
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import CheckpointError, SourceError
 from pipeline.extras import missing
 from pipeline.models.folder import CONFIG, CheckpointFolder
+from pipeline.models.template_trial import try_template
 from pipeline.progress import Progress
 from pipeline.reading import UnreadableFile, read_json, read_tokenizer
 from pipeline.sources.checkpoint import HubCheckpoint, LocalCheckpoint, ResolvedSource
@@ -41,7 +42,7 @@ def fetch(
     """Bring the files of a checkpoint into a folder, and check them.
 
     Afterwards the folder holds config.json, tokenizer files and safetensors, flat, and each safetensors file's header
-    adds up to its size.
+    adds up to its size; the chat template is tried within limits of time and memory.
 
     Args:
         resolved: A commit on the Hub, or the hashed files of a local folder.
@@ -170,6 +171,7 @@ def _inspect(folder: Path, label: str) -> dict[str, Json]:
             # Where the library is not installed, no later stage reads the file here.
             with contextlib.suppress(ImportError):
                 read_tokenizer(folder / "tokenizer.json")
+            try_template(folder)
     except (CheckpointError, UnreadableFile) as error:
         raise SourceError(f"{label}: {str(error).replace(str(folder) + '/', '')}") from error
     return {

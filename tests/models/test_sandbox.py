@@ -1,17 +1,22 @@
-"""Chat templates in their sandbox: whatever they are, they do no harm; and what good ones do is what Jinja does."""
+"""Chat templates in Jinja's sandbox: no way out, bounded costs, and the text that transformers renders."""
 
 from __future__ import annotations
 
-import tracemalloc
+import contextlib
+import copy
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.client import ChatTemplate, TemplateError
-from pipeline.models.sandbox_operations import Metered
+from pipeline.errors import CheckpointError
+from pipeline.models.template_trial import _OUT_OF_MEMORY, main, try_template
 from tests.models.test_chat_template import CHATML, CONVERSATIONS, folder, reference
 
-# Every operation that stands in the place of one of Jinja's.
+# Every operation that templates use.
 EVERYTHING = """{%- macro item(name, kind='text') -%}
 {{ name }}: {{ kind }}{{ caller() if caller else '' }}{%- endmacro %}
 {%- set ns = namespace(seen=[], text='', n=0) %}
@@ -48,11 +53,36 @@ def test_every_operation_gives_what_jinja_gives(tmp_path: Path) -> None:
 
 
 def test_there_is_room_for_every_conversation() -> None:
-    """Thousands of turns, or megabytes in one: what is allowed grows with what is given."""
+    """Thousands of turns, or megabytes in one."""
     ours = ChatTemplate(CHATML)
     turns = [{"role": role, "content": "text " * 20} for _ in range(5000) for role in ("user", "assistant")]
     assert ours.render(turns).count("<|im_start|>") == len(turns) + 2
     assert ours.render([{"role": "user", "content": "é" * 20_000_000}]).count("é") == 20_000_000
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+ESCAPES = [
+    "{{ ''.__class__.__mro__ }}", "{{ ''['__class__'] }}", "{{ ''|attr('__class__') }}", "{{ messages.append(1) }}",
+    "{{ messages.clear() }}", "{{ messages[0].update({'role': 'x'}) }}", "{{ messages[0].pop('role') }}",
+    "{{ cycler.__init__.__globals__ }}", "{{ namespace.__init__.__globals__.os }}", "{{ lipsum.__globals__ }}",
+    "{{ raise_exception.__globals__ }}", "{{ strftime_now.__globals__ }}", "{{ self.__init__.__globals__ }}",
+    "{{ '{0.x}'.format_map(messages) }}", "{{ '{0.__class__}'.format(messages) }}",
+    "{{ ('{0.__class__.__mro__}' | safe).format(1) }}", "{{ messages | map(attribute='__class__') | join }}",
+    "{{ (messages | map('upper')).gi_frame }}", "{{ (messages | map('upper')).gi_frame.f_globals }}",
+    "{% for m in messages %}{{ loop.__class__.__mro__ }}{% endfor %}",
+    "{% macro m() %}{% endmacro %}{{ m.__call__.__globals__ }}", "{{ messages | map('attr', '__class__') | join }}",
+    "{{ messages | sum(start='__class__') }}", "{% include 'a' %}", "{% import '/etc/passwd' as p %}",
+    "{% extends 'a' %}", "{{ open('/etc/passwd') }}", "{{ lipsum(n=10**8) }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_no_template_reaches_python_or_changes_what_it_is_given(source: str) -> None:
+    messages = copy.deepcopy(MESSAGES)
+    # A refusal, or nothing.
+    with contextlib.suppress(TemplateError):
+        assert ChatTemplate(source).render(messages) == ""
+    assert messages == MESSAGES
 
 
 SETS = "{% set ns = namespace(x='a', l=[1], m=[1], t=(1,), n=3) %}"
@@ -71,14 +101,8 @@ READING = (
     "[ns.t] | unique | list",
 )  # fmt: skip
 LOOPING = "{% for i in range(99999) %}"
-HARMFUL = {
-    "a way out": [
-        "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}",
-        "{{ ''|attr('__class__') }}", "{{ '{0.x}'.format_map(messages) }}", "{% include 'a' %}",
-        "{% block a %}{{ self.a() }}{% endblock %}",
-    ],
+COSTLY = {
     "loops": [
-        "{{ lipsum(n=10**8) }}",
         "{% for i in range(10**9) %}{% endfor %}",
         LOOPING + LOOPING + "{% endfor %}{% endfor %}",
         LOOPING + "{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
@@ -87,7 +111,6 @@ HARMFUL = {
         LOOPING + "{{ 'x' in range(99999) }}{% endfor %}",
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% for i in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 60 }}{% endfor %}",
-        "{{ [-10**15] | map('count ') | list }}" + LOOPING + LOOPING + "{% endfor %}{% endfor %}",
         "{{ '' | indent(-10**15) }}" + LOOPING + "{{ range(99999) | sort | max }}{% endfor %}",
         "{{ 'a' | indent(1e999 - 1e999) }}" + LOOPING + "{{ range(99999) | sort | max }}{% endfor %}",
         "{% macro m(a=" + "+".join("1" * 200) + ") %}{% endmacro %}" + LOOPING + "{{ m() }}{% endfor %}",
@@ -120,38 +143,56 @@ HARMFUL = {
         SETS + "{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
     ],
     "values": [
-        "{{ 10.0 ** 400 }}", "{{ " + "9" * 9999 + " }}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}", "x" * (1 << 18),
-        "{{ x | pprint }}",
+        "{{ 10.0 ** 400 }}", "{{ " + "9" * 9999 + " }}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}",
     ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", HARMFUL)
-def test_a_template_can_do_no_harm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the sandbox each of them hangs, fills the memory, reaches Python, or raises what nobody expects."""
-    monkeypatch.setattr(Metered, "steps", 20_000)
-    monkeypatch.setattr(Metered, "characters", 1_000_000)
-    for source in HARMFUL[kind]:
-        with pytest.raises(TemplateError, match=r"does not take these messages: .+"):
-            ChatTemplate(source).render([{"role": "user", "content": "a"}])
+@pytest.mark.parametrize(("kind", "source"), [(kind, one) for kind, some in COSTLY.items() for one in some])
+def test_a_costly_template_ends_at_the_limits_or_before(kind: str, source: str) -> None:
+    """Jinja bounds neither time nor memory: the kernel ends the process, or the template fails by itself."""
+    template = ChatTemplate(source)
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _OUT_OF_MEMORY
+        with contextlib.suppress(BaseException):
+            code = main(template, 0.2, 64)
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if kind == "values":
+        assert code == 0
+    assert code in (0, _OUT_OF_MEMORY, -signal.SIGPROF), kind
 
 
-def test_what_a_template_may_take_of_the_memory() -> None:
-    tracemalloc.start()
-    try:
-        for source in HARMFUL["texts that grow"]:
-            with pytest.raises(TemplateError):
-                ChatTemplate(source).render([{"role": "user", "content": "a"}])
-        assert tracemalloc.get_traced_memory()[1] < 128 << 20
-    finally:
-        tracemalloc.stop()
+LIMITS = [
+    ("{% for m in messages %}" + LOOPING + LOOPING + "{% endfor %}{% endfor %}{% endfor %}", "processor time, for a s"),
+    ("{% if messages | length > 9 %}{{ 'x' * 10**10 }}{% endif %}", "MiB of memory, for a long conversation"),
+    ("{% if tools %}{% for t in tools * 10**10 %}{% endfor %}{% endif %}", "MiB of memory, for a tool conversation"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "told"), LIMITS)
+def test_a_trial_names_the_limit_and_the_conversation(tmp_path: Path, source: str, told: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(source)
+    with pytest.raises(CheckpointError, match=told):
+        try_template(tmp_path, 1.0, 128)
+
+
+@pytest.mark.parametrize("source", [None, "{% if %}", "{{ raise_exception('no') }}", CHATML])
+def test_a_trial_is_about_limits_alone(tmp_path: Path, source: str | None) -> None:
+    if source is not None:
+        (tmp_path / "chat_template.jinja").write_text(source)
+    try_template(tmp_path)
 
 
 def test_a_refusal_names_the_line() -> None:
-    with pytest.raises(TemplateError, match=r"an integer of more than 4096 bits \(line 3\)$"):
-        ChatTemplate("{{ 1 }}\n\n{{ 9 ** 9999 }}").render([{"role": "user", "content": "a"}])
+    with pytest.raises(TemplateError, match=r"division by zero \(line 3\)$"):
+        ChatTemplate("{{ 1 }}\n\n{{ 1 / 0 }}").render(MESSAGES)
 
 
 def test_a_date_is_todays_or_the_callers() -> None:
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}")
     assert template.render(CONVERSATIONS[0], strftime_now=lambda _: "26 Jul 2024") == "26 Jul 2024"
+    assert template.render(CONVERSATIONS[0])[-4:].isdecimal()

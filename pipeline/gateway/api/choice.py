@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pipeline.gateway.api.generation import Generation
 
 _MAX_ATTEMPTS = 3
-_MAX_TRIED_S = 5.0  # that a tenant is charged for the form of one answer
+_MAX_TRIED_S = 5.0  # most seconds that a tenant is charged for the form of one answer
 _MAX_LOSSES = BlamePolicy().max_losses
 _BACKOFF = Retries()
 
@@ -54,12 +54,12 @@ class ChoiceTimes:
     Attributes:
         asked: it asked for a slot of the model.
         started: it got one.
-        sent: the cache had no answer, or there is none, and the request was sent; or the answer was found.
-        first_chunk: of the answer.
-        last_chunk: of the answer so far.
+        sent: the request was sent, or the cache had the answer.
+        first_chunk: the first chunk came.
+        last_chunk: the last chunk so far came.
         ended: the choice is over.
         finish_reason: the engine's; None if the choice broke off.
-        span: of the call of the model, if spans are exported; parent of Triton's own.
+        span: span of the call of the model, if spans are exported; parent of Triton's own.
     """
 
     asked: float
@@ -81,11 +81,7 @@ class _CannotGoOn(Exception):
 
 
 async def choice_chunks(generation: Generation, index: int) -> AsyncGenerator[Chunk, None]:
-    """Generate one choice of a generation.
-
-    Args:
-        generation: gets the figures of the choice.
-        index: of the choice.
+    """Generate one choice of a generation, which gets its figures.
 
     Raises:
         ApiError, ClientError: the choice is refused, or fails.
@@ -283,7 +279,7 @@ class _Choice:
         return None if self._loss is None else self._loss.partial
 
     def _affinity(self) -> str | None:
-        """What the request goes to the same server by as the turns before it; None where there is one server."""
+        """Key by which the turns of a conversation go to the same server; None where there is one server."""
         client = self._generation.model.client
         if client.spread != "affinity" or len(client.endpoints) < 2:
             return None

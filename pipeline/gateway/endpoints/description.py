@@ -17,13 +17,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline import __version__
-from pipeline.gateway.api.answer_schemas import ErrorAnswer
 from pipeline.gateway.endpoints.endpoint import EndpointFamily
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.web import own_page
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _REFERENCE = "#/components/schemas/"
+
+
+class ErrorDetail(BaseModel):
+    """Error of an answer; Anthropic's have no `param` and `code`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    request_id: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer with a status of 400 or more."""
+
+    error: ErrorDetail
 
 
 class DescriptionEndpoints(EndpointFamily):

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.routes import ApiRoute, Handler, routes_of
-
-
-class ApiEndpoint(tuple[ApiRoute, Handler]):
-    """A route and its handler, for `EndpointFamily.endpoints`."""
-
-    def __new__(cls, method: str, path: str, handler: Handler, summary: str, **more: Any) -> ApiEndpoint:
-        return super().__new__(cls, (ApiRoute(method, path, summary, **more), handler))
 
 
 def json_answer(answer: BaseModel) -> Response:

@@ -53,13 +53,9 @@ class ClaimLost(Exception):
 
 
 class BatchClaims:
-    """See the module."""
+    """Batches as the gateways that run them see them."""
 
     def __init__(self, place: BatchPlace) -> None:
-        """
-        Args:
-            place: place of files and batches.
-        """
         self._place = place
 
     def claimable(self) -> Sequence[OwnedBatch]:
@@ -165,14 +161,9 @@ class BatchClaims:
         return dict(self._place.read("SELECT line, times FROM losses WHERE batch = %s", id))
 
     def finish(self, claim: Claim, status: BatchStatus, errors: BatchFaults | None = None) -> BatchObject:
-        """Write the answers of a batch into its output and error files, and end it.
+        """Write the answers of a batch into its output and error files, and end it with `status`.
 
-        It may be called again after a failure or a death in its middle.
-
-        Args:
-            claim: claim of the batch.
-            status: final status.
-            errors: faults of the input file, if it failed for them.
+        It may be called again after a failure or a death in its middle. `errors` are faults of the input file.
 
         Raises:
             ClaimLost: another gateway runs the batch.
@@ -185,24 +176,24 @@ class BatchClaims:
                 answers = self._answers(id, failed)
                 if (first := next(answers, None)) is None:
                     continue
-                file = new_file_id()
-                size = self._place.write(file, (line + b"\n" for line in chain((first,), answers)))
+                file_id = new_file_id()
+                size = self._place.write(file_id, (line + b"\n" for line in chain((first,), answers)))
                 files[f"{kind}_file_id"] = FileObject(
-                    id=file, bytes=size, created_at=now, expires_at=None if expires_s is None else now + expires_s,
+                    id=file_id, bytes=size, created_at=now, expires_at=None if expires_s is None else now + expires_s,
                     filename=f"{id}_{kind}.jsonl", purpose="batch_output",
                 )  # fmt: skip
             with self._place.transaction(id) as execute:
                 batch = self._claimed(execute, claim)
-                for one in files.values():
-                    insert_file(self._place, execute, tenant, one)
+                for file in files.values():
+                    insert_file(self._place, execute, tenant, file)
                 ended = batch.entered(
-                    status, now, errors=errors, **{key: one.id for key, one in files.items()}
+                    status, now, errors=errors, **{key: file.id for key, file in files.items()}
                 )
                 update_batch(self._place, execute, ended)
                 for table in ("answers", "losses", "claims"):
                     execute(f"DELETE FROM {table} WHERE batch = %s", id)
         except BaseException:
-            remove_contents(self._place, [one.id for one in files.values()])
+            remove_contents(self._place, [file.id for file in files.values()])
             raise
         return ended
 
@@ -210,9 +201,9 @@ class BatchClaims:
         return self._only(execute(_CLAIMED, claim.id, claim.tenant, claim.run).fetchall(), claim)
 
     def _only(self, rows: Sequence[Sequence[object]], claim: Claim) -> BatchObject:
-        if not (found := read_batches(self._place, rows)):
-            raise ClaimLost(claim.id)
-        return found[0].batch
+        for owned in read_batches(self._place, rows):
+            return owned.batch
+        raise ClaimLost(claim.id)
 
     def _claim_until(self, claim: Claim, seconds: float) -> None:
         with self._place.transaction(claim.id) as execute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Literal
 from urllib.parse import quote
@@ -31,14 +31,16 @@ from pipeline.gateway.api.batches.runner import BatchRunner
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.parsing import parse_request, validate_request
 from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
+from pipeline.gateway.endpoints.endpoint import EndpointFamily, json_answer
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.state.database import disk_errors
 
-_FORM_BYTES = 64 * 1024  # of a form besides its file
+_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+_FORM_BYTES = 64 * 1024  # bytes of a form besides its file
 _UPLOADS_OF_TENANT = 4  # at once: each takes room on the disk before it is known whether it may be kept
-_PART_BYTES = 256 * 1024  # of a file that is read
+_PART_BYTES = 256 * 1024  # bytes of a file that are read at once
 _MAX_NAME = 255  # characters of a file's name
 
 
@@ -66,22 +68,11 @@ class FileEndpoints(EndpointFamily):
         super().__init__(context)
         self._uploads: Counter[str] = Counter()  # under way, by tenant
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        one = "/v1/files/{file_id}"
-        return (
-            ApiEndpoint(
-                "POST", "/v1/files", self._upload, "Upload a file for a batch.", form=FileForm, response=FileObject
-            ),
-            ApiEndpoint("GET", "/v1/files", self._list, "List files.", query=FileQuery, response=Page[FileObject]),
-            ApiEndpoint("GET", one, self._show, "Describe a file.", response=FileObject),
-            ApiEndpoint("DELETE", one, self._delete, "Delete a file.", response=FileDeleted),
-            ApiEndpoint("GET", f"{one}/content", self._content, "Read a file.", media_type="application/octet-stream"),
-        )  # fmt: skip
-
     @property
     def _storage(self) -> BatchStorage:
         return self.context.batch_storage
 
+    @ApiRoute("POST", "/v1/files", "Upload a file for a batch.", form=FileForm, response=FileObject)
     async def _upload(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         limited = _limited(request, self._storage.limits.file_bytes)
@@ -110,10 +101,11 @@ class FileEndpoints(EndpointFamily):
         finally:
             self._uploads[tenant.name] -= 1
 
+    @ApiRoute("GET", "/v1/files", "List files.", query=FileQuery, response=Page[FileObject])
     async def _list(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         query = validate_request(FileQuery, dict(request.query_params))
-        found = await self.context.use_state(
+        files = await self.context.use_state(
             self._storage.files,
             tenant.name,
             after=query.after,
@@ -121,17 +113,20 @@ class FileEndpoints(EndpointFamily):
             newest_first=query.order == "desc",
             purpose=query.purpose,
         )
-        return json_answer(Page.of(found, query.limit))
+        return json_answer(Page.of(files, query.limit))
 
+    @ApiRoute("GET", _FILE, "Describe a file.", response=FileObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         return json_answer(await self.context.use_state(self._storage.file, tenant.name, _file_id(request)))
 
+    @ApiRoute("DELETE", _FILE, "Delete a file.", response=FileDeleted)
     async def _delete(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
         await self.context.use_state(self._storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
+    @ApiRoute("GET", f"{_FILE}/content", "Read a file.", media_type="application/octet-stream")
     async def _content(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
         file = await self.context.use_state(self._storage.file, tenant.name, id)
@@ -205,20 +200,6 @@ class BatchEndpoints(EndpointFamily):
         super().__init__(context)
         self._runner = None if context.batches is None else BatchRunner(context.batches, context)
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        one = "/v1/batches/{batch_id}"
-        return (
-            ApiEndpoint(
-                "POST", "/v1/batches", self._create, "Make a batch of the requests in a file.",
-                request=BatchRequest, response=BatchObject,
-            ),
-            ApiEndpoint(
-                "GET", "/v1/batches", self._list, "List batches.", query=BatchQuery, response=Page[BatchObject]
-            ),
-            ApiEndpoint("GET", one, self._show, "Describe a batch.", response=BatchObject),
-            ApiEndpoint("POST", f"{one}/cancel", self._cancel, "Cancel a batch.", response=BatchObject),
-        )  # fmt: skip
-
     async def start(self) -> None:
         if self._runner is not None:
             self._runner.start()
@@ -232,6 +213,9 @@ class BatchEndpoints(EndpointFamily):
     def _storage(self) -> BatchStorage:
         return self.context.batch_storage
 
+    @ApiRoute(
+        "POST", "/v1/batches", "Make a batch of the requests in a file.", request=BatchRequest, response=BatchObject
+    )  # fmt: skip
     async def _create(self, request: Request) -> Response:
         tenant, storage = await self.context.authenticate(request), self._storage
         asked = parse_request(BatchRequest, await self.context.receive_body(request))
@@ -245,18 +229,21 @@ class BatchEndpoints(EndpointFamily):
         self._wake()
         return json_answer(made)
 
+    @ApiRoute("GET", "/v1/batches", "List batches.", query=BatchQuery, response=Page[BatchObject])
     async def _list(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         query = validate_request(BatchQuery, dict(request.query_params))
-        found = await self.context.use_state(
+        batches = await self.context.use_state(
             self._storage.batches, tenant.name, after=query.after, limit=query.limit + 1
         )
-        return json_answer(Page.of(found, query.limit))
+        return json_answer(Page.of(batches, query.limit))
 
+    @ApiRoute("GET", _BATCH, "Describe a batch.", response=BatchObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         return json_answer(await self.context.use_state(self._storage.batch, tenant.name, _batch_id(request)))
 
+    @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a batch.", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _batch_id(request)
 

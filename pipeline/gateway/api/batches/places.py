@@ -42,10 +42,7 @@ class BatchFolder:
     codec: Codec = Unsealed()
 
     def __init__(self, folder: Path) -> None:
-        """
-        Args:
-            folder: it is made when something is stored for the first time.
-        """
+        """`folder` is made when something is stored for the first time."""
         self._folder = folder
         self._contents = folder / "contents"
         self._database = SqliteDatabase(self._open_database, folder)
@@ -121,10 +118,7 @@ class PostgresBatches:
     in_use = True
 
     def __init__(self, database: PostgresDatabase) -> None:
-        """
-        Args:
-            database: a database with `BATCH_TABLES` and `CONTENT_TABLES`.
-        """
+        """`database` has `BATCH_TABLES` and `CONTENT_TABLES`."""
         self._database = database
 
     @property

@@ -105,9 +105,9 @@ def new_file_id() -> str:
     return f"file-{secrets.token_hex(12)}"
 
 
-def seal_object(place: BatchPlace, one: FileObject | BatchObject) -> bytes:
+def seal_object(place: BatchPlace, content: FileObject | BatchObject) -> bytes:
     """Return an object as its row has it."""
-    return place.codec.seal(one.model_dump_json().encode(), _object_key(one.id))
+    return place.codec.seal(content.model_dump_json().encode(), _object_key(content.id))
 
 
 def insert_file(place: BatchPlace, execute: Execute, tenant: str, file: FileObject) -> None:
@@ -124,23 +124,23 @@ def update_batch(place: BatchPlace, execute: Execute, batch: BatchObject) -> Non
 
 def read_files(place: BatchPlace, rows: Iterable[Sequence[Any]]) -> list[FileObject]:
     """Return the files of rows of id and object, without those that were sealed with another key."""
-    found = []
+    files = []
     for id, kept in rows:
         with suppress(UnreadableEntry):
             opened = place.codec.open(kept, _object_key(id))
-            found.append(FileObject.model_validate_json(opened))
-    return found
+            files.append(FileObject.model_validate_json(opened))
+    return files
 
 
 def read_batches(place: BatchPlace, rows: Iterable[Sequence[Any]]) -> list[OwnedBatch]:
     """Return the batches of rows of `SELECT_BATCHES`, without those that were sealed with another key."""
-    found = []
+    batches = []
     for id, tenant, kept, completed, failed in rows:
         with suppress(UnreadableEntry):
             batch = BatchObject.model_validate_json(place.codec.open(kept, _object_key(id)))
             counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
-            found.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
-    return found
+            batches.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
+    return batches
 
 
 def remove_contents(place: BatchPlace, files: Iterable[str]) -> None:

@@ -19,7 +19,6 @@ from pipeline.gateway.api.batches.rows import (
     SELECT_BATCHES,
     UNFINISHED,
     BatchPlace,
-    OwnedBatch,
     insert_file,
     new_file_id,
     read_batches,
@@ -57,19 +56,9 @@ class StorageLimits:
 
 
 class BatchStorage:
-    """See the module.
-
-    Attributes:
-        limits: bounds for each tenant.
-        claims: the same batches, for the runner.
-    """
+    """Files and batches of tenants; `claims` are the same batches for the runner."""
 
     def __init__(self, place: BatchPlace, limits: StorageLimits = StorageLimits()) -> None:
-        """
-        Args:
-            place: place of files and batches.
-            limits: bounds for each tenant.
-        """
         self._place, self.limits = place, limits
         self.claims = BatchClaims(place)
 
@@ -91,7 +80,7 @@ class BatchStorage:
 
         Args:
             tenant: name of the tenant.
-            content: the whole of it is read.
+            content: file, read from its start to its end.
             filename: name that the client gave it.
             expires_s: seconds for which it is kept; None: 30 days.
 
@@ -126,9 +115,9 @@ class BatchStorage:
         rows = self._place.read(
             "SELECT id, object FROM files WHERE id = %s AND tenant = %s", known_form(id), tenant
         )
-        if not (found := read_files(self._place, rows)):
-            raise _no_file(id)
-        return found[0]
+        for file in read_files(self._place, rows):
+            return file
+        raise _no_file(id)
 
     def open_content(self, tenant: str, id: str) -> BinaryIO:
         """Open the bytes of a file for reading. Raises what `file` does."""
@@ -166,12 +155,7 @@ class BatchStorage:
     # Batches
 
     def add_batch(self, tenant: str, batch: BatchObject, output_expires_s: int | None) -> BatchObject:
-        """Keep a new batch.
-
-        Args:
-            tenant: name of the tenant.
-            batch: the new batch.
-            output_expires_s: seconds for which the files that it ends in are kept; None: until they are deleted.
+        """Keep a new batch, and the files that it ends in for `output_expires_s`; None: until they are deleted.
 
         Raises:
             ApiError: 404, if its input file does not exist; 413, if the tenant's files leave no room for those that
@@ -227,8 +211,8 @@ class BatchStorage:
         from_end = before is not None and after is None
         order = "ASC" if from_end else "DESC"
         rows = self._place.read(f"{SELECT_BATCHES} WHERE {where} ORDER BY n {order} LIMIT %s", *values, limit)
-        found = [one.batch for one in read_batches(self._place, rows)]
-        return found[::-1] if from_end else found
+        batches = [owned.batch for owned in read_batches(self._place, rows)]
+        return batches[::-1] if from_end else batches
 
     def delete_batch(self, tenant: str, id: str) -> BatchObject:
         """Delete a batch that is over, but not its files, and return it.
@@ -273,9 +257,9 @@ class BatchStorage:
                     execute("DELETE FROM files WHERE id = %s AND tenant = %s", id, tenant)
             for id in gone:
                 self._place.remove(id)
-        for one in self._finished_before(now - _KEPT_S):
-            with self._place.transaction(one.batch.id) as execute:
-                execute("DELETE FROM batches WHERE id = %s", one.batch.id)
+        for id in self._finished_before(now - _KEPT_S):
+            with self._place.transaction(id) as execute:
+                execute("DELETE FROM batches WHERE id = %s", id)
         self._place.remove_unknown(_ABANDONED_S)
 
     def _check_room(self, execute: Execute, tenant: str, size: int) -> None:
@@ -298,25 +282,26 @@ class BatchStorage:
             raise _no_file(id)
 
     def _only_batch(self, rows: Iterable[Sequence[Any]], id: str) -> BatchObject:
-        if not (found := read_batches(self._place, rows)):
-            raise no_batch(id)
-        return found[0].batch
+        for owned in read_batches(self._place, rows):
+            return owned.batch
+        raise no_batch(id)
 
     def _unfinished_inputs(self, execute: Execute, tenant: str) -> dict[str, str]:
         """Input file -> batch, of the batches of a tenant that are not over."""
         rows = execute(f"{SELECT_BATCHES} WHERE tenant = %s AND {UNFINISHED}", tenant).fetchall()
-        return {one.batch.input_file_id: one.batch.id for one in read_batches(self._place, rows)}
+        batches = [owned.batch for owned in read_batches(self._place, rows)]
+        return {batch.input_file_id: batch.id for batch in batches}
 
-    def _finished_before(self, created_at: int) -> Iterator[OwnedBatch]:
-        """Batches that are over, from the oldest to the first that was created later."""
+    def _finished_before(self, created_at: int) -> Iterator[str]:
+        """Ids of batches that are over, from the oldest to the first that was created later."""
         query = f"SELECT n FROM batches WHERE NOT {UNFINISHED} AND n > %s ORDER BY n LIMIT {_PAGE}"
         last = -1
         while numbers := [row[0] for row in self._place.read(query, last)]:
             rows = self._place.read(f"{SELECT_BATCHES} WHERE n IN {marks(numbers)} ORDER BY n", *numbers)
-            for one in read_batches(self._place, rows):
-                if one.batch.created_at > created_at:
+            for owned in read_batches(self._place, rows):
+                if owned.batch.created_at > created_at:
                     return
-                yield one
+                yield owned.batch.id
             last = numbers[-1]
 
 
