@@ -152,7 +152,7 @@ class NearHitLog:
             return 0
         self._removals = removals
         marks = [stored.key for stored in self._backend.items() if stored.scope == _MARKS]
-        # Of several processes, the one that removes a mark counts it.
+        # The process that removes a mark counts it.
         return sum(self._backend.remove([mark]) for mark in marks)
 
     def purge(self, which: EntryFilter) -> int:

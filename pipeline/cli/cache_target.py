@@ -37,7 +37,7 @@ class CacheTarget:
         text: a recipe, or an address.
         overrides: values of `--set`.
         store: root of the store; None for the default one.
-        name: of several caches on the server at an address.
+        name: cache on the server at an address, which may have several.
     """
 
     text: str

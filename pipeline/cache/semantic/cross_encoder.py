@@ -67,7 +67,7 @@ class CrossEncoder:
         logits = model.session.run(None, rows)[0].reshape(-1).astype(np.float64)
         if not np.isfinite(logits).all():
             raise ValueError("the cross-encoder gave what is not a number")
-        # Of one logit the odds; of two how much the second is above the first.
+        # One logit gives the odds; of two, the second counts by how much it is above the first.
         odds = logits[-1] - (logits[0] if len(logits) == 2 else 0.0)
         return float(1 / (1 + np.exp(-np.clip(odds, -60, 60))))
 

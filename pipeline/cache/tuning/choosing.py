@@ -114,7 +114,7 @@ def choose(
     shown = [outcomes for outcomes, _ in tested if outcomes is not None]
     if shown:
         basis: Basis = "interval"
-        # Of those that serve the same, the one that was fixed beforehand.
+        # Among equals, the one that was fixed beforehand.
         on_all, on_rows = max(shown, key=lambda outcomes: outcomes[0].recall.count)
     else:
         on_all, basis = _by_rate(measured, [candidate.setting for candidate in candidates], budget)
