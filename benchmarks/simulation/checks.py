@@ -15,14 +15,14 @@ from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, Ran
 from benchmarks.simulation.service import Service, StepTimes, cpu_service
 from benchmarks.simulation.simulator import Fleet, FleetResult, FleetSettings
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.engine import EngineSpeed
-from pipeline.plan.performance.published import (
+from pipeline.plan.performance.accuracy import (
     PublishedFigure,
     compute_figure,
     figures,
     full_load_requests,
     max_requests,
 )
+from pipeline.plan.performance.engine import EngineSpeed
 
 _T_95 = 2.262  # 95 % of Student's t with nine degrees of freedom lie within
 _RUNS = 10

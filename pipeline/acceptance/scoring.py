@@ -10,8 +10,8 @@ from pipeline.acceptance.run import AcceptanceRun, Checks, questions
 from pipeline.bench.engine_model import EngineModel
 from pipeline.errors import ServerError
 from pipeline.plan.plan import TARGET, evaluated_exports
-from pipeline.stages.evaluate import Export
 from pipeline.stages.evaluate.engine_answers import EngineAnswer, engine_perplexity, score_answers
+from pipeline.stages.evaluate.results import Export
 
 
 def answers(run: AcceptanceRun) -> Checks:

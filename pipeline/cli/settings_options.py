@@ -140,13 +140,17 @@ def _parameter_type(kind: Any, field: FieldInfo, option: Option) -> click.ParamT
     if kind in (int, float):
         bounds = {type(bound): bound for bound in field.metadata}
         low, high = bounds.get(Ge) or bounds.get(Gt), bounds.get(Le) or bounds.get(Lt)
+        if low is None and high is None:
+            text = _Text()
+            text.name = {int: "integer", float: "float"}[kind]
+            return text
         number = _Number(
             min=None if low is None else getattr(low, "ge", getattr(low, "gt", None)),
             max=None if high is None else getattr(high, "le", getattr(high, "lt", None)),
             min_open=Ge not in bounds and Gt in bounds,
             max_open=Le not in bounds and Lt in bounds,
         )
-        number.name = {int: "integer", float: "float"}[kind] + (" range" if low or high else "")
+        number.name = {int: "integer range", float: "float range"}[kind]
         return number
     return _Text()
 

@@ -6,33 +6,16 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from pipeline.errors import ServerError, UserError
 from pipeline.golden import GoldenSet
 from pipeline.prepare.second_server import memory_beside
 from pipeline.recipe import Recipe, find_recipe, load_recipe
 from pipeline.serving.control import ask
-from pipeline.settings import Option, Settings
+from pipeline.serving.settings import ExchangeSettings
 from pipeline.store import Store
 from pipeline.triton.running import SUPERVISED, RunningServer
-
-
-class ExchangeSettings(Settings):
-    """Way in which a package is exchanged, for `pipeline rollout` and `pipeline rollback`."""
-
-    skip_golden: bool = Field(default=False, description="Do not ask the package's golden questions.")
-    in_place: bool = Field(
-        default=False,
-        description="End the old Triton first, for two that do not fit in memory. Requests wait meanwhile.",
-    )
-    drain_s: Annotated[float, Option(metavar="SECONDS")] = Field(
-        default=120.0,
-        ge=0,
-        description="Time for requests that the old package has under way; then they are cut off.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
-from pipeline.plan.performance.accuracy import FigureError, error_summary, figure_errors, quantile
+from pipeline.plan.performance.accuracy import (
+    FigureError,
+    Use,
+    error_summary,
+    figure_errors,
+    figure_source,
+    quantile,
+)
 from pipeline.plan.performance.efficiency import fitted_constants
-from pipeline.plan.performance.published import Use, figure_source
 from pipeline.store import Json
 
 _Group = tuple[str, str, str, str]  # source, kind, model with its format, GPUs

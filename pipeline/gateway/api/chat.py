@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.client import Chunk, FinishReason
+from pipeline.gateway.api.choice import generate
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.log_probs import chat_log_probs, prompt_log_probs, text_log_probs
 from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints, ModelAnswer
@@ -137,7 +138,7 @@ class Completion(ModelAnswer):
 
     async def whole(self) -> Mapping[str, Any]:
         chunks: list[list[Chunk]] = [[] for _ in self._choices]
-        async with aclosing(self.generation.chunks()) as pairs:
+        async with aclosing(generate(self.generation)) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
                 chunks[index].append(_without_text(chunk) if self._echo_only else chunk)
@@ -150,7 +151,7 @@ class Completion(ModelAnswer):
         with_usage = options is not None and options.include_usage
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")
         encoder = ChunkEncoder({**head, "usage": None} if with_usage else head, chat=self.chat)
-        async with aclosing(self.generation.chunks()) as pairs:
+        async with aclosing(generate(self.generation)) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
                 if self._echo_only:

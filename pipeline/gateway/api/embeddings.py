@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from pipeline.cache.backend import Vector
 from pipeline.gateway.api.parsing import ignored_headers, parse_request, tolerate, unsupported
 from pipeline.gateway.api.schema import OpenAIRequest
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.routes import ApiRoute

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeline.gateway.api.parsing import parse_request
-from pipeline.gateway.endpoints.endpoint import EndpointFamily, json_answer
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.routes import ApiRoute
+from pipeline.gateway.routes import ApiRoute, json_answer
 
 _log = logging.getLogger("pipeline.gateway")
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import Chunk, Sampling, Stats
+from pipeline.client import FinishReason, Sampling, Stats
 from pipeline.client.sampling import PARAMETERS, is_neutral
-from pipeline.gateway.api.choice import ChoiceTimes, choice_chunks
 from pipeline.gateway.api.parsing import unsupported
 from pipeline.gateway.api.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.api.response_format import AnswerForm
 from pipeline.gateway.api.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools, resolve_tools
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.lost_servers import work_digest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Span
-from pipeline.gateway.work import Work
 
 # Sampling parameters that the engine gets as requests name them. All others depend on something besides.
 _TAKEN = tuple(
@@ -45,6 +43,35 @@ class ModelInputs:
     prompts: Sequence[RenderedPrompt]
     tools: RequestTools
     form: AnswerForm | None  # form that the engine holds each answer to
+
+
+@dataclass(slots=True)
+class ChoiceTimes:
+    """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
+
+    Attributes:
+        asked: it asked for a slot of the model.
+        started: it got one.
+        sent: the request was sent, or the cache had the answer.
+        first_chunk: the first chunk came.
+        last_chunk: the last chunk so far came.
+        ended: the choice is over.
+        finish_reason: the engine's; None if the choice broke off.
+        span: span of the call of the model, if spans are exported; parent of Triton's own.
+    """
+
+    asked: float
+    started: float | None = None
+    sent: float | None = None
+    first_chunk: float | None = None
+    last_chunk: float | None = None
+    ended: float | None = None
+    finish_reason: FinishReason | None = None
+    span: Span | None = None
+
+    def is_stalled(self, now: float, stall_s: float) -> bool:
+        """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
+        return self.last_chunk is not None and self.ended is None and now - self.last_chunk > stall_s
 
 
 @dataclass(slots=True)
@@ -159,33 +186,6 @@ class Generation:
         """Return the prompt of choice `index`."""
         return self.inputs.prompts[index // self.request.candidates]
 
-    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Generate all choices at once. Each waits for a slot of its own.
-
-        Yields:
-            Index of a choice, and its next chunk.
-
-        Raises:
-            ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
-        """
-        self.model.hold()
-        try:
-            await self._follow()
-            if self.inputs.form is not None:
-                self.tenant.check_reading()
-            tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
-            async with self.tenant.enforce_limits(tokens, self.choices):
-                if self.choices > 1:
-                    async with aclosing(self._merged()) as pairs:
-                        async for pair in pairs:
-                            yield pair
-                    return
-                async with aclosing(choice_chunks(self, 0)) as chunks:
-                    async for chunk in chunks:
-                        yield 0, chunk
-        finally:
-            self.model.release()
-
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices."""
         completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
@@ -198,26 +198,6 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        arrived: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
-
-        async def read(index: int) -> None:
-            async with aclosing(choice_chunks(self, index)) as chunks:
-                async for chunk in chunks:
-                    arrived.put_nowait((index, chunk))
-            arrived.put_nowait((index, None))
-
-        async with asyncio.TaskGroup() as group:
-            for index in range(self.choices):
-                group.create_task(read(index))
-            left = self.choices
-            while left:
-                index, chunk = await arrived.get()
-                if chunk is None:
-                    left -= 1
-                else:
-                    yield index, chunk
-
     async def bind(self, index: int, *, goes_on: bool) -> bool:
         """Settle which package generates a choice, before it is sent, and return whether this model does.
 
@@ -229,7 +209,7 @@ class Generation:
             if goes_on:
                 return self.model.latest is self.model
             if not self._sent:
-                await self._follow()
+                await self.follow()
             self._sent.add(index)
             return True
 
@@ -250,7 +230,7 @@ class Generation:
         digest, tenant = self._digests[index // self.request.candidates], self.tenant
         return Work(digest, tenant.name, self.request_id, alone=tenant.background)
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
         """Go over to what has replaced the model."""
         while (latest := self.model.latest) is not self.model:
             self.inputs = await asyncio.to_thread(CpuMeter().run, partial(self._inputs_for, latest))

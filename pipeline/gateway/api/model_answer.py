@@ -30,8 +30,7 @@ from pipeline.gateway.api.sse import (
     encode_event,
     wait_for_disconnect,
 )
-from pipeline.gateway.context import SMALL_BODY_BYTES, GatewayContext
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily, GatewayContext
 from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, from_client_error, to_api_error
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.records import CacheHit, RequestRecord

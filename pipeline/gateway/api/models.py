@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.gateway.api.parsing import validate_request
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError, is_anthropic
 from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name

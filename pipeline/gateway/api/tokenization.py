@@ -19,8 +19,7 @@ from pipeline.gateway.api.parsing import OpenModel, hosted_tools, ignored_header
 from pipeline.gateway.api.prompts import read_messages
 from pipeline.gateway.api.schema import ChatRequest, TemplateFields
 from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
-from pipeline.gateway.context import SMALL_BODY_BYTES
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.records import RequestRecord
 from pipeline.gateway.routes import ApiRoute

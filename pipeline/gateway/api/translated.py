@@ -19,6 +19,7 @@ from pydantic import PrivateAttr, model_validator
 
 from pipeline.client import Chunk
 from pipeline.gateway.api.chat import ChoiceBuilder
+from pipeline.gateway.api.choice import generate
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.log_probs import chat_log_probs
 from pipeline.gateway.api.model_answer import ModelAnswer
@@ -188,7 +189,7 @@ class ItemAnswer(ModelAnswer):
 
     async def whole(self) -> Mapping[str, Any] | bytes:
         with self._request.own_names():
-            async with aclosing(self.generation.chunks()) as pairs:
+            async with aclosing(generate(self.generation)) as pairs:
                 async for _, chunk in pairs:
                     deque(self.steps(chunk), maxlen=0)
         return await self.body()
@@ -196,7 +197,7 @@ class ItemAnswer(ModelAnswer):
     async def events(self) -> AsyncGenerator[bytes, None]:
         events = self.first_events()
         with self._request.own_names():
-            async with aclosing(self.generation.chunks()) as pairs:
+            async with aclosing(generate(self.generation)) as pairs:
                 async for _, chunk in pairs:
                     events += map(self.step_events, self.steps(chunk))
                     if events:

@@ -25,7 +25,7 @@ from pipeline.gateway.api.batches.rows import (
     remove_contents,
     update_batch,
 )  # fmt: skip
-from pipeline.gateway.state.database import Execute, marks
+from pipeline.gateway.database import Execute, marks
 
 # Seconds after which a claim ends that was not renewed.
 CLAIM_S = 15.0

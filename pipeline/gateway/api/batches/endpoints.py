@@ -30,12 +30,11 @@ from pipeline.gateway.api.batches.objects import (
 from pipeline.gateway.api.batches.runner import BatchRunner
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.parsing import parse_request, validate_request
-from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.endpoints.endpoint import EndpointFamily, json_answer
+from pipeline.gateway.context import EndpointFamily, GatewayContext
+from pipeline.gateway.database import disk_errors
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.routes import ApiRoute
-from pipeline.gateway.state.database import disk_errors
+from pipeline.gateway.routes import ApiRoute, json_answer
 
 _FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
 _FORM_BYTES = 64 * 1024  # bytes of a form besides its file

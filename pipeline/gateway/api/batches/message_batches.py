@@ -34,7 +34,7 @@ from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.models import AnthropicPageQuery, list_page, rfc3339
 from pipeline.gateway.api.parsing import parse_request, raise_faults, validate_request
 from pipeline.gateway.bounds import MAX_FAULTS
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.routes import ApiRoute
 

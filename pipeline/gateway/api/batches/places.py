@@ -21,16 +21,16 @@ from typing import Any, BinaryIO
 
 from pipeline.cache.encryption import Codec, UnreadableEntry
 from pipeline.gateway.api.batches.rows import BATCH_TABLES, LATER_TABLES
-from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import (
+from pipeline.gateway.database import (
     Execute,
+    PostgresDatabase,
     SqliteDatabase,
     StorageFailed,
     Unsealed,
     disk_errors,
     sqlite_tables,
 )
-from pipeline.gateway.state.postgres import PostgresDatabase
+from pipeline.gateway.errors import ApiError
 from pipeline.sqlite_file import open_database
 
 _VERSION = 1

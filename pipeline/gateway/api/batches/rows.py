@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Protocol
 
 from pipeline.cache.encryption import UnreadableEntry
 from pipeline.gateway.api.batches.objects import FINAL, BatchObject, FileObject, RequestCounts
+from pipeline.gateway.database import Execute, StateDatabase, marks
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import Execute, StateDatabase, marks
 
 # Tables that older folders lack.
 LATER_TABLES = """

@@ -27,8 +27,8 @@ from pipeline.gateway.api.batches.rows import (
     seal_object,
     update_batch,
 )  # fmt: skip
+from pipeline.gateway.database import Execute, known_form, marks
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import Execute, known_form, marks
 
 _ABANDONED_S = 24 * 3600.0  # age of bytes without a file, which no process writes any more
 _KEPT_S = 30 * 24 * 3600  # input files, and batches that are over

@@ -33,8 +33,8 @@ from pipeline.gateway.api.responses.stored import Item, StoredConversation, Stor
 from pipeline.gateway.api.sse import encode_event, encode_json, encode_text
 from pipeline.gateway.api.translated import AnswerItem, ItemAnswer, ItemStep
 from pipeline.gateway.bounds import MAX_MESSAGES, MAX_REFERRED
+from pipeline.gateway.database import known_form
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import known_form
 
 _READ_AT_ONCE = 16
 

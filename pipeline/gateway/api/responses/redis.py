@@ -26,7 +26,7 @@ from pipeline.gateway.api.responses.stored import (
     seal_response,
     unseal_responses,
 )
-from pipeline.gateway.state.database import ServerFaults
+from pipeline.gateway.database import ServerFaults
 
 # ARGV[1]: responses that were used last before this time (s) are forgotten.
 _HEAD = """

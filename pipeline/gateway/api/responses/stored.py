@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pipeline.cache.encryption import Codec, UnreadableEntry
+from pipeline.gateway.database import SqliteDatabase, StateDatabase, marks, sqlite_tables
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import SqliteDatabase, StateDatabase, marks, sqlite_tables
 from pipeline.sqlite_file import open_database
 
 Item = Mapping[str, Any]  # item of the input or the output of a response
