@@ -48,10 +48,9 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, ClientError, PromptLimit
 from pipeline.client.testing import Ending, FakeServer, Reply
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files

@@ -5,23 +5,21 @@ python benchmarks/gateway_server.py HOST:PORT WORKERS        prints its port; HO
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import bound_sockets
-from pipeline.gateway.metrics import share_metrics
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.pool import WorkerPool
-from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace
+from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.machine.processes import die_with_parent
 
 CHECKPOINT = Path(__file__).resolve().parent.parent / "recipes" / "checkpoints" / "support-target"
@@ -45,41 +43,32 @@ def model_at(url: str) -> ServedModel:
 
 def serve(model: ServedModel, sockets: list[socket.socket], worker: GatewayWorker | None = None) -> None:
     """Serve until it is killed."""
-    server = GatewayServer(Gateway({"tiny": model}, Tenants(), worker=worker), "127.0.0.1", 0)
+    server = GatewayServer(
+        Gateway({"tiny": model}, Tenants(), parts=GatewayParts(worker=worker)), "127.0.0.1", 0
+    )
     listening = partial(print, sockets[0].getsockname()[1], flush=True)
     server.on_start = listening if worker is None else partial(worker.tell, "listens")
     server.run(sockets)
 
 
-def main(url: str, workers: str, *given: str) -> None:
-    if given:
-        parent, descriptor, word = given
-        assert die_with_parent(int(parent)), "its parent is gone"
-        place = WorkerPlace.of_word(word)
-        share_metrics(place.metrics, place.number)
-        worker, model = GatewayWorker(place), model_at(url)
+def main(url: str, workers: str, *message: str) -> None:
+    if message:
+        start = GatewayStart.from_descriptor(int(message[0]))
+        assert start.parent is not None
+        assert start.worker is not None
+        assert die_with_parent(start.parent), "its parent is gone"
+        worker, model = GatewayWorker.join(start.worker, Tenants()), model_at(url)
         worker.share(model)
-        serve(model, [socket.socket(fileno=int(descriptor))], worker)
+        serve(model, [socket.socket(fileno=start.sockets[0])], worker)
         return
     with bound_sockets("127.0.0.1", 0) as sockets:
         if workers == "1":
             serve(model_at(url), sockets)
             return
-        own = (sys.executable, __file__, url, workers, str(os.getpid()), str(sockets[0].fileno()))
-
-        def command(place: WorkerPlace) -> Sequence[str]:
-            return (*own, place.as_word())
-
+        settings = GatewaySettings(workers=int(workers), max_waiting=SLOTS, drain_s=0)
         listening = partial(print, sockets[0].getsockname()[1], flush=True)
-        WorkerPool(
-            sockets,
-            command,
-            int(workers),
-            tenants=Tenants(),
-            max_waiting=SLOTS,
-            drain_s=0,
-            on_ready=listening,
-        ).run()
+        command = (sys.executable, __file__, url, workers)
+        WorkerPool(GatewayStart(settings=settings), sockets, command, Tenants(), listening).run()
 
 
 if __name__ == "__main__":

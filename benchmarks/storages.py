@@ -35,18 +35,20 @@ from pathlib import Path
 
 from benchmarks.gateway_server import model_at
 from pipeline.gateway.app import Gateway
+from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.api.batches.storage import StorageLimits
 from pipeline.gateway.api.responses.stored import StoredResponseLimits
-from pipeline.gateway.server import GatewayServer, bound_sockets
-from pipeline.gateway.state.opening import StateSettings, open_state
+from pipeline.gateway.app import GatewayServer, bound_sockets
+from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.state import open_state
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 
 url, folder, postgres = sys.argv[1:]
 backend = {"kind": "pgvector", "url": postgres} if postgres else {"kind": "sqlite"}
-settings = StateSettings(None, None, Path(folder), StorageLimits(), StoredResponseLimits())
-batches, responses = open_state([CacheSettings.model_validate({"backend": backend})], settings)
-gateway = Gateway({"tiny": model_at(url)}, Tenants(), batches=batches, stored_responses=responses)
+caches = [CacheSettings.model_validate({"backend": backend})]
+state = open_state(caches, GatewaySettings(), own_folder=Path(folder))
+gateway = Gateway({"tiny": model_at(url)}, Tenants(), parts=GatewayParts(*state))
 with bound_sockets("127.0.0.1", 0) as sockets:
     server = GatewayServer(gateway, "127.0.0.1", 0)
     server.on_start = lambda: print(sockets[0].getsockname()[1], flush=True)

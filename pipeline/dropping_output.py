@@ -22,10 +22,7 @@ class DroppingFile(io.RawIOBase):
     """Writes to a file, pipe or terminal that is open already, and never fails."""
 
     def __init__(self, descriptor: int) -> None:
-        """
-        Args:
-            descriptor: where to write; it stays open.
-        """
+        """`descriptor` stays open."""
         self._descriptor = descriptor
         self._reader_is_late = False
 

@@ -7,8 +7,7 @@ Beside a package that is trusted, a new one can also be held to its answers: how
 Similar are answers whose words match to four fifths by `difflib`: what that says does not depend on a model of
 sentences that may be installed or not.
 
-Nothing here asks a server: whoever judges hands over how a question is answered. It is no room of the house, because
-recipes, packages and servers on three of its floors need it.
+Nothing here asks a server: whoever judges hands over how a question is answered.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import InvalidInput
-from pipeline.golden_judge import AnswerJudge
-from pipeline.golden_questions import GoldenQuestion, read_questions
+from pipeline.golden_questions import AnswerJudge, GoldenQuestion, read_questions
 from pipeline.reading import UnreadableFile, read_json
 
 __all__ = [
@@ -43,7 +41,7 @@ _SIMILAR = 0.8  # of the words of two answers
 
 
 class GoldenBudgets(BaseModel):
-    """What a package must reach with its golden questions before it takes traffic."""
+    """Budgets that a package must keep with its golden questions before it takes traffic."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -84,8 +82,8 @@ class BudgetCheck:
 
     Attributes:
         budget: Its name, such as min_equal.
-        figure: What was measured; None where it could not be, which does not pass.
-        limit: What is allowed.
+        figure: Measured value; None where it could not be measured, which does not pass.
+        limit: The most, or the least, that is allowed.
         text: Both in words.
     """
 
@@ -144,11 +142,11 @@ class GoldenReport:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """What two packages answered to one question.
+    """The answers of two packages to one question.
 
     Attributes:
-        before: Of the package that is trusted.
-        after: Of the one that is judged.
+        before: Answer of the package that is trusted.
+        after: Answer of the one that is judged.
     """
 
     before: GoldenAnswer
@@ -232,10 +230,6 @@ class GoldenSet:
     @classmethod
     def read(cls, file: Path, budgets: GoldenBudgets = _USUAL) -> Self:
         """Read the file of a recipe.
-
-        Args:
-            file: JSON lines.
-            budgets: What answers must reach.
 
         Raises:
             InvalidInput: With every fault of the file.

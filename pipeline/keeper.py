@@ -168,7 +168,7 @@ class Keeper(threading.Thread):
         Args:
             component: Component to keep.
             policy: Limits and pauses of restarts.
-            listeners: Those that are told of the component's state.
+            listeners: Listeners to the component's state.
             progress: Reporter of failures and restarts.
             on_failure: Called when `failure` is set, just before the thread ends.
         """

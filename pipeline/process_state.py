@@ -1,7 +1,7 @@
-"""Whether a process of this machine runs, is stopped or gone, what it used, and whether it counts as hung.
+"""Decide whether a process of this machine runs, is stopped or gone, or hangs, by what /proc shows of it.
 
 A process that should answer and is late may be dead, may compute, or may wait for a processor on a busy machine.
-`ProcessActivity` is what /proc shows of that, `HangJudge` decides from it, and `ProcessPulse` keeps the time.
+`HangJudge` decides from its `ProcessActivity`, and `ProcessPulse` keeps the time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ PROC = Path("/proc")
 SUPERVISOR = "PIPELINE_SUPERVISOR"
 # Fields of /proc/PID/stat behind the name; see proc(5).
 _STATE, _UTIME, _STIME, _CUTIME, _CSTIME, _STARTTIME = 0, 11, 12, 13, 14, 19
+CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 # A process that works answers at once. One that is late is hung, unless it computes: then it has longer. Time in which
 # it could run and had no processor does not count, up to a bound.
 _ANSWER_S = 3.0
 _BUSY_ANSWER_S = 15.0
 _STARVED_ANSWER_S = 60.0
-_BUSY_SHARE = 0.2  # of a core
-_LOOK_S = 1.0  # a process that is not so late is not looked into
-STOPPED_S = 1.0  # debuggers and profilers stop a process for a moment
+# Share of a core that a process uses which computes.
+_BUSY_SHARE = 0.2
+# A process that is not so late is not looked into.
+_LOOK_S = 1.0
+# Debuggers and profilers stop a process for a moment.
+STOPPED_S = 1.0
 # A watcher that has not looked for so long was held up itself: what it saw before says nothing.
 HELD_UP_S = 2.0
 
@@ -39,7 +43,7 @@ class ProcessStat:
         name: Its first 15 characters.
         state: "R" runs, "S" and "D" wait, "T" stopped by a signal, "t" by a debugger.
         cpu_s: Processor time so far, in seconds.
-        start: When it began; with its number this tells it from a later one.
+        start: Beginning, in clock ticks since the machine started; with its number this tells it from a later one.
         children_cpu_s: Processor time of its children that have ended and were waited for, and of theirs, in seconds.
     """
 
@@ -64,13 +68,13 @@ class ProcessStat:
             return None
         # The name may hold anything, also brackets and blanks.
         before, _, after = text.rpartition(")")
-        fields, tick_s = after.split(), 1 / os.sysconf("SC_CLK_TCK")
+        fields = after.split()
         return cls(
             name=before.partition("(")[2],
             state=fields[_STATE],
-            cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * tick_s,
+            cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * CLOCK_TICK_S,
             start=int(fields[_STARTTIME]),
-            children_cpu_s=(int(fields[_CUTIME]) + int(fields[_CSTIME])) * tick_s,
+            children_cpu_s=(int(fields[_CUTIME]) + int(fields[_CSTIME])) * CLOCK_TICK_S,
         )
 
     @property
@@ -79,12 +83,16 @@ class ProcessStat:
         return self.state in "Tt"
 
 
+def boot_id() -> str:
+    """Return the kernel's name of this start of the machine."""
+    return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def own_mark() -> str:
-    """Return what tells this process from all others of this machine, for `SUPERVISOR`."""
+    """Return a value of `SUPERVISOR` that no other process of this machine has."""
     stat = ProcessStat.of(os.getpid())
     assert stat is not None, "this process runs"
-    boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{os.getpid()}-{stat.start}-{boot}"
+    return f"{os.getpid()}-{stat.start}-{boot_id()}"
 
 
 def exit_reason(code: int) -> str:
@@ -136,7 +144,7 @@ class ProcessActivity:
 
 
 def _family(process: Path) -> Iterator[Path]:
-    """The folders in /proc of a process and its descendants, parents before their children."""
+    """Yield the folders in /proc of a process and its descendants, parents before their children."""
     yield process
     for thread in _threads(process):
         try:
@@ -155,7 +163,7 @@ def _threads(process: Path) -> list[Path]:
 
 
 def _waited_s(thread: Path) -> float:
-    """Time in which a thread could run and had no processor; 0 where the kernel does not say."""
+    """Return the time in which a thread could run and had no processor; 0 where the kernel does not say."""
     try:
         return int((thread / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, IndexError):
@@ -163,7 +171,7 @@ def _waited_s(thread: Path) -> float:
 
 
 def _cpu_pressure(proc: Path) -> float:
-    """Pressure on the processors in the last 10 s; where the kernel does not say, what the load lets expect."""
+    """Return the pressure on the processors in the last 10 s; where the kernel does not say, as the load suggests."""
     try:
         # some avg10=1.20 avg60=25.75 avg300=43.23 total=365888059
         average = (proc / "pressure/cpu").read_text(encoding="ascii").split()[1]
@@ -181,7 +189,8 @@ class HangJudge:
     """
 
     _last: ProcessActivity | None = field(default=None, init=False)
-    _since_s: float = field(default=0.0, init=False)  # how late it was when it was first looked at
+    # Lateness when it was first looked at.
+    _since_s: float = field(default=0.0, init=False)
     _used_s: float = field(default=0.0, init=False)
     _waited_s: float = field(default=0.0, init=False)
 

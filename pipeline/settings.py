@@ -58,13 +58,13 @@ class Settings(BaseModel):
         yield from ()
 
     def to_descriptor(self) -> int:
-        """Write the settings as JSON into an anonymous file, for a child process that inherits its descriptor.
+        """Write the settings that were set as JSON into an anonymous file, for a child process that inherits it.
 
         Returns:
             The descriptor, positioned at the start and not inherited unless passed on; the caller closes it.
         """
         descriptor = os.memfd_create("settings")
-        os.write(descriptor, self.model_dump_json().encode())
+        os.write(descriptor, self.model_dump_json(exclude_unset=True).encode())
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import allow_option, recipe_argument, store_option
+from pipeline.cli.options import recipe_argument, store_option
 from pipeline.cli.output import reporter
+from pipeline.cli.settings_options import options_of
+from pipeline.plan.settings import PreparationSettings
 
 
 @click.command(name="adopt")
@@ -15,16 +17,14 @@ from pipeline.cli.output import reporter
 @click.argument("step", metavar="STEP")
 @click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @store_option
-@allow_option
-@click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
+@options_of(PreparationSettings, "preparation")
 def command(
     recipe: str,
     overrides: tuple[str, ...],
     step: str,
     folder: Path,
     store: Path | None,
-    allowed: frozenset[str],
-    offline: bool,
+    preparation: PreparationSettings,
 ) -> None:
     """Take FOLDER, which a script of `pipeline build RECIPE --executor print` left, as STEP of the build of RECIPE.
 
@@ -43,12 +43,14 @@ def command(
 
     loaded = load_recipe(recipe, overrides)
     report = reporter()
-    shelf = Store.at(store)
-    prepared = prepare(loaded, shelf, offline=offline, progress=report, allowed=allowed)
-    found = shelf.find(prepared.plan[step].key)
-    if found is None:
-        found = adopt(prepared, step, folder.absolute(), shelf, report)
+    opened = Store.at(store)
+    prepared = prepare(
+        loaded, opened, offline=preparation.offline, progress=report, allowed=preparation.allowed
+    )
+    artifact = opened.find(prepared.plan[step].key)
+    if artifact is None:
+        artifact = adopt(prepared, step, folder.absolute(), opened, report)
         report.say(f"{loaded.name}: adopted {step} from {folder}")
     else:
         report.say(f"{loaded.name}: {step} is in the store already; {folder} is not needed")
-    click.echo(str(found.path))
+    click.echo(str(artifact.path))

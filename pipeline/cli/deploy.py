@@ -18,13 +18,13 @@ from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
-from pipeline.serving.deployments import recipe_of
+from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import LaunchSettings
-from pipeline.stages.served_package import ChosenPackage, PackageSettings, choose_package
 
 if TYPE_CHECKING:
     from pipeline.plan.artifact_sizes import ArtifactSizes
     from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestTarget
+    from pipeline.stages.served_package import ChosenPackage
     from pipeline.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -229,9 +229,11 @@ def command(
     pipeline deploy llama-3.1-8b-fp8 --target kubernetes --output ./cluster --hostname llm.example --expose gateway:web
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
     """
+    from pipeline.serving.deployments import recipe_of
     from pipeline.serving.launch import ServeOptions
     from pipeline.serving.manifests import ManifestOptions, manifest_files
     from pipeline.serving.manifests.kubernetes import SITE
+    from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
     given = [
@@ -266,7 +268,7 @@ def command(
     )
     launch = _with_usual_ports(launch, chosen)
     serving = ServeOptions(
-        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=frozenset(wanted.allowed),
+        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
     )  # fmt: skip
     files = manifest_files(kind, chosen.deployment, chosen.folder, serving, more)

@@ -1,4 +1,4 @@
-"""`pipeline logs`: what a deployment's Triton, gateway and supervisor print."""
+"""`pipeline logs`: the logs of a deployment's Triton, gateway and supervisor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from pipeline.printable import printable
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends."
 )
-@click.option("--triton", is_flag=True, help="What Triton prints.")
-@click.option("--gateway", is_flag=True, help="What the gateway prints.")
+@click.option("--triton", is_flag=True, help="Print the log of Triton.")
+@click.option("--gateway", is_flag=True, help="Print the log of the gateway.")
 @click.option(
-    "--supervisor", is_flag=True, help="What a detached `pipeline serve` says: starts, failures, restarts."
+    "--supervisor",
+    is_flag=True,
+    help="Print the log of a detached `pipeline serve`: starts, failures, restarts.",
 )
 @click.option(
     "--lines",
@@ -28,7 +30,7 @@ from pipeline.printable import printable
     default=50,
     show_default=True,
     metavar="N",
-    help="So many lines of the end of each log first.",
+    help="Lines of the end of each log to print first.",
 )
 @store_option
 def command(
@@ -36,7 +38,7 @@ def command(
 ) -> None:
     """Print the end of the logs of the deployment NAME, also when it has ended: all of them, or those that are named.
 
-    Lines of several logs begin with whose they are.
+    Lines of several logs begin with the name of theirs.
 
     \b
     pipeline logs tiny-cpu
@@ -46,9 +48,9 @@ def command(
     from pipeline.store import Store
     from pipeline.triton.running import RunningServer
 
-    shelf = Store.at(store)
-    record = RunningServer.read(shelf.running, name)
-    folder = shelf.logs / name
+    opened = Store.at(store)
+    record = RunningServer.read(opened.running, name)
+    folder = opened.logs / name
     files = {
         "triton": folder / "triton.log",
         "gateway": folder / "gateway.log",
@@ -58,7 +60,7 @@ def command(
         files |= {"triton": record.log or files["triton"], "gateway": record.gateway_log or files["gateway"]}
         if record.control is not None:
             # Deployments that were started together have one supervisor, and it bears the name of the first.
-            files["serve"] = shelf.logs / record.control.stem / "serve.log"
+            files["serve"] = opened.logs / record.control.stem / "serve.log"
     wanted = {"triton": triton, "gateway": gateway, "serve": supervisor}
     chosen = {kind: file for kind, file in files.items() if wanted[kind] or not any(wanted.values())}
     if not any(file.is_file() for file in chosen.values()):
@@ -67,8 +69,8 @@ def command(
     several = len(chosen) > 1
     width = max(map(len, chosen))
 
-    def show(found: Iterable[tuple[str, str]]) -> None:
-        for kind, line in found:
+    def show(new: Iterable[tuple[str, str]]) -> None:
+        for kind, line in new:
             shown = printable(line, colours=True)
             click.echo(f"{kind:<{width}} | {shown}" if several else shown)
 

@@ -1,4 +1,4 @@
-"""`pipeline ps`: what is served on this machine, and how it is."""
+"""`pipeline ps`: the deployments of this machine and their states."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _HEADER = ("NAME", "STATE", "UP", "RESTARTS", "REQUESTS", "KV")
 def command(store: Path | None, as_json: bool) -> None:
     """List the deployments that `pipeline serve` runs on this machine: state, requests, KV cache, addresses.
 
-    A deployment whose supervisor was killed is `lost`, and shown once, or for as long as processes of it run. What gave
-    up stays, with the reason, until it is served again or `pipeline stop` removes it.
+    A deployment whose supervisor was killed is `lost`, and shown once, or for as long as processes of it run. One that
+    was given up stays, with the reason, until it is served again or `pipeline stop` removes it.
 
     \b
     pipeline ps
@@ -36,23 +36,23 @@ def command(store: Path | None, as_json: bool) -> None:
     from pipeline.serving.status import forget, list_deployments
     from pipeline.store import Store
 
-    shelf = Store.at(store)
-    found = list_deployments(shelf.running)
+    opened = Store.at(store)
+    deployments = list_deployments(opened.running)
     if as_json:
-        print_json([one.as_json() for one in found])
-    elif not found:
-        note(f"nothing is served from the store {shelf.root}")
+        print_json([status.as_json() for status in deployments])
+    elif not deployments:
+        note(f"nothing is served from the store {opened.root}")
     else:
-        header, *rows = aligned([_HEADER, *map(_row, found)])
+        header, *rows = aligned([_HEADER, *map(_row, deployments)])
         print_cut(header)
-        for row, one in zip(rows, found, strict=True):
+        for row, status in zip(rows, deployments, strict=True):
             print_cut(row)
-            for title, text in _details(one, shelf):
+            for title, text in _details(status, opened):
                 # Whole, so that it can be copied.
                 click.echo(f"  {title:<8} {printable(text, lines=False)}")
-    for one in found:
-        if one.state == "lost" and not one.pids:
-            forget(shelf.running, one)
+    for status in deployments:
+        if status.state == "lost" and not status.pids:
+            forget(opened.running, status)
 
 
 def _row(one: DeploymentStatus) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def _row(one: DeploymentStatus) -> tuple[str, ...]:
 
 
 def _details(one: DeploymentStatus, store: Store) -> Iterator[tuple[str, str]]:
-    """Title and text of each line below a deployment's row."""
+    """Yield title and text of each line below a deployment's row."""
     record = one.record
     if one.reason:
         yield "reason", one.reason
@@ -80,7 +80,7 @@ def _details(one: DeploymentStatus, store: Store) -> Iterator[tuple[str, str]]:
     # In the store by the name that `pipeline store ls` prints.
     yield "package", (package.name if package.parent == store.artifacts else short_path(package)) + model
     if record.recipe:
-        sets = (word for override in record.overrides for word in ("--set", override))
+        sets = (part for override in record.overrides for part in ("--set", override))
         yield "recipe", shlex.join((record.recipe[0], *sets))
     if one.alive:
         if record.gateway_url:

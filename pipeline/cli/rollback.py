@@ -10,7 +10,7 @@ from pipeline.cli.options import complete_deployment, json_option, store_option
 from pipeline.cli.rollout import dry_run_option, run_exchange
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
-from pipeline.serving.exchange import Exchange, ExchangeSettings, find_running
+from pipeline.serving.settings import ExchangeSettings
 
 
 @click.command(name="rollback")
@@ -27,6 +27,7 @@ def command(recipe: str, store: Path | None, way: ExchangeSettings, dry_run: boo
     \b
     pipeline rollback tiny-cpu
     """
+    from pipeline.serving.exchange import Exchange, find_running
     from pipeline.store import Store
 
     opened = Store.at(store)

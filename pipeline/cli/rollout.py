@@ -10,10 +10,11 @@ import click
 from pipeline.cli.options import complete_deployment, json_option, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
-from pipeline.serving.exchange import Exchange, ExchangeSettings, find_running, next_recipe
-from pipeline.stages.served_package import PackageSettings, choose_package
+from pipeline.plan.settings import PackageSettings
+from pipeline.serving.settings import ExchangeSettings
 
 if TYPE_CHECKING:
+    from pipeline.serving.exchange import Exchange
     from pipeline.store import Store
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done, and exit.")
@@ -53,6 +54,8 @@ def command(
     pipeline rollout tiny-cpu --set quantization.format=int4_awq --build
     pipeline rollout tiny-cpu --package /models/tiny-cpu-2 --dry-run
     """
+    from pipeline.serving.exchange import Exchange, find_running, next_recipe
+    from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
     if wanted.package is not None and (wanted.build or overrides):

@@ -8,21 +8,18 @@ import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
-from click.core import ParameterSource
 from pydantic import Field
 
-from pipeline.cli.gateway import require_packages
-from pipeline.cli.gateway_options import StartsGateway, gateway_option_names, gateway_options, given_words
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
-from pipeline.serving.deployments import recipe_of
+from pipeline.gateway.settings import GatewaySettings, GatewayStart
+from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.settings import Option, Settings
-from pipeline.stages.served_package import PackageSettings, choose_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +38,7 @@ class _Mode(Settings):
         default=False, description="Return when it is ready, and leave it running: see ps, logs, stop."
     )
     no_wait: bool = Field(default=False, description="With --detach: return at once.")
-    detached: Annotated[bool, Option(hidden=True)] = False
+    detached: Annotated[int | None, Option(hidden=True)] = None  # descriptor of a `_ServeStart`
     no_gateway: bool = Field(
         default=False, description="Run Triton alone, without the OpenAI API in front of it."
     )
@@ -53,7 +50,20 @@ class _Mode(Settings):
     )
 
 
-@click.command(name="serve", cls=StartsGateway)
+class _ServeStart(Settings):
+    """Everything that a supervisor needs to know: from its command line, or as a message from `serve --detach`."""
+
+    recipes: tuple[str, ...]
+    overrides: tuple[str, ...]
+    store: Path | None
+    mode: _Mode
+    wanted: PackageSettings
+    launch: LaunchSettings
+    supervision: SupervisionSettings
+    gateway: GatewaySettings
+
+
+@click.command(name="serve")
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
 @store_option
@@ -61,11 +71,8 @@ class _Mode(Settings):
 @options_of(PackageSettings, "wanted")
 @options_of(LaunchSettings, "launch")
 @options_of(SupervisionSettings, "supervision")
-@gateway_options
-@click.pass_context
+@options_of(GatewaySettings, "gateway")
 def command(
-    context: click.Context,
-    /,
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
@@ -73,7 +80,7 @@ def command(
     wanted: PackageSettings,
     launch: LaunchSettings,
     supervision: SupervisionSettings,
-    **gateway: Any,
+    gateway: GatewaySettings,
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
 
@@ -87,31 +94,42 @@ def command(
     pipeline serve --package ./package --port 8000 --grpc-port 9001 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
     """
+    start = _ServeStart(
+        recipes=recipes, overrides=overrides, store=store, mode=mode, wanted=wanted, launch=launch,
+        supervision=supervision, gateway=gateway,
+    )  # fmt: skip
+    _serve(start if mode.detached is None else _ServeStart.from_descriptor(mode.detached))
+
+
+def _serve(start: _ServeStart) -> None:
     from pipeline.dropping_output import drop_unwritable_output
+    from pipeline.serving.deployments import recipe_of
     from pipeline.serving.launch import ServeOptions, traces_endpoint
     from pipeline.serving.ports import Ports
     from pipeline.serving.serve import serve, stop_on_signals
+    from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
-    _check_usage(recipes, overrides, mode, wanted, launch, supervision)
+    mode, wanted, launch, supervision = start.mode, start.wanted, start.launch, start.supervision
+    _check_usage(start)
     if not (mode.dry_run or mode.detach):
         drop_unwritable_output()
     report = reporter(silent=mode.as_json)
-    opened = Store.at(store)
+    store = Store.at(start.store)
     options = ServeOptions(
         Ports.free(),
         launch,
         supervision,
         supervision.restart_policy,
-        opened,
-        allowed_hosts=gateway["allowed_hosts"],
-        allowed=frozenset(wanted.allowed),
-        traces=traces_endpoint(gateway["traces"]),
+        store,
+        allowed_hosts=start.gateway.allowed_hosts,
+        allowed=wanted.allowed,
+        traces=traces_endpoint(start.gateway.traces),
     )
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
-    for name in recipes or (None,):
-        recipe = None if name is None else recipe_of(name, overrides, opened)
-        chosen = choose_package(recipe, opened, wanted, report, preview=mode.dry_run)
+    for name in start.recipes or (None,):
+        recipe = None if name is None else recipe_of(name, start.overrides, store)
+        chosen = choose_package(recipe, store, wanted, report, preview=mode.dry_run)
         serving = chosen.served_recipe.serving
         ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else launch.choose_ports(serving)
         packages.append((chosen, replace(options, ports=ports, recipe=chosen.argv, settings=chosen.settings)))
@@ -119,7 +137,7 @@ def command(
         _show(*packages[0], as_json=mode.as_json)
         return
     if mode.detach:
-        _detach(context, packages, opened, wait=not mode.no_wait)
+        _detach(start, packages, store)
         return
     from pipeline.private_files import owner_only
 
@@ -129,31 +147,25 @@ def command(
         started: GatewayLaunch | None = None
         if not mode.no_gateway:
             served = [chosen.served_recipe for chosen, _ in packages]
-            started = stack.enter_context(_gateway_launch(context, served, opened))
+            started = stack.enter_context(_gateway_launch(start.gateway, served, store))
         serve(
             [(chosen.folder, options) for chosen, options in packages],
             report,
             stop_on_signals(),
             gateway=started,
-            stopped_by=_stop_command(packages, opened) if mode.detached else "Ctrl-C",
+            stopped_by="Ctrl-C" if mode.detached is None else _stop_command(packages, store),
         )
 
 
-def _check_usage(
-    recipes: Sequence[str],
-    overrides: Sequence[str],
-    mode: _Mode,
-    wanted: PackageSettings,
-    launch: LaunchSettings,
-    supervision: SupervisionSettings,
-) -> None:
-    if len(recipes) > 1:
+def _check_usage(start: _ServeStart) -> None:
+    mode = start.mode
+    if len(start.recipes) > 1:
         of_one = {
-            "--http-port": launch.http_port,
-            "--grpc-port": launch.grpc_port,
-            "--metrics-port": launch.metrics_port,
-            "--log": supervision.log,
-            "--package": wanted.package,
+            "--http-port": start.launch.http_port,
+            "--grpc-port": start.launch.grpc_port,
+            "--metrics-port": start.launch.metrics_port,
+            "--log": start.supervision.log,
+            "--package": start.wanted.package,
             "--dry-run": mode.dry_run,
         }
         if named := ", ".join(option for option, value in of_one.items() if value):
@@ -162,53 +174,53 @@ def _check_usage(
         raise click.UsageError("--json goes with --dry-run")
     if mode.no_wait and not mode.detach:
         raise click.UsageError("--no-wait goes with --detach")
-    if not recipes and wanted.package is None:
+    if not start.recipes and start.wanted.package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
-    if not recipes and overrides:
+    if not start.recipes and start.overrides:
         raise click.UsageError("--set changes a RECIPE: name one beside --package")
 
 
 @contextmanager
 def _gateway_launch(
-    context: click.Context, recipes: Sequence[Recipe], store: Store
+    settings: GatewaySettings, recipes: Sequence[Recipe], store: Store
 ) -> Iterator[GatewayLaunch]:
-    """Bind the sockets of the gateway that is to be started, and make its command line.
+    """Bind the sockets of the gateway that is to be started, and make its message.
 
     Args:
-        context: Context of this command, whose `gateway_options` are handed on.
         recipes: Recipes that are served; their servers are announced in `store`, where the gateway finds them by name.
 
     Raises:
         UserError: The file of keys has faults, or a package for Python is missing.
         ServerError: The address cannot be bound.
     """
-    values = context.params
-    require_packages(recipes, store, values["traces"], values["limits_redis"])
+    from pipeline.frontend.requirements import require_packages
+
+    require_packages(recipes, store, settings)
+    from pipeline.frontend.process import CHILD
     from pipeline.gateway.http_server import bound_sockets
     from pipeline.gateway.tenants import Tenants
     from pipeline.serving.gateway_process import GatewayLaunch
 
-    tenants = Tenants.load(values["keys"]) if values["keys"] else Tenants()
-    words = given_words(context, gateway_option_names() - {"port"})
-    usual = context.get_parameter_source("port") is ParameterSource.DEFAULT
-    port = values["port"]
-    if usual and not _can_bind(values["host"], port):
+    tenants = Tenants.load(settings.keys) if settings.keys else Tenants()
+    host, port = settings.host, settings.port
+    if "port" not in settings.model_fields_set and not _can_bind(host, port):
         port = 0
-    with bound_sockets(values["host"], port) as sockets:
-        for one in sockets:
-            words += ["--listen-fd", str(one.fileno())]
-        host, port = values["host"], sockets[0].getsockname()[1]
+    with bound_sockets(host, port) as sockets:
+        port = sockets[0].getsockname()[1]
+        start = GatewayStart(
+            recipes=tuple(recipe.name for recipe in recipes),
+            store=store.root,
+            settings=settings.model_copy(update={"port": port}),
+            sockets=tuple(listening.fileno() for listening in sockets),
+            parent=os.getpid(),
+        )
         yield GatewayLaunch(
-            command=(
-                *(sys.executable, "-m", "pipeline.cli.main", "gateway"),
-                *(recipe.name for recipe in recipes),
-                *words,
-                *("--port", str(port), "--parent", str(os.getpid()), "--store", str(store.root)),
-            ),
-            sockets=sockets,
+            CHILD,
+            start,
+            sockets,
             url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
             needs_key=tenants.require_keys,
-            drain_s=values["drain_s"],
+            drain_s=settings.drain_s,
         )
 
 
@@ -241,26 +253,18 @@ def _stop_command(packages: Sequence[tuple[ChosenPackage, ServeOptions]], store:
     return shlex.join(("pipeline", "stop", *names, *store.words))
 
 
-def _detach(
-    context: click.Context,
-    packages: Sequence[tuple[ChosenPackage, ServeOptions]],
-    store: Store,
-    *,
-    wait: bool,
-) -> None:
+def _detach(start: _ServeStart, packages: Sequence[tuple[ChosenPackage, ServeOptions]], store: Store) -> None:
     """Start this command again as a process of its own, and wait until it is ready."""
     from pipeline.serving.detach import DetachedEnded, start_detached, wait_until_ready
 
-    names = [chosen.deployment.name for chosen, _ in packages]
-    # It writes to its log, where reasons are wanted also by those who print nothing.
-    words = given_words(context, without={"detach", "no_wait", "build", "quiet"})
-    command = (
-        *(sys.executable, "-m", "pipeline.cli.main", "serve"),
-        *context.params["recipes"],
-        *words,
-        "--detached",
-    )
-    started = start_detached(command, store, names)
+    names, wait = [chosen.deployment.name for chosen, _ in packages], not start.mode.no_wait
+    # All is built by now.
+    wanted = start.wanted.model_copy(update={"build": False})
+    update = {"wanted": wanted, "mode": _Mode(no_gateway=start.mode.no_gateway, detached=0)}
+    with os.fdopen(start.model_copy(update=update).to_descriptor()) as message:
+        descriptor = message.fileno()
+        command = (sys.executable, "-m", "pipeline.cli.main", "serve", "--detached", str(descriptor))
+        started = start_detached(command, store, names, inherit=[descriptor])
     try:
         if wait:
             wait_until_ready(started, note)

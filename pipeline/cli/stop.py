@@ -1,4 +1,4 @@
-"""`pipeline stop`: end deployments, after what they have under way."""
+"""`pipeline stop`: end deployments when their requests under way are completed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def command(
 ) -> None:
     """Stop the deployments NAMEs, gateway first, when the requests under way are completed.
 
-    What one `pipeline serve` started together ends together. It returns when all processes of it have ended, also those
-    that a supervisor left which was killed. Exit code 1 if something had to be killed, or cannot be.
+    Deployments that one `pipeline serve` started end together. It returns when all their processes have ended, also
+    those that a supervisor left which was killed. Exit code 1 if something had to be killed, or cannot be.
 
     \b
     pipeline stop tiny-cpu
@@ -45,37 +45,41 @@ def command(
 
     if bool(names) == everything:
         raise click.UsageError("name the deployments, or give --all")
-    shelf = Store.at(store)
-    found = {one.name: one for one in list_deployments(shelf.running)}
-    if unknown := sorted(set(names) - set(found)):
-        known = f"served are {', '.join(found)}" if found else "nothing is served from this store"
+    running = Store.at(store).running
+    deployments = {status.name: status for status in list_deployments(running)}
+    if unknown := sorted(set(names) - set(deployments)):
+        known = f"served are {', '.join(deployments)}" if deployments else "nothing is served from this store"
         raise UserError(f"{', '.join(unknown)}: no such deployment; {known}")
-    chosen = {name: found[name] for name in (found if everything else dict.fromkeys(names))}
-    pids = {one.record.pid for one in chosen.values() if one.alive}
-    together = {name: one.record for name, one in found.items() if one.alive and one.record.pid in pids}
+    chosen = {name: deployments[name] for name in (deployments if everything else dict.fromkeys(names))}
+    pids = {status.record.pid for status in chosen.values() if status.alive}
+    together = {
+        name: status.record
+        for name, status in deployments.items()
+        if status.alive and status.record.pid in pids
+    }
     ended = []
-    for one in stop_deployments(together, timeout_s, note):
-        ended.append(one)
+    for stopped in stop_deployments(together, timeout_s, note):
+        ended.append(stopped)
         if not as_json:
-            how = "" if one.how == "drained" else f", killed after {timeout_s:g} s"
-            click.echo(f"stopped {', '.join(one.names)} (process {one.pid}{how})")
-    remaining = {name: one.remaining for one in ended for name in one.names}
+            how = "" if stopped.how == "drained" else f", killed after {timeout_s:g} s"
+            click.echo(f"stopped {', '.join(stopped.names)} (process {stopped.pid}{how})")
+    remaining = {name: stopped.remaining for stopped in ended for name in stopped.names}
     for name, status in chosen.items():
         if not status.alive:
             remaining[name] = end_remaining(status.record, note)
             if not remaining[name]:
-                forget(shelf.running, status)
+                forget(running, status)
             if not as_json:
                 click.echo(printable(f"{name} was {status.state}: {status.reason}"))
     if as_json:
-        print_json([{**asdict(one), "names": list(one.names)} for one in ended])
-    for one in ended:
-        for name in one.names:
-            if one.how == "killed" and not one.remaining:
-                forget(shelf.running, found[name], wait_s=_KILLED_S)
+        print_json([{**asdict(stopped), "names": list(stopped.names)} for stopped in ended])
+    for stopped in ended:
+        for name in stopped.names:
+            if stopped.how == "killed" and not stopped.remaining:
+                forget(running, deployments[name], wait_s=_KILLED_S)
     for name, left in remaining.items():
         if left:
             numbers = ", ".join(map(str, left))
             click.echo(f"{name}: processes that do not end, even when they are killed: {numbers}", err=True)
-    if any(remaining.values()) or any(one.how == "killed" for one in ended):
+    if any(remaining.values()) or any(stopped.how == "killed" for stopped in ended):
         raise click.exceptions.Exit(1)

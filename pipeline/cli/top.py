@@ -21,7 +21,8 @@ from pipeline.printable import json_text
 if TYPE_CHECKING:
     from pipeline.serving.status import LiveView
 
-_WIDTH = 160  # where the output is no terminal
+# Where the output is no terminal.
+_WIDTH = 160
 
 
 @click.command(name="top")
@@ -76,11 +77,11 @@ def _print(view: LiveView, *, as_json: bool) -> None:
     from pipeline.cli.output import output_width, print_rich
     from pipeline.cli.render.top import top_table
 
-    found = view.look()
+    deployments = view.look()
     if as_json:
-        click.echo(json_text([one.as_json() for one in found]))
-    elif found:
-        print_rich(top_table(found, output_width(_WIDTH)), width=_WIDTH)
+        click.echo(json_text([status.as_json() for status in deployments]))
+    elif deployments:
+        print_rich(top_table(deployments, output_width(_WIDTH)), width=_WIDTH)
     else:
         click.echo("nothing is running here; pipeline serve RECIPE starts a deployment")
 
@@ -102,7 +103,7 @@ def _show(view: LiveView, interval_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits so many seconds for the key q, and says whether it was pressed."""
+    """Yield a function that waits so many seconds for the key q, and returns whether it was pressed."""
     if not sys.stdin.isatty():
         yield _pause
         return
@@ -124,6 +125,6 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _pause(seconds: float) -> bool:
-    """Without a keyboard nobody can press q."""
+    """Wait without a keyboard, where nobody can press q."""
     time.sleep(seconds)
     return False

@@ -1,4 +1,4 @@
-"""What the doctor says, as values: for a table, and for JSON whose keys stay as they are within one `schema`."""
+"""The doctor's report as values: for a table, and for JSON whose keys stay as they are within one `schema`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one recipe."""
+    """The verdict on one recipe."""
 
     recipe: str  # as it was named
     file: str | None
@@ -93,7 +93,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is said."""
+    """The whole report."""
 
     schema: int
     time: str  # ISO 8601, UTC

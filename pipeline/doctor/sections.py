@@ -1,4 +1,4 @@
-"""What was found on the machine, as lines that a person reads: what is there, what is not, what to do about it."""
+"""The machine, as lines that a person reads: what is there, what is not, what to do about it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pipeline.plan.preflight import Finding, findings
 from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, needs_to_build, needs_to_serve
 from pipeline.plan.preflight.run_rules import machine_findings
-from pipeline.prepare.packages_needed import needs_of_stage
+from pipeline.prepare.prepare import needs_of_stage
 from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
 
 _ALL: tuple[WayName, ...] = ("build", "local", "docker")
@@ -54,7 +54,7 @@ class DoctorFacts:
         )
 
     def _software(self) -> SoftwareFacts | None:
-        """What is installed, and which programs of a launch are there."""
+        """Installed software, and the programs of a launch that are there."""
         here = self.machine
         if here.software is None or here.triton is None:
             return None
@@ -84,7 +84,7 @@ def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Doct
 
 
 def _findings(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Finding]:
-    """What is to be said of this machine."""
+    """Findings of preflight about this machine."""
     facts, wanted = found.facts(recipe, way), needs_of(make_context(recipe, offline_facts(recipe)))
     if way == "build":
         if any(status >= _REFUSED for status in facts.hub.values()):
@@ -136,7 +136,7 @@ def extras_to_build(recipe: Recipe) -> tuple[str, ...]:
 
 
 def package_obstacles(names: Sequence[str], extras: Sequence[Extra]) -> Iterator[Obstacle]:
-    """What is not installed of some extras."""
+    """Distributions of some extras that are not installed."""
     for extra in extras:
         if extra.name in names and extra.lacking:
             lacking = ", ".join(

@@ -1,8 +1,8 @@
 """OpenAI-compatible HTTP gateway in front of Triton and the response cache.
 
-A request for a completion goes through `server` (connections), `access_log` and `web` (middleware), `app` (routes,
-authentication by `tenants`) and `api`, where it becomes choices, within the `limits` of tenant and queue, on a
-`served_model`.
+A request for a completion goes through `http_server` and `connections`, `access_log` and `web` (middleware), `app` and
+`routes`, authentication by `tenants` in `context`, and `api`, where it becomes choices, within the `limits` of tenant
+and queue, on a `served_model`.
 
-The modules need the extra `gateway`; importing this package needs nothing.
+The modules need the extra `gateway`; importing this package and `settings` needs nothing.
 """

@@ -21,10 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.client import request_headers
 from pipeline.gateway.errors import internal_error, is_anthropic
 from pipeline.gateway.metrics import GatewayMetrics
-from pipeline.gateway.prompt_log import PromptLog
-from pipeline.gateway.records import RequestRecord
+from pipeline.gateway.records import PromptLog, RequestRecord
 from pipeline.gateway.routes import RouteTable
-from pipeline.gateway.traces import TraceContext, Tracer, random_hex
+from pipeline.gateway.traces import Tracer, parse_traceparent, random_hex
 from pipeline.printable import PrintableFormatter, json_text
 
 _log = logging.getLogger("pipeline.gateway")
@@ -79,11 +78,8 @@ class AccessLog:
     ) -> None:
         """
         Args:
-            app: the application.
-            tracer: starts a span for each request.
-            metrics: count each request.
-            routes: of the application; spans and metrics name requests by them.
-            prompt_log: what of prompts and answers goes into the log; None: nothing.
+            routes: routes of the application; spans and metrics name requests by them.
+            prompt_log: logs prompts and answers; None: neither is logged.
         """
         self._app, self._tracer, self._metrics, self._prompt_log = app, tracer, metrics, prompt_log
         self._routes = routes
@@ -93,15 +89,17 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        parent = TraceContext.parse(headers.get(b"traceparent", b"").decode("latin-1"))
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        parent = parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
         route = self._routes.template(scope["path"])
         span = self._tracer.start_span(_span_name(scope, route), parent)
         record = RequestRecord(
-            given if _REQUEST_ID.fullmatch(given) else random_hex(32), span, prompt_log=self._prompt_log
+            request_id if _REQUEST_ID.fullmatch(request_id) else random_hex(32),
+            span,
+            prompt_log=self._prompt_log,
         )
         scope["record"] = record
-        traceparent = span.context.traceparent()
+        traceparent = span.traceparent()
         own = [(b"x-request-id", record.id.encode()), (b"traceparent", traceparent.encode())]
         if is_anthropic(scope):
             own.append((b"request-id", record.id.encode()))
@@ -155,7 +153,7 @@ class AccessLog:
             return
         context, exception = record.span.context, record.exception if failed else None
         line = {
-            "request_id": record.id, "trace_id": context.trace_id, "span_id": context.span_id,
+            "request_id": record.id, "trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}",
             "method": scope["method"], "path": path, "status": record.status, "outcome": outcome,
             "ms": round((ended - record.began) * 1e3, 1), **fields,
             "error": record.error, "error_type": record.error_type,
@@ -168,14 +166,14 @@ def log_request(level: int, fields: Mapping[str, Any]) -> None:
     """Write the log line of a request.
 
     Args:
-        level: of the line, a number of `logging`.
+        level: level of `logging`.
         fields: some of `LOG_FIELDS`, and prompts and answers if they are wanted.
     """
     _log.log(level, "%s", _TextLine(fields), extra={"fields": fields})
 
 
 class _TextLine:
-    """A request's line for people: key=value, without what is not known."""
+    """Line of a request for people: key=value, without what is not known."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -204,11 +202,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(*, as_json: bool) -> None:
-    """Write the log to standard error.
-
-    Args:
-        as_json: whether a line is a JSON object, with no time before it.
-    """
+    """Write the log to standard error, as text with the time, or as a JSON object a line."""
     handler = logging.StreamHandler(sys.stderr)
     text = PrintableFormatter("%(asctime)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if as_json else text)
@@ -216,7 +210,7 @@ def log_to_stderr(*, as_json: bool) -> None:
 
 
 def _span_name(scope: Scope, route: str | None) -> str:
-    """Names of spans are few: paths that nothing answers are no part of them."""
+    """Name a span. Names are few: paths that nothing answers are no part of them."""
     method = scope["method"] if scope["method"] in _METHODS else "HTTP"
     return f"{method} {route}" if route else method
 
@@ -242,7 +236,7 @@ def _http_attributes(
 
 
 def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
-    """The `tracestate` to propagate: as it came, or shortened as the standard says (section 3.3.1.5)."""
+    """Make the `tracestate` to propagate: as it came, or shortened as the standard says (section 3.3.1.5)."""
     state = b",".join(value for name, value in headers if name == b"tracestate").decode("latin-1")
     if len(state) > _STATE_CHARS:
         members = [part.strip() for part in state.split(",") if len(part.strip()) <= _MEMBER_CHARS]
@@ -254,6 +248,6 @@ def _tracestate(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str]
 
 
 def _quoted(value: Any) -> str:
-    """A value of a line that is split at spaces."""
+    """Write a value of a line that is split at spaces."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return json_text(text) if re.search(r'[\s"=]', text) else text

@@ -1,13 +1,16 @@
-"""The ASGI application of a gateway: families of endpoints, and the middleware around them.
+"""The ASGI application of a gateway: families of endpoints with the middleware around them, and its HTTP server.
 
-What an endpoint does is in its family's module, in `pipeline.gateway.endpoints`.
+Most families are in `pipeline.gateway.api`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from socket import socket
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,42 +18,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pipeline.gateway.access_log import AccessLog
+from pipeline.gateway.access_log import AccessLog, log_request
 from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
 from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
-from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.chat import CompletionEndpoints
 from pipeline.gateway.api.embeddings import EmbeddingEndpoints
 from pipeline.gateway.api.false_hits import FalseHitEndpoints
 from pipeline.gateway.api.messages import MessageEndpoints
 from pipeline.gateway.api.models import ModelEndpoints
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
-from pipeline.gateway.api.responses.stored import (
-    SqlStoredResponses,
-    StoredResponseLimits,
-    StoredResponses,
-)
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
-from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.endpoints.description import DescriptionEndpoints
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
-from pipeline.gateway.endpoints.operations import OperationEndpoints
+from pipeline.gateway.connections import ConnectionLimits
+from pipeline.gateway.context import EndpointFamily, GatewayContext, GatewayParts
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.metric_names import MetricNames
-from pipeline.gateway.metrics import GatewayMetrics, Restarts
+from pipeline.gateway.http_server import HttpServer
+from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import ModelStatus
-from pipeline.gateway.prompt_log import PromptLog
-from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.redis_limits import RedisBuckets
-from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.operations import DescriptionEndpoints, OperationEndpoints
 from pipeline.gateway.routes import DirectRoutes, RouteTable
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.traces import LocalTracer, Tracer
 from pipeline.gateway.web import FORM, JSON, AllowedHosts, WebGuard, with_azure_paths, with_cors
-from pipeline.gateway.workers.worker import GatewayWorker
 
 # In the order in which they are matched, and described at /openapi.json.
 _FAMILIES: Sequence[type[EndpointFamily]] = (
@@ -76,61 +68,32 @@ class Gateway:
         self,
         models: Mapping[str, ServedModel],
         tenants: Tenants,
+        settings: GatewaySettings = GatewaySettings(),
+        parts: GatewayParts = GatewayParts(),
         *,
-        hosts: AllowedHosts | None = None,
-        origins: Sequence[str] = (),
         max_body_bytes: int = MAX_BODY_BYTES,
-        tracer: Tracer | None = None,
-        prompt_log: PromptLog | None = None,
-        metric_names: Sequence[MetricNames] = (),
-        restarts: Restarts = dict,
-        kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
-        followers: Sequence[RecordFollower] = (),
-        batches: BatchStorage | None = None,
-        worker: GatewayWorker | None = None,
-        stored_responses: StoredResponses | None = None,
-        buckets: RedisBuckets | None = None,
     ) -> None:
         """
         Args:
-            models: name -> model.
-            tenants: who may ask.
-            hosts: that requests may name; by default those of loopback.
-            origins: other web pages that may ask.
-            max_body_bytes: largest body of a request.
-            tracer: exports spans; by default none are.
-            prompt_log: what of prompts and answers goes into the log; by default nothing.
-            metric_names: whose names the metrics are shown under besides the gateway's own.
-            restarts: reads how often what serves each model was restarted.
-            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
-            followers: replace models when another package is served, or at another address.
-            batches: keeps files and batches; by default they are refused.
-            worker: the parent of this process, if it is one of several; models are those that it has shared.
-            stored_responses: keeps responses for /v1/responses; by default the memory of this process.
-            buckets: in which limits are shared with other gateways, and beside which losses of servers are; None: each
-                gateway has its own.
+            models: name -> model; those of `parts.worker`, if there is one, are shared already.
         """
-        self.models = dict(models)
-        shared = None if worker is None else worker.place.metrics
-        self.metrics = GatewayMetrics(self.models, names=metric_names, restarts=restarts, shared=shared)
-        self.context = GatewayContext(
+        self.models, worker, origins = dict(models), parts.worker, settings.allowed_origins
+        self.metrics = GatewayMetrics(
             self.models,
-            tenants,
-            self.metrics,
-            max_body_bytes=max_body_bytes,
-            kv_cache_usage=kv_cache_usage,
-            followers=followers,
-            batches=batches,
-            worker=worker,
-            stored_responses=stored_responses or SqlStoredResponses.of_gateway(StoredResponseLimits()),
+            names=settings.metric_names,
+            restarts=lambda: {follower.name: follower.restarts for follower in parts.followers},
+            shared=None if worker is None else worker.place.metrics,
         )
-        self._buckets = buckets
+        self.context = GatewayContext(
+            self.models, tenants, self.metrics, parts, max_body_bytes=max_body_bytes
+        )
+        self._buckets = buckets = parts.buckets
         # The parent of several workers counts losses for all of them.
         self._losses = None if buckets is None or worker is not None else RedisLosses(buckets.address)
         if buckets is not None:
             buckets.on_fallback = self.metrics.count_limits_fallback
             tenants.share_buckets(buckets)
-        self._tracer = tracer or LocalTracer()
+        self._tracer = parts.tracer
         self._families = [family(self.context) for family in _FAMILIES]
         table = RouteTable(route for family in self._families for route in family.endpoints())
         self.context.routes = table.all
@@ -147,12 +110,12 @@ class Gateway:
         )
         direct = DirectRoutes(table.direct, application)
         guarded = WebGuard(
-            direct, hosts or AllowedHosts(), origins,
+            direct, AllowedHosts(settings.host, settings.allowed_hosts), origins,
             keys=tenants.require_keys, content_types=lambda path: (FORM if path in table.forms else JSON,),
         )  # fmt: skip
 
         def logged(app: ASGIApp) -> ASGIApp:
-            return AccessLog(app, self._tracer, self.metrics, table, prompt_log=prompt_log)
+            return AccessLog(app, self._tracer, self.metrics, table, prompt_log=parts.prompt_log)
 
         self.app = with_azure_paths(logged(with_cors(guarded, origins)))
         self.context.application = logged(direct)
@@ -188,7 +151,7 @@ class Gateway:
             await context.worker.aclose()
 
     def _report(self) -> dict[str, ModelStatus]:
-        """What this process tells the parent of the workers, about twice a second."""
+        """Make the report for the parent of the workers, about twice a second."""
         self.metrics.count_elsewhere()
         return self.context.model_status()
 
@@ -199,16 +162,59 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answer what Starlette itself refuses: a form that cannot be parsed."""
+    """Answer a request that Starlette itself refuses: a form that cannot be parsed."""
     assert isinstance(error, HTTPException)
     return error_response(request.scope, ApiError(error.status_code, error.detail))
 
 
 async def _internal_error(request: Request, _: Exception) -> Response:
-    """The exception goes on to the access log, which has the request's id, and its record."""
+    """Answer a fault of ours. The exception goes on to the access log, which has the request's id and its record."""
     return internal_error().response(request.scope)
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
     text = f"Unknown request URL: {request.method} {request.url.path}"
     return error_response(request.scope, ApiError(404, text, code="unknown_url"))
+
+
+class GatewayServer(HttpServer):
+    """Server of a gateway.
+
+    On SIGTERM and Ctrl-C it stops listening, and completes the requests that are under way; those that take longer than
+    `drain_s` are broken off, so that clients see that the answer is not complete.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        host: str,
+        port: int,
+        *,
+        limits: ConnectionLimits | None = None,
+        drain_s: int = 30,
+    ) -> None:
+        super().__init__(gateway.app, host, port, self._note_refusal, limits=limits, drain_s=drain_s)
+        self._gateway = gateway
+        self.on_start: Callable[[], None] = lambda: None  # called when it listens
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        # Templates, tokenizers and modules stay. Each time the collector looks through them, all streams halt.
+        gc.freeze()
+        if self.started:
+            self.on_start()
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        self._gateway.context.draining = True
+        await super().shutdown(sockets)
+
+    def _note_refusal(self, error: ApiError) -> None:
+        self._gateway.metrics.count_request("other", "", error.status)
+        line = {
+            "status": error.status,
+            "outcome": error.status,
+            "error": error.message,
+            "error_type": error.code,
+        }
+        log_request(logging.INFO, line)

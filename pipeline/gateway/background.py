@@ -49,8 +49,8 @@ class BackgroundSlots:
         """
         Args:
             most: slots at once.
-            has_free_slot: whether the queue has a slot that no request in the foreground waits for.
-            changed: is called when a request has begun here, or a slot has become free.
+            has_free_slot: tells whether the queue has a slot that no request in the foreground waits for.
+            changed: called when a request has begun here, or a slot has become free.
         """
         self.most = most
         self._has_free_slot, self._changed = has_free_slot, changed
@@ -77,9 +77,6 @@ class BackgroundSlots:
     async def slot(self, tenant: str) -> AsyncIterator[None]:
         """Wait for a slot, and hold it.
 
-        Args:
-            tenant: name of the tenant.
-
         Raises:
             Preempted: the slot was needed for a request in the foreground.
         """
@@ -97,7 +94,7 @@ class BackgroundSlots:
 
     def preempt(self) -> None:
         """Take one slot back, if any is held."""
-        holder = next((one for one in reversed(self._holders) if not one.preempted), None)
+        holder = next((holder for holder in reversed(self._holders) if not holder.preempted), None)
         if holder is not None:
             holder.preempt()
 

@@ -21,11 +21,76 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-
-from pipeline.gateway.work import Attempt, CoolDown, Refusal, Work, tenant_hold
+from typing import Literal
 
 _MOST_LOSSES = 256
 _MOST_SUSPECTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request as blame knows it.
+
+    Attributes:
+        digest: hash of everything that decides the work, tenant and model included: equal requests have the same one.
+        tenant: name; "" where tenants are not told apart, and then none is convicted.
+        request_id: id for the log.
+        alone: whether it has a turn of its own when it is a suspect, as lines of batches have, which nobody waits for.
+    """
+
+    digest: str
+    tenant: str
+    request_id: str = ""
+    alone: bool = False
+
+    @property
+    def party(self) -> tuple[str, str]:
+        """Group of suspects that go out together."""
+        return self.tenant, self.digest if self.alone else ""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt at a request, from `LossJudge.began` on.
+
+    Attributes:
+        work: the request.
+        began: when it was sent.
+        trial_until: end of its trial, until which no other tenant's suspects begin; None if it is no suspect.
+    """
+
+    work: Work
+    began: float
+    trial_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reason why a request is not sent to a server now.
+
+    Attributes:
+        kind: "quarantined": the request itself; "cooling_down": its tenant.
+        wait_s: seconds until it may be sent.
+        count: losses of the request, or convictions of the tenant.
+    """
+
+    kind: Literal["quarantined", "cooling_down"]
+    wait_s: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoolDown:
+    """A tenant begins to cool down."""
+
+    tenant: str
+    wait_s: float
+    convictions: int
+
+
+def tenant_hold(tenant: str) -> str:
+    """Return the name by which gateways tell each other that a tenant cools down; no digest is equal to it."""
+    return f"tenant:{tenant}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +130,7 @@ class _Loss:
     """A server that was lost, until it was well again and beyond.
 
     Attributes:
-        at: when it was noticed.
+        at: time at which it was noticed.
         suspected: tenants that were under suspicion at that time -> since when.
         tenants: tenants that had requests in flight -> whether one was sent while the tenant was under suspicion.
         passed: whether a request that was in flight was answered when it was asked again.
@@ -100,7 +165,7 @@ class _Suspect:
 
     Attributes:
         loss: the latest one.
-        age_s: how long it had run then.
+        age_s: seconds for which it had run then.
         losses: number of losses.
         alone: how many of these found no other request in flight that had been at a loss before.
         until: end of its quarantine.
@@ -123,10 +188,6 @@ class LossJudge:
     """
 
     def __init__(self, policy: BlamePolicy = BlamePolicy()) -> None:
-        """
-        Args:
-            policy: bounds of blame.
-        """
         self.policy = policy
         self.losses = self.quarantined = self.cool_downs = 0
         self._losses: deque[_Loss] = deque(maxlen=_MOST_LOSSES)
@@ -155,7 +216,6 @@ class LossJudge:
         """Take over what other gateways hold, in place of what they held before.
 
         Args:
-            now: time.
             held: digest of a request in quarantine, or `tenant_hold` of a tenant that cools down -> seconds left.
         """
         self._held = {name: now + wait_s for name, wait_s in held.items()}
@@ -201,11 +261,6 @@ class LossJudge:
 
     def lost(self, now: float, attempt: Attempt, server: str) -> Refusal | None:
         """Note that the server of an attempt was lost.
-
-        Args:
-            now: time.
-            attempt: that was under way.
-            server: that it was sent to.
 
         Returns:
             The quarantine of the request, if one begins.
@@ -298,7 +353,7 @@ class LossJudge:
         return Refusal("quarantined", wait_s, suspect.losses)
 
     def _trial_s(self, now: float, work: Work) -> float | None:
-        """How long the trial of a request takes; None if it is no suspect."""
+        """Return the seconds of a request's trial; None if it is no suspect."""
         policy = self.policy
         if (suspect := self._suspects.get(work.digest)) is not None:
             return min(suspect.age_s + 1.0, policy.turn_s, policy.turns_s / len(suspect.loss.tenants))

@@ -9,10 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from socket import (
-    SO_LINGER,
-    SOL_SOCKET,
-)
+from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
 from typing import Any, cast
 
@@ -35,14 +32,23 @@ _SINGLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits on clients that send slowly, send too much, or do not read; see `ClientConnection`."""
+    """Limits on clients that send slowly, send too much, or do not read; see `ClientConnection`.
 
-    connections: int = 1024  # open at once
-    header_bytes: int = 64 * 1024  # of one request, with its URL
-    headers: int = 128  # of one request
-    header_s: float = 10.0  # from connecting, or from the first byte of a request, to the end of its headers
-    body_s: float = 60.0  # from there to the end of its body
-    write_s: float = 30.0  # in which a client reads 16 KiB of what waits for it, or all of it
+    Attributes:
+        connections: connections open at once.
+        header_bytes: bytes of the headers of one request, with its URL.
+        headers: number of headers of one request.
+        header_s: seconds from connecting, or from the first byte of a request, to the end of its headers.
+        body_s: seconds from there to the end of its body.
+        write_s: seconds in which a client reads 16 KiB of what waits for it, or all of it.
+    """
+
+    connections: int = 1024
+    header_bytes: int = 64 * 1024
+    headers: int = 128
+    header_s: float = 10.0
+    body_s: float = 60.0
+    write_s: float = 30.0
 
 
 class Connections:
@@ -55,8 +61,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, on_refusal: OnRefusal) -> None:
         """
         Args:
-            limits: of each connection, and of their number.
-            on_refusal: told of requests that are refused before they reach the application.
+            on_refusal: called with the error of each request that is refused before it reaches the application.
         """
         self.limits, self.on_refusal = limits, on_refusal
         self._open = 0
@@ -143,11 +148,7 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def check(self, now: float) -> None:
-        """End the connection if the client is late; called about twice a second.
-
-        Args:
-            now: by the loop's clock, in seconds.
-        """
+        """End the connection if the client is late; called about twice a second with the loop's time."""
         idle, limits = self.cycle is None or self.cycle.response_complete, self._limits
         if self._is_stalled(now, idle=idle):
             self.abort()

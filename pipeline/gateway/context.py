@@ -1,4 +1,4 @@
-"""What all endpoints of a gateway share: its models, tenants and metrics, and how a request is admitted and read.
+"""Shared base of all endpoints of a gateway: models, tenants, metrics, and how a request is admitted and read.
 
 Requests that take long to parse are parsed in threads, so that streams go on meanwhile.
 """
@@ -10,14 +10,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pipeline.gateway.api.batches.storage import BatchStorage
-from pipeline.gateway.api.responses.stored import StoredResponses
+from pipeline.gateway.api.responses.stored import SqlStoredResponses, StoredResponseLimits, StoredResponses
 from pipeline.gateway.api.sse import cancel_on_disconnect
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
@@ -25,14 +26,14 @@ from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.records import CacheHits, RequestRecord
-from pipeline.gateway.routes import ApiRoute
+from pipeline.gateway.records import CacheHits, PromptLog, RequestRecord
+from pipeline.gateway.routes import ApiRoute, Handler, routes_of
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
-
-if TYPE_CHECKING:
-    from pipeline.gateway.workers.worker import GatewayWorker
+from pipeline.gateway.traces import Tracer
+from pipeline.gateway.workers.worker import GatewayWorker
 
 # Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.
 SMALL_BODY_BYTES = 8 * 1024
@@ -55,52 +56,67 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """Parts of a gateway that are made outside it.
+
+    Attributes:
+        batches: storage of files and batches; None: there is no place for them that all gateways share, and they are
+            refused.
+        stored_responses: storage of responses for /v1/responses; None: the memory of this process.
+        followers: replace models when another package is served, or at another address.
+        kv_cache_usage: reads the share of each engine's KV cache that is used, by model; called in a thread.
+        worker: the parent of this process, if it is one of several; None if it serves the gateway alone.
+        tracer: exports spans.
+        prompt_log: logs prompts and answers; None: neither is logged.
+        buckets: limits shared with other gateways, beside which losses of servers are; None: this gateway has its own.
+    """
+
+    batches: BatchStorage | None = None
+    stored_responses: StoredResponses | None = None
+    followers: Sequence[RecordFollower] = ()
+    kv_cache_usage: Callable[[], Mapping[str, float]] = dict
+    worker: GatewayWorker | None = None
+    tracer: Tracer = field(default_factory=Tracer)
+    prompt_log: PromptLog | None = None
+    buckets: RedisBuckets | None = None
+
+
 class GatewayContext:
-    """What all endpoints of a gateway share."""
+    """Models, tenants, metrics and storage that all endpoints of a gateway share.
+
+    Attributes:
+        routes: all routes; set when they are complete.
+        application: answers requests without the guards against web pages: those of batches; set when it is complete.
+        draining: whether the gateway is stopping, and takes nothing new.
+        max_body_bytes: largest body of a request.
+    """
 
     def __init__(
         self,
         models: Mapping[str, ServedModel],
         tenants: Tenants,
         metrics: GatewayMetrics,
+        parts: GatewayParts,
         *,
         max_body_bytes: int,
-        kv_cache_usage: Callable[[], Mapping[str, float]],
-        followers: Sequence[RecordFollower],
-        batches: BatchStorage | None,
-        stored_responses: StoredResponses,
-        worker: GatewayWorker | None = None,
     ) -> None:
-        """
-        Args:
-            models: name -> model; followers replace them.
-            tenants: who may ask.
-            metrics: of the gateway.
-            max_body_bytes: largest body of a request.
-            kv_cache_usage: reads the share of each engine's KV cache that is used; called in a thread.
-            followers: replace models when another package is served, or at another address.
-            batches: keeps files and batches; None: there is no place for them that all gateways share.
-            stored_responses: keeps responses for /v1/responses.
-            worker: the parent of this process, if it is one of several; None if it serves the gateway alone.
-        """
         self.models, self.tenants, self.metrics = models, tenants, metrics
-        self.kv_cache_usage, self.stored_responses = kv_cache_usage, stored_responses
-        self.followers = {follower.name: follower for follower in followers}
-        self.batches = batches
-        self.hits = CacheHits() if worker is None else worker.hits
-        self.worker = worker
+        self.kv_cache_usage, self.batches, self.worker = parts.kv_cache_usage, parts.batches, parts.worker
+        own = parts.stored_responses
+        self.stored_responses = SqlStoredResponses.of_gateway(StoredResponseLimits()) if own is None else own
+        self.followers = {follower.name: follower for follower in parts.followers}
+        self.hits = CacheHits() if parts.worker is None else parts.worker.hits
         self.parsers = ParserThreads()
         self.state_threads = ThreadPoolExecutor(_STATE_THREADS, "state")
-        # Set by the gateway when they are complete.
         self.routes: Sequence[ApiRoute] = ()
-        # Answers requests without the guards against web pages: those of batches.
         self.application: ASGIApp = _not_ready
-        self.draining = False  # whether the gateway is stopping, and takes nothing new
+        self.draining = False
         self.max_body_bytes = max_body_bytes
         self._arriving_bytes = 0
 
     async def status(self) -> GatewayStatus:
-        """Return what the gateway, all its workers together, says of its models.
+        """Return the status of all models, over all workers of the gateway.
 
         Raises:
             ApiError: 503, if the parent of the workers does not answer.
@@ -108,14 +124,14 @@ class GatewayContext:
         return GatewayStatus(self.model_status()) if self.worker is None else await self.worker.status()
 
     def model_status(self) -> dict[str, ModelStatus]:
-        """Return what this process says of each model."""
+        """Return the status of each model in this process."""
         stalled = self.metrics.stalled()
-        found = {}
+        statuses = {}
         for name, model in self.models.items():
             follower = self.followers.get(name)
-            found[name] = ModelStatus(
+            statuses[name] = ModelStatus(
                 deployment=model.deployment,
-                endpoints=[one.url for one in model.client.endpoints],
+                endpoints=[endpoint.url for endpoint in model.client.endpoints],
                 fault=model.readiness.fault,
                 stale=None if follower is None else follower.fault,
                 replaced_requests=0 if follower is None else follower.replaced_requests,
@@ -124,7 +140,7 @@ class GatewayContext:
                 stalled=stalled[name],
                 loss_events=model.queue.loss_events,
             )
-        return found
+        return statuses
 
     async def authenticate(self, request: Request) -> Tenant:
         """Find the tenant of a request, and count the request.
@@ -190,9 +206,9 @@ class GatewayContext:
         *arguments: _Parameters.args,
         **named: _Parameters.kwargs,
     ) -> _Result:
-        """Call what reads or writes files, batches or stored responses, in threads of their own.
+        """Read or write files, batches or stored responses in threads of their own.
 
-        A server of them that hangs then holds up nothing else.
+        A server of these that hangs then holds up nothing else.
         """
         run = partial(call, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self.state_threads, run)
@@ -210,7 +226,7 @@ class GatewayContext:
         """
         model = self.models.get(name) or self._find_alias(name)
         if model is None:
-            known = [one for model in self.models.values() for one in model.names]
+            known = [own for model in self.models.values() for own in model.names]
             text = f"The model `{name}` does not exist; there are: {', '.join(known)}"
             raise ApiError(404, text, param="model", code="model_not_found")
         return model
@@ -234,6 +250,23 @@ async def _not_ready(*_: object) -> None:
     raise AssertionError("the gateway is not complete yet")
 
 
+class EndpointFamily:
+    """Endpoints that belong together, over what all endpoints of the gateway share."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self.context = context
+
+    def endpoints(self) -> Sequence[tuple[ApiRoute, Handler]]:
+        """Return the endpoints, in the order in which they are matched and described."""
+        return routes_of(self)
+
+    async def start(self) -> None:
+        """Begin what goes on beside requests; called once, in the event loop that serves."""
+
+    async def aclose(self) -> None:
+        """End what `start` began; called once, when no request is under way any more."""
+
+
 class ParserThreads:
     """Threads that parse, render and tokenize requests, so that streams go on meanwhile."""
 
@@ -253,10 +286,9 @@ class ParserThreads:
         """Call `parse` in a thread. What it raises is raised here.
 
         Args:
-            parse: parses the request.
-            request: of the client, who may leave meanwhile.
-            size: of the body, in bytes.
-            tenant: of the request; tenants take turns.
+            request: the client's; it may leave meanwhile.
+            size: bytes of the body.
+            tenant: the request's; tenants take turns.
 
         Raises:
             ApiError: 429, if too many requests wait for a thread, or those of the tenant took too long to read; 499, if

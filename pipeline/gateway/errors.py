@@ -47,7 +47,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Code of a request that is refused because it may be what ends servers.
+# Code of a request that is refused because it may be the cause of lost servers.
 QUARANTINED = "request_quarantined"
 # After these the rest of the request is not read, so the connection has to be closed.
 _CLOSING = (408, 413)
@@ -68,10 +68,9 @@ class ApiError(Exception):
     ) -> None:
         """
         Args:
-            status: HTTP status.
-            message: what is wrong, for people.
+            message: text for people.
             param: field of the request that is at fault.
-            code: what is wrong, for programs.
+            code: kind of fault, for programs.
             retry_after_s: seconds after which it is worth asking again.
             completion_tokens: tokens of the answer that had come, if it broke off.
         """
@@ -101,7 +100,7 @@ class ApiError(Exception):
         """Return the HTTP response.
 
         Args:
-            scope: of the request; None: nothing of it was read.
+            scope: the request's; None: nothing of it was read.
         """
         record = None if scope is None else scope.get("record")
         request_id = None if record is None else record.id
@@ -131,12 +130,7 @@ def internal_error() -> ApiError:
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Return the response to a request that is refused, and note the error in the request's record.
-
-    Args:
-        scope: of the request. Requests that the access log leaves out have no record.
-        error: what to answer.
-    """
+    """Return the response to a request that is refused, and note the error in its record, if it has one."""
     if (record := scope.get("record")) is not None:
         record.error, record.error_type = error.message, error.code
     return error.response(scope)

@@ -16,9 +16,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from pipeline.gateway.background import BackgroundSlots
+from pipeline.gateway.blame import Attempt, Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.lost_servers import LostServers
-from pipeline.gateway.work import Attempt, Work
 
 _SMOOTHING = 0.1  # of the mean service time
 
@@ -30,10 +30,10 @@ class _Waiter(NamedTuple):
 
     Attributes:
         due: time by which a tenant's requests are ordered.
-        number: of the request.
+        number: number of the request, by arrival.
         future: done once the request does not wait any more, with its attempt if it has a slot and `work`.
         wait_s: seconds that it waits while the queue is paused.
-        work: what it is recognized by if a server is lost with it; None if it goes to no server.
+        work: identity of the request if a server is lost with it; None if it goes to no server.
     """
 
     due: float
@@ -211,7 +211,7 @@ class FairQueue:
         """Wait for a slot, and hold it.
 
         Args:
-            tokens: of the prompt and, at most, of the answer.
+            tokens: tokens of the prompt and, at most, of the answer.
             tenant: name of the tenant.
             wait_s: how long to wait while the queue is paused, in seconds.
             arrived: when the request arrived, by the queue's clock; None is now.

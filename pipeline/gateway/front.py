@@ -1,4 +1,4 @@
-"""What others reach of Triton: a gRPC port that is relayed, and HTTP behind a guard, in a process of its own.
+"""Triton's open ports, in a process of their own: gRPC that is relayed, and HTTP behind a guard.
 
     python -m pipeline.gateway.front '{"grpc": 5, "grpc_socket": "/…/grpc:1", "http": 6, "http_socket": "/…/http", …}'
 

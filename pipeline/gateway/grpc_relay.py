@@ -177,12 +177,10 @@ class MessageInspector:
 
 
 def check_message(content: bytes, *, compressed: bool, limits: MessageLimits) -> None:
-    """Look at a message of any method. Raises MessageRefused if it would harm Triton.
+    """Look at a message of any method, perhaps compressed by gzip or deflate.
 
-    Args:
-        content: Of the message.
-        compressed: Whether it is compressed, by gzip or deflate.
-        limits: Of what clients may send.
+    Raises:
+        MessageRefused: it would harm Triton.
     """
     if compressed:
         unpacking = zlib.decompressobj(wbits=47)
@@ -220,14 +218,9 @@ _OUTPUTS = _outputs_class()
 
 
 class GrpcRelay:
-    """Serves a gRPC port: makes for each connection one to Triton, and passes bytes in both directions."""
+    """Serves a gRPC port: makes for each connection one to the socket of Triton, and passes bytes both ways."""
 
     def __init__(self, socket_path: str, limits: MessageLimits | None = None) -> None:
-        """
-        Args:
-            socket_path: Of the socket that Triton listens on.
-            limits: Of what clients send; None for the default ones.
-        """
         self.limits, self.total = limits or MessageLimits(), MessageTotal()
         self._path = socket_path
         self._open: set[_Client] = set()

@@ -37,7 +37,6 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
     """Bind sockets to an address, or to all addresses of a name, so that nobody else can listen there.
 
     Args:
-        host: address or name.
         port: 0 takes a free one.
 
     Raises:
@@ -46,8 +45,8 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
     with ExitStack() as stack:
         sockets: list[socket] = []
         try:
-            found = dict.fromkeys(getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE))
-            for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
+            addresses = dict.fromkeys(getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE))
+            for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
                 try:
                     made = stack.enter_context(socket(family, kind, protocol))
                     made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
@@ -56,7 +55,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
                     made.bind((address[0], port, *address[2:]))
                 except OSError as error:
                     # `localhost` may have an address of IPv6 on a machine that has none
-                    if error.errno in _NOT_HERE and (sockets or number < len(found)):
+                    if error.errno in _NOT_HERE and (sockets or number < len(addresses)):
                         continue
                     raise
                 port = made.getsockname()[1]
@@ -91,12 +90,10 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """
         Args:
-            app: to serve.
             host: address or name to listen on.
             port: 0 takes a free one.
-            on_refusal: told of requests that are refused before they reach the application.
-            limits: on connections; None: the default ones.
-            drain_s: how long requests may still take after a stop, in seconds.
+            on_refusal: called with the error of each request that is refused before it reaches the application.
+            drain_s: seconds that requests may still take after a stop.
         """
         super().__init__(
             uvicorn.Config(
@@ -147,9 +144,9 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         try:
-            for one in sockets or ():
+            for bound in sockets or ():
                 # uvloop would not report a failure.
-                one.listen(self.config.backlog)
+                bound.listen(self.config.backlog)
         except OSError as error:
             # Another process was bound to the same address, and listens already.
             raise _cannot_listen(self._host, self.config.port, error) from error

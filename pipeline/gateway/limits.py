@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, MutableSequence, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from ctypes import Structure, byref, c_double, c_int64, memmove, sizeof
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.shared_redis import BucketTake, Lease, RedisBuckets
 
 _NO_LOCK = nullcontext()
 
@@ -25,141 +26,114 @@ class TenantLimits(BaseModel):
     """Limits of one tenant; None is no limit.
 
     Each choice counts as a request of its own: two prompts with n=3 are six requests, a minute and at once.
+
+    Attributes:
+        reading_seconds_per_minute: processor time of reading requests beyond what their size explains, and time of
+            engines on forms that they refuse.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
     concurrency: int | None = Field(default=None, ge=1)
-    # Processor time of reading requests beyond what their size explains, and time of engines on forms that they refuse.
     reading_seconds_per_minute: int | None = Field(default=10, ge=1)
 
 
-@dataclass(slots=True)
-class _TokenBucket:
-    """Fills evenly, and holds a minute's worth. Its two numbers are `cells[at]`, the level, and when it was so."""
+class BucketLevel(Structure):
+    """Level of a token bucket, and the time at which it was so, in seconds by the monotonic clock."""
 
-    what: str
-    per_minute: float
-    cells: MutableSequence[float]
-    at: int
-
-    def wait_s(self, amount: float, now: float) -> float:
-        """How long until `amount` is there; 0 if it is."""
-        cells, at = self.cells, self.at
-        # Another process may have read the clock a moment later.
-        now = max(now, cells[at + 1])
-        level = cells[at] = min(self.per_minute, cells[at] + (now - cells[at + 1]) * self.per_minute / 60)
-        cells[at + 1] = now
-        return max(0.0, (min(amount, self.per_minute) - level) / self.per_minute * 60)
-
-    def take(self, amount: float, least: float = -inf) -> None:
-        self.cells[self.at] = max(self.cells[self.at] - amount, least)
-
-    def copy(self, level: float, now: float) -> None:
-        """Take over the level that a bucket elsewhere has."""
-        self.cells[self.at], self.cells[self.at + 1] = level, max(now, self.cells[self.at + 1])
+    _fields_ = (("level", c_double), ("at", c_double))
+    level: float
+    at: float
 
 
-_REQUESTS, _TOKENS, _READING, _RUNNING = 0, 2, 4, 6  # places among the numbers of a tenant
+class _Levels(Structure):
+    _fields_ = (("requests", BucketLevel), ("tokens", BucketLevel), ("reading", BucketLevel))
+    requests: BucketLevel
+    tokens: BucketLevel
+    reading: BucketLevel
 
 
-@dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """What a tenant has used of its limits, as numbers that several processes may share.
+    """Usage of a tenant's limits, in memory that several processes may share.
 
     Attributes:
-        cells: level of the bucket of requests and when it was so (s, monotonic), the same for tokens and for seconds of
-            reading, then how many choices run in each process.
-        process: whose choices those of this process are, from 0.
-        exclusive: entered while numbers are read and changed.
+        levels: buckets of requests, of tokens, and of seconds of reading.
+        exclusive: entered while the memory is read and changed.
     """
 
-    cells: MutableSequence[float]
-    process: int = 0
-    exclusive: AbstractContextManager[object] = _NO_LOCK
-
-    @classmethod
-    def unused(cls, limits: TenantLimits, now: float) -> TenantUsage:
-        """Return the numbers of a tenant that has used nothing, for one process."""
-        most = (limits.requests_per_minute, limits.tokens_per_minute, limits.reading_seconds_per_minute)
-        return cls([*(cell for one in most for cell in (one or 0.0, now)), 0.0])
+    def __init__(
+        self,
+        memory: bytearray | memoryview,
+        process: int = 0,
+        exclusive: AbstractContextManager[object] = _NO_LOCK,
+    ) -> None:
+        """
+        Args:
+            memory: `size` bytes.
+            process: number of this process, from 0.
+        """
+        self.levels = _Levels.from_buffer(memory)
+        processes = (memoryview(memory).nbytes - sizeof(_Levels)) // sizeof(c_int64)
+        self._running = (c_int64 * processes).from_buffer(memory, sizeof(_Levels))
+        self._process, self.exclusive = process, exclusive
 
     @staticmethod
     def size(processes: int) -> int:
-        """How many numbers a tenant has."""
-        return _RUNNING + processes
+        """Return the bytes of memory of one tenant."""
+        return sizeof(_Levels) + processes * sizeof(c_int64)
+
+    def reset(self, limits: TenantLimits, now: float) -> None:
+        """Fill all buckets."""
+        self.levels.requests = BucketLevel(limits.requests_per_minute or 0.0, now)
+        self.levels.tokens = BucketLevel(limits.tokens_per_minute or 0.0, now)
+        self.levels.reading = BucketLevel(limits.reading_seconds_per_minute or 0.0, now)
+
+    def copy_levels(self, usage: TenantUsage) -> None:
+        """Take over the levels of other memory."""
+        memmove(byref(self.levels), byref(usage.levels), sizeof(_Levels))
 
     @property
     def running(self) -> int:
         """Choices that run, in all processes."""
-        return int(sum(self.cells[_RUNNING:]))
+        return sum(self._running)
 
     def count_running(self, choices: int) -> None:
         """Add to the choices that run in this process."""
-        self.cells[_RUNNING + self.process] += choices
+        self._running[self._process] += choices
 
     def forget_process(self, process: int) -> None:
         """Count nothing any more as running in a process, which is gone."""
-        self.cells[_RUNNING + process] = 0.0
+        self._running[process] = 0
 
 
-class BucketTake(NamedTuple):
-    """What is to be taken from one bucket of a tenant."""
+@dataclass(slots=True)
+class _TokenBucket:
+    """Fills evenly, and holds a minute's worth."""
 
-    what: str  # name of the bucket
+    what: str
     per_minute: float
-    amount: float
+    state: BucketLevel
 
+    def wait_s(self, amount: float, now: float) -> float:
+        """Return the seconds until `amount` is there; 0 if it is."""
+        state = self.state
+        # Another process may have read the clock a moment later.
+        now = max(now, state.at)
+        state.level = min(self.per_minute, state.level + (now - state.at) * self.per_minute / 60)
+        state.at = now
+        return max(0.0, (min(amount, self.per_minute) - state.level) / self.per_minute * 60)
 
-class BucketState(NamedTuple):
-    """A bucket after something was taken from it, or was not."""
+    def take(self, amount: float, least: float = -inf) -> None:
+        self.state.level = max(self.state.level - amount, least)
 
-    level: float
-    # Until as much is there as was wanted; 0 if it was.
-    wait_s: float
-
-
-class Lease(NamedTuple):
-    """Choices of one request that are to run, of as many as a tenant may have at once on all gateways together."""
-
-    name: str
-    choices: int
-    most: int
-
-
-class SharedBuckets(Protocol):
-    """What tenants use where several gateways share it: `redis_limits.RedisBuckets`."""
-
-    async def take(
-        self,
-        tenant: str,
-        wanted: Sequence[BucketTake],
-        *,
-        forced: bool = False,
-        lease: Lease | None = None,
-    ) -> Sequence[BucketState] | None:
-        """Take from all buckets, or from none if one has too little.
-
-        Args:
-            tenant: name of the tenant.
-            wanted: amounts; none of them more than once for the same bucket.
-            forced: take what there is not, too, down to a minute's worth of debt.
-            lease: choices that run until `release`, or this gateway is gone; None: none.
-
-        Returns:
-            The state of each bucket, and after them that of the choices that run, if there is a lease; None if they
-            cannot be reached now.
-        """
-        ...
-
-    def release(self, tenant: str, lease: Lease) -> None:
-        """Count the choices of a lease as over, whatever became of it. Does not wait."""
-        ...
+    def copy(self, level: float, now: float) -> None:
+        """Take over the level that a bucket elsewhere has."""
+        self.state.level, self.state.at = level, max(now, self.state.at)
 
 
 class Tenant:
-    """One tenant: its limits, and what it has used of them."""
+    """One tenant: its limits, and its usage of them."""
 
     def __init__(
         self,
@@ -172,8 +146,7 @@ class Tenant:
     ) -> None:
         """
         Args:
-            name: of the tenant, "" for everybody where no keys are needed.
-            limits: what it may use.
+            name: "" for everybody where no keys are needed.
             clock: monotonic time in seconds.
             background: whether its requests only get slots of a model that others leave.
             reads_metrics: whether its keys read the figures of all tenants by name.
@@ -181,16 +154,18 @@ class Tenant:
         self.name, self.limits, self._clock = name, limits, clock
         self.background, self.reads_metrics = background, reads_metrics
         # Where several gateways share the buckets; then those of `usage` are copies, for when that cannot be reached.
-        self.shared: SharedBuckets | None = None
-        self.share(TenantUsage.unused(limits, clock()))
+        self.shared: RedisBuckets | None = None
+        usage = TenantUsage(bytearray(TenantUsage.size(processes=1)))
+        usage.reset(limits, clock())
+        self.share(usage)
 
     def share(self, usage: TenantUsage) -> None:
-        """Count in other numbers from now on, such as those that several processes share."""
-        limits = self.limits
+        """Count in other memory from now on, such as that which several processes share."""
+        limits, levels = self.limits, usage.levels
         self.usage = usage
-        self._requests = self._bucket("requests", limits.requests_per_minute, _REQUESTS)
-        self._tokens = self._bucket("tokens", limits.tokens_per_minute, _TOKENS)
-        self._reading = self._bucket("seconds of reading", limits.reading_seconds_per_minute, _READING)
+        self._requests = _bucket("requests", limits.requests_per_minute, levels.requests)
+        self._tokens = _bucket("tokens", limits.tokens_per_minute, levels.tokens)
+        self._reading = _bucket("seconds of reading", limits.reading_seconds_per_minute, levels.reading)
 
     @property
     def running(self) -> int:
@@ -273,7 +248,7 @@ class Tenant:
         """Charge a request that `count_request` has counted, and count its choices as running within the block.
 
         Args:
-            tokens: of its prompts, and at most of its answers, in all choices together.
+            tokens: tokens of its prompts and, at most, of its answers, in all choices together.
             choices: number of answers.
 
         Raises:
@@ -332,8 +307,9 @@ class Tenant:
             if wait_s > 0:
                 raise _too_many(bucket, wait_s)
 
-    def _bucket(self, what: str, per_minute: int | None, at: int) -> _TokenBucket | None:
-        return None if per_minute is None else _TokenBucket(what, per_minute, self.usage.cells, at)
+
+def _bucket(what: str, per_minute: int | None, state: BucketLevel) -> _TokenBucket | None:
+    return None if per_minute is None else _TokenBucket(what, per_minute, state)
 
 
 def _too_many(bucket: _TokenBucket, wait_s: float) -> ApiError:

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.client import ClientError, ConnectFailed, ServerLost
-from pipeline.gateway.blame import LossJudge
+from pipeline.gateway.blame import Attempt, LossJudge, Refusal, Work, tenant_hold
 from pipeline.gateway.errors import QUARANTINED, ApiError
-from pipeline.gateway.work import Attempt, Refusal, Work, tenant_hold
+from pipeline.gateway.shared_redis import RedisLosses
 
 _log = logging.getLogger("pipeline.gateway")
 
@@ -41,39 +41,15 @@ def took_request(error: ClientError) -> bool:
     return isinstance(error, ServerLost) or (isinstance(error, ConnectFailed) and error.taken)
 
 
-class SharedLosses(Protocol):
-    """Losses that several gateways count together: `redis_losses.RedisLosses`. No method waits."""
-
-    def listen(self, hear: Callable[[Mapping[str, float]], None]) -> None:
-        """Call `hear` again and again with the names that are held -> for how many seconds."""
-        ...
-
-    def report_loss(self, digest: str, ran_s: float, counted: Callable[[int], None]) -> None:
-        """Count a loss that a request was in flight at for so long; `counted` is called with all that are known."""
-        ...
-
-    def report_pass(self, digest: str) -> None:
-        """Forget the losses of a request: it was answered."""
-        ...
-
-    def hold(self, name: str, wait_s: float) -> None:
-        """Have all gateways hold a name for so many seconds."""
-        ...
-
-
 class LostServers:
-    """Blame for the lost servers of one model."""
+    """Blame for the lost servers of one model; `clock` gives monotonic time in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """
-        Args:
-            clock: monotonic time in seconds.
-        """
         self.judge = LossJudge()
         self._clock = clock
-        self._shared: SharedLosses | None = None
+        self._shared: RedisLosses | None = None
 
-    def share(self, shared: SharedLosses) -> None:
+    def share(self, shared: RedisLosses) -> None:
         """Count losses together with other gateways from now on."""
         self._shared = shared
         shared.listen(lambda held: self.judge.hold_elsewhere(self._clock(), held))

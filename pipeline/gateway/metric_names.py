@@ -18,7 +18,7 @@ from typing import Literal
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-MetricNames = Literal["vllm", "gen_ai"]
+from pipeline.gateway.settings import MetricNames
 
 # vLLM's for time to first token (up to 160 s), and some between for targets such as 150 or 300 ms.
 TTFT_BUCKETS_S = (
@@ -51,8 +51,8 @@ class View:
     """One family of the metrics page.
 
     Attributes:
-        name: of the family, without the `_total` of counters.
-        help: what it is, one sentence.
+        name: name of the family, without the `_total` of counters.
+        help: one sentence for the page.
         kind: type of the family.
         source: name of the observation that it shows.
         labels: label of the page -> label of the observation. Samples that differ in others only are added up.
@@ -78,14 +78,7 @@ class View:
         return replace(self, labels=others, constant={**self.constant, "tenant": ""})
 
     def show(self, samples: Iterable[Sample]) -> Metric:
-        """Build the family.
-
-        Args:
-            samples: of the observation; their names begin with its name.
-
-        Returns:
-            The family under its own name and labels.
-        """
+        """Build the family from samples of the observation, whose names begin with its name."""
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in samples:
             suffix = sample.name.removeprefix(self.source)

@@ -1,4 +1,4 @@
-"""What one gateway counts and measures, rendered for Prometheus by `prometheus_client`.
+"""Counters and histograms of one gateway, rendered for Prometheus by `prometheus_client`.
 
 Each observation is made once; `pipeline.gateway.metric_names` says under which names and labels the page shows it.
 Label values are bounded: models, servers and tenants that exist, endpoints that are known, HTTP statuses. Every gateway
@@ -33,11 +33,11 @@ from pipeline.gateway.metric_names import (
     QUEUE_BUCKETS_S,
     TOKEN_BUCKETS,
     TTFT_BUCKETS_S,
-    MetricNames,
     View,
 )
 from pipeline.gateway.model_status import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import MetricNames
 
 # Model -> component -> number of restarts.
 Restarts = Callable[[], Mapping[str, Mapping[str, int]]]
@@ -61,7 +61,6 @@ def share_metrics(folder: Path, process: int) -> None:
     """Keep the counters and histograms that are made from now on in files of a folder, for `GatewayMetrics(shared=…)`.
 
     Args:
-        folder: of this gateway.
         process: number of this process. One that takes the place of another goes on with its files, so that no counter
             falls.
     """
@@ -82,8 +81,8 @@ class GatewayMetrics(Collector):
     ) -> None:
         """
         Args:
-            models: those whose queues and caches are read whenever the metrics are.
-            names: whose names the page shows besides the gateway's own.
+            models: models whose queues and caches are read whenever the metrics are.
+            names: naming schemes that the page shows besides the gateway's own.
             restarts: reads how often what serves each model was restarted.
             shared: folder of `share_metrics`, whose files are added up; None shows what this process counts.
         """
@@ -129,20 +128,13 @@ class GatewayMetrics(Collector):
         Args:
             endpoint: path of the request, or "other".
             model: name of the model; "" if the request named none that exists.
-            status: of the response.
             tenant: name of the tenant; "" if the request had no key that is known.
         """
         self._counters["requests"].labels(endpoint, model, status).inc()
         self._counters["tenant_requests"].labels(tenant, status).inc()
 
     def count_tokens(self, tenant: str, kind: str, tokens: int) -> None:
-        """Count tokens that a tenant used.
-
-        Args:
-            tenant: name of the tenant.
-            kind: "prompt" or "completion".
-            tokens: number of them.
-        """
+        """Count tokens that a tenant used; `kind` is "prompt" or "completion"."""
         self._counters["tenant_tokens"].labels(tenant, kind).inc(tokens)
 
     def count_limits_fallback(self) -> None:
@@ -150,11 +142,7 @@ class GatewayMetrics(Collector):
         self._counters["limits_fallbacks"].inc()
 
     def begin(self, generation: Generation) -> None:
-        """Watch a generation for stalls, until `observe` is called.
-
-        Args:
-            generation: that is about to begin.
-        """
+        """Watch a generation for stalls, until `observe` is called."""
         self._generations[id(generation)] = generation
 
     def count_elsewhere(self) -> None:
@@ -196,8 +184,7 @@ class GatewayMetrics(Collector):
         """Count the tokens of a completion that is over, and record its latencies.
 
         Args:
-            generation: what it generated.
-            began: when the request arrived, by `time.perf_counter()`.
+            began: arrival of the request, by `time.perf_counter()`.
             status: HTTP status that it ended with.
         """
         self._generations.pop(id(generation), None)
@@ -249,7 +236,7 @@ class GatewayMetrics(Collector):
         Args:
             accept: Accept header of the scraper, by which the format is chosen: Prometheus' text format, or
                 OpenMetrics.
-            status: of all models; its numbers are shown as gauges.
+            status: status of all models; its numbers are shown as gauges.
             kv_usage: share of each engine's KV cache that is used, as far as that is known.
             names_tenants: whether each tenant has series of its own, or all have one, whose label is empty.
 
@@ -266,7 +253,7 @@ class GatewayMetrics(Collector):
         samples: dict[str, list[Sample]] = defaultdict(
             list, {metric.name: metric.samples for metric in self._observed()}
         )
-        samples |= {name: list(found) for name, found in self._current()}
+        samples |= {name: list(current) for name, current in self._current()}
         for view in self._views if self._names_tenants else map(View.without_tenants, self._views):
             yield view.show(samples[view.source])
 
@@ -285,7 +272,7 @@ class GatewayMetrics(Collector):
                 self._histograms["tokens"].labels(model, operation, kind)
 
     def _observed(self) -> Iterable[Metric]:
-        """What was counted and measured, by this process or by all."""
+        """Yield counters and histograms, of this process or of all."""
         if self._shared is not None:
             # It keeps nothing: it reads the files.
             collector = MultiProcessCollector(None, str(self._shared))  # type: ignore[no-untyped-call]
@@ -295,7 +282,7 @@ class GatewayMetrics(Collector):
             yield from observed.collect()
 
     def _current(self) -> Iterator[tuple[str, Iterable[Sample]]]:
-        """Samples of what is read at the time of a scrape, by observation."""
+        """Yield samples of gauges and of others that are read at the time of a scrape, by observation."""
         status = self._status
         for name in ("running", "waiting", "stalled"):
             yield (

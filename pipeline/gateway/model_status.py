@@ -1,4 +1,4 @@
-"""What a gateway says of each of its models at /readyz and in its gauges: of one process, or of all its workers."""
+"""Status of each model for /readyz and the gauges: of one process, or of all workers of a gateway."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class ModelStatus:
     Attributes:
         deployment: digest of the package that new requests go to.
         endpoints: host:port of its servers.
-        fault: why it cannot be asked; None if it can.
-        stale: why it is not the package that its record names; it can be asked all the same.
+        fault: reason why it cannot be asked; None if it can.
+        stale: reason why it is not the package that its record names; it can be asked all the same.
         replaced_requests: requests under way with packages that it has replaced.
         running: choices that have a slot.
         waiting: choices that wait for one.
@@ -34,10 +34,7 @@ class ModelStatus:
     loss_events: Mapping[str, int] = field(default_factory=dict)
 
     def merge(self, others: Sequence[ModelStatus]) -> ModelStatus:
-        """Add what other workers say of the same model.
-
-        Args:
-            others: whatever package they are at.
+        """Add the status of the same model in other workers, whatever package they are at.
 
         Returns:
             This package and its endpoints, which count as the model's until all workers have gone over to others, and
@@ -67,22 +64,18 @@ class GatewayStatus:
     worker_restarts: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """What `of_json` reads."""
+        """Return what JSON can hold, for `of_json`."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> GatewayStatus:
-        """Read what `as_json` has written."""
+        """Read the values of `as_json`."""
         models = {name: ModelStatus(**status) for name, status in values["models"].items()}
         return cls(**{**values, "models": models})
 
 
 def readiness_page(models: Mapping[str, ModelStatus], *, draining: bool) -> tuple[dict[str, Any], int]:
-    """Write what /readyz answers.
-
-    Args:
-        models: by name.
-        draining: whether the gateway is stopping.
+    """Write the answer of /readyz; `draining`: the gateway is stopping.
 
     Returns:
         The body, and its HTTP status: 200 if any model can be asked, else 503.

@@ -38,72 +38,40 @@ PROBE_ID = "readiness-probe"
 
 
 class Pausable(Protocol):
-    """What waits while a model cannot be asked; a `fair_queue.FairQueue` is one."""
+    """Queue of requests that wait while a model cannot be asked; a `fair_queue.FairQueue` is one."""
 
     @property
-    def slots(self) -> int:
-        """Requests that run at the same time."""
-        ...
-
-    def resize(self, slots: int) -> None:
-        """Change the number of slots."""
-        ...
-
-    def pause(self, reason: str) -> None:
-        """Let requests wait from now on."""
-        ...
-
-    def resume(self) -> None:
-        """Let them go on."""
-        ...
-
+    def slots(self) -> int: ...
     @property
-    def lost_servers(self) -> LostServers:
-        """Blame for lost servers, which is told when one is gone and when it is back."""
-        ...
+    def lost_servers(self) -> LostServers: ...
+    def resize(self, slots: int) -> None: ...
+    def pause(self, reason: str) -> None: ...
+    def resume(self) -> None: ...
 
 
 class ModelReadiness(Protocol):
-    """Whether a model can be asked: `Readiness`, or what a worker hears of it (`workers.worker.SharedReadiness`)."""
+    """Readiness of a model: `Readiness`, or a worker's copy of it (`workers.worker.SharedReadiness`)."""
 
     @property
-    def fault(self) -> str | None:
-        """Why the model cannot be asked; None if it can."""
-        ...
-
-    def start(self) -> None:
-        """Begin to watch, in the running event loop. Does nothing if that was done."""
-        ...
-
-    def suspect(self, url: str, reason: str) -> None:
-        """See `Readiness.suspect`."""
-        ...
-
-    def suspend(self, reason: str) -> None:
-        """See `Readiness.suspend`."""
-        ...
-
-    async def probed(self) -> None:
-        """Wait until each server has been probed for the first time, and was found well or ill."""
-        ...
-
+    def fault(self) -> str | None: ...
+    def start(self) -> None: ...
+    def suspect(self, url: str, reason: str) -> None: ...
+    def suspend(self, reason: str) -> None: ...
+    async def probed(self) -> None: ...
     def take_over(self, replaced: Any) -> None:
-        """Go on for a model which this one replaces, and stop its readiness, which is of the same kind."""
-        ...
+        """See `Readiness.take_over`; `replaced` is of the same class."""
 
-    async def aclose(self) -> None:
-        """Stop watching, and wait for the end of what that had begun."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One server, and what is known of it.
+    """One server.
 
     Attributes:
-        fault: why it cannot be asked; empty if it can.
-        suspected_at: when a request was last lost there, by `time.monotonic()`. A probe that began before does not
-            show that the server is well again.
+        fault: reason why it cannot be asked; empty if it can.
+        suspected_at: time of the last loss of a request there, by `time.monotonic()`. A probe that began before does
+            not show that the server is well again.
         wake: set to look at once.
         task: looks after it.
     """
@@ -123,9 +91,9 @@ class Readiness:
     ) -> None:
         """
         Args:
-            name: of the model, for the log.
+            name: name of the model, for the log.
             client: sends the model's requests. Its endpoints are marked as ill while they are.
-            queue: of the model; paused while all servers are ill.
+            queue: the model's; paused while all servers are ill.
             slots_per_server: requests that each server takes at once: the queue has so many for each that is well.
                 None: it keeps those that it has.
         """
@@ -180,7 +148,7 @@ class Readiness:
 
         Args:
             url: host:port of the server.
-            reason: what happened.
+            reason: description of the loss.
         """
         for one in self._watched:
             if one.endpoint.url == url:
@@ -192,7 +160,7 @@ class Readiness:
         """Count the model as not ready, whatever probes find.
 
         Args:
-            reason: why it is, such as that its server is being started again; empty ends this.
+            reason: text such as "its server is being started again"; empty ends this.
         """
         if reason != self._suspended:
             self._suspended = reason

@@ -40,10 +40,10 @@ class RecordFollower:
     ) -> None:
         """
         Args:
-            name: of the recipe, and of the model.
-            folder: where records lie.
+            name: name of the recipe, and of the model.
+            folder: folder of the records.
             current: record by which the model was loaded.
-            load: loads the model that a record names; it is called in a thread.
+            load: loads the model that a record names; called in a thread.
         """
         self.name = name
         self.fault: str | None = None  # why the model is not the one of the record
@@ -70,11 +70,7 @@ class RecordFollower:
         return None if self._record is None else self._record.metrics_url
 
     async def run(self, models: MutableMapping[str, ServedModel]) -> None:
-        """Follow the record until the task is cancelled.
-
-        Args:
-            models: of the gateway, by name.
-        """
+        """Follow the record until the task is cancelled; replaces the model in `models`, the gateway's by name."""
         while True:
             try:
                 await self._look(models)

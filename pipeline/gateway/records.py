@@ -8,10 +8,34 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pipeline.gateway.prompt_log import PromptLog
+from pipeline.cache.response_cache import Redactor
 from pipeline.gateway.traces import Span
 
 _REMEMBERED = 10_000  # requests
+
+
+class PromptLog:
+    """Prompts and answers in the log, for those who want them there.
+
+    The judge is the response cache's (`pipeline.cache.redaction`): it finds keys, e-mail addresses, payment cards, bank
+    accounts, national ids and telephone numbers. Nothing is blacked out within a text: a text that holds one is left
+    out, and the line says what it holds.
+    """
+
+    def __init__(self, redactor: Redactor | None) -> None:
+        """
+        Args:
+            redactor: judges texts; None: all are logged as they are.
+        """
+        self._redactor = redactor
+
+    def fields(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of a line: prompts as the engine got them, and answers as far as they came."""
+        return {"prompts": list(map(self._shown, prompts)), "answers": list(map(self._shown, answers))}
+
+    def _shown(self, text: str) -> str:
+        held = None if self._redactor is None else self._redactor.objection(text, "")
+        return text if held is None else f"[left out: holds {held}]"
 
 
 @dataclass(slots=True)

@@ -16,18 +16,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.gateway.api.choice import ChoiceTimes
-from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.api.generation import ChoiceTimes, Generation
 from pipeline.gateway.metric_names import PROVIDER
 from pipeline.gateway.traces import Span
 
 
 def request_attributes(generation: Generation) -> dict[str, Any]:
-    """Return the attributes of a completion as a whole.
-
-    Args:
-        generation: of the request, when it is over.
-    """
+    """Return the attributes of a completion that is over, as a whole."""
     model = generation.model.name
     return {
         "gen_ai.operation.name": generation.operation,
@@ -45,13 +40,7 @@ def request_attributes(generation: Generation) -> dict[str, Any]:
 
 
 def end_spans(generation: Generation, span: Span, error_type: str | None) -> None:
-    """Export the spans of each choice.
-
-    Args:
-        generation: of the request, when it is over.
-        span: of the request.
-        error_type: what the request failed by, if it did.
-    """
+    """Export the spans of each choice of a generation that is over, below the span of the request."""
     for index, times in generation.times.items():
         if times.started is None:
             continue
@@ -59,8 +48,8 @@ def end_spans(generation: Generation, span: Span, error_type: str | None) -> Non
         stats = generation.stats.get(index)
         cached = stats.cached if stats else None
         if generation.model.cache is not None and times.sent is not None:
-            found = {"pipeline.cache": cached.kind if cached else "miss"}
-            span.start_child("cache lookup", began=times.started).end(found, ended=times.sent)
+            outcome = {"pipeline.cache": cached.kind if cached else "miss"}
+            span.start_child("cache lookup", began=times.started).end(outcome, ended=times.sent)
         if times.span is not None and cached is None:
             _end_call(generation, index, times, times.span, error_type)
 
@@ -91,7 +80,7 @@ def _end_call(
 
 
 def _sampling(generation: Generation) -> dict[str, Any]:
-    """What the request asks for, as far as it says so."""
+    """Collect the sampling parameters that the request sets."""
     request = generation.request
     return {
         "gen_ai.request.max_tokens": generation.max_tokens,

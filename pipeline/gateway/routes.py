@@ -69,6 +69,11 @@ def routes_of(family: object) -> list[tuple[ApiRoute, Handler]]:
     ]
 
 
+def json_answer(answer: BaseModel) -> Response:
+    """Return the response that has a model as its JSON body."""
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
 class RouteTable:
     """All routes of a gateway, by their paths."""
 
@@ -99,8 +104,7 @@ class DirectRoutes:
     def __init__(self, handlers: Mapping[str, Handler], app: ASGIApp) -> None:
         """
         Args:
-            handlers: path -> handler of a POST to it.
-            app: answers everything else.
+            handlers: path -> handler of a POST to it; `app` answers everything else.
         """
         self._handlers, self._app = handlers, app
 

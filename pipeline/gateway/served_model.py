@@ -18,7 +18,6 @@ from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Retries, Sampling, Timeouts
 from pipeline.client.prompt import render_prompt
 from pipeline.client.request import missing_inputs
-from pipeline.client.spreading import Spread
 from pipeline.errors import UserError
 from pipeline.gateway.api.json_schema import schema_faults
 from pipeline.gateway.api.response_format import SchemaFaults
@@ -26,6 +25,7 @@ from pipeline.gateway.api.tools.prompt import load_chat_template
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue, ModelQueue
 from pipeline.gateway.readiness import ModelReadiness, Readiness
+from pipeline.gateway.settings import GatewaySettings, Spread
 from pipeline.gateway.text_processes import (
     LONG_SCHEMA_CHARS,
     ProcessTemplate,
@@ -35,7 +35,7 @@ from pipeline.gateway.text_processes import (
     prompt_chars,
 )
 from pipeline.gateway.tokenizer import ModelTokenizer
-from pipeline.recipe.sections import ServingPolicy
+from pipeline.recipe import Recipe
 from pipeline.triton.deployment import Deployment
 
 _MAX_SCHEMAS = 256  # whose faults are remembered
@@ -53,23 +53,6 @@ _ENGINE_FEATURES = {
     "repetition_penalty": ("repetition_penalty", "repetition penalty"),
     "min_tokens": ("min_tokens", "least number of tokens"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class WaitLimits:
-    """How many requests of a model may wait, and how long each waits.
-
-    Attributes:
-        max_waiting: requests that may wait for a slot.
-        max_wait_s: seconds that a request waits while the model is not ready.
-        idle_timeout_s: seconds without a token after which an answer is given up; None never does.
-        batch_slots: requests of batches that are answered at once; None: half of what the model takes.
-    """
-
-    max_waiting: int = 256
-    max_wait_s: float = 30.0
-    idle_timeout_s: float | None = 60.0
-    batch_slots: int | None = None
 
 
 class EmbeddingModel(Protocol):
@@ -134,49 +117,44 @@ class ServedModel:
     @classmethod
     def from_package(
         cls,
-        name: str,
+        recipe: Recipe,
         package: Path,
         urls: Sequence[str],
         *,
-        cache: ResponseCache | None,
-        waits: WaitLimits,
-        serving: ServingPolicy | None = None,
-        tool_section: bool = False,
-        stall_s: float = 5.0,
+        cache: ResponseCache | None = None,
+        settings: GatewaySettings = GatewaySettings(),
         spread: Spread = "affinity",
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
         Args:
-            name: under which requests ask for it.
+            recipe: gives its names, what requests may hold, and when a stream counts as stalled.
             package: the folder of deployment.json.
             urls: host:port of the gRPC of each Triton server that runs it, or dns:NAME:PORT for all of a name.
             cache: response cache; None generates every answer.
-            waits: of its requests.
-            serving: of its recipe: further names, and what requests may hold; None: by default.
-            tool_section: whether tools stand in a section of the prompt where the template takes none.
-            stall_s: seconds without a chunk after which a stream that has begun counts as stalled.
             spread: how requests are spread over several servers.
 
         Raises:
             UserError: its tokenizer cannot be read.
         """
-        deployment, serving = Deployment.load(package), serving or ServingPolicy()
+        deployment, serving = Deployment.load(package), recipe.serving
         folder, limits = package / deployment.tokenizer_dir, deployment.limits
+        tool_section, itl_ms = recipe.tool_prompt == "auto", recipe.slo.itl_p95_ms
+        idle_timeout_s = settings.idle_timeout_s or None
         try:
             prompt_limit = PromptLimit.from_tokenizer(folder, limits.max_input_tokens)
         except Refused as error:
             raise UserError(str(error)) from error
         template = load_chat_template(folder, tool_section=tool_section)
         return cls(
-            name=name,
+            name=recipe.name,
             created=int((package / "deployment.json").stat().st_mtime),
             deployment=deployment.digest,
             client=AsyncClient(
                 urls,
                 model=deployment.entry_model,
                 template=template,
-                timeouts=Timeouts(first_token_s=waits.idle_timeout_s, between_tokens_s=waits.idle_timeout_s),
+                timeouts=Timeouts(first_token_s=idle_timeout_s, between_tokens_s=idle_timeout_s),
                 # The gateway asks again itself, when the model is ready.
                 retries=Retries(attempts=1),
                 spread=spread,
@@ -186,7 +164,7 @@ class ServedModel:
             prompt_limit=prompt_limit,
             max_output_tokens=limits.max_output_tokens,
             queue=FairQueue(
-                limits.max_concurrency, max_waiting=waits.max_waiting, background=waits.batch_slots
+                limits.max_concurrency, max_waiting=settings.max_waiting, background=settings.batch_slots
             ),
             aliases=serving.aliases,
             strict=serving.strict,
@@ -195,8 +173,8 @@ class ServedModel:
             guided_decoding=deployment.guided_decoding,
             # Other engines return logits only if they were built to.
             returns_logits=deployment.runtime == "cpu",
-            stall_s=stall_s,
-            max_wait_s=waits.max_wait_s,
+            stall_s=5.0 if itl_ms is None else itl_ms / 100,
+            max_wait_s=settings.max_wait_s,
             slots_per_server=limits.max_concurrency,
             processes=TextProcesses(folder, tool_section=tool_section),
         )
@@ -242,10 +220,9 @@ class ServedModel:
             await self._unused.wait()
 
     def replace(self, model: ServedModel) -> None:
-        """Let another package go on where this one is: requests that have not been sent yet go to it, in their order.
+        """Let another package take over the queue, with its own number of slots.
 
-        Args:
-            model: takes over the queue; it has as many slots as the new package.
+        Requests that have not been sent yet go to it, in their order.
         """
         slots, model.queue = model.queue.slots, self.queue
         model.queue.resize(slots)
@@ -270,9 +247,8 @@ class ServedModel:
         """Render a prompt by the chat template, and count its tokens. Safe to call from any thread.
 
         Args:
-            prompt: A text, which stays as it is, or messages.
-            tools: of the request.
-            variables: what else the template is given.
+            prompt: a text, which stays as it is, or messages.
+            variables: further variables of the template.
 
         Returns:
             The text that the engine gets, and its number of tokens.

@@ -1,32 +1,137 @@
-"""The Redis or Valkey that several gateways share: one connection pool, short deadlines, a circuit breaker.
+"""Redis or Valkey that several gateways share: limits of tenants, and losses of servers by request.
 
-While the server does not answer, each gateway goes on by itself: nothing here waits for longer than the timeout. A
+While the server does not answer, each gateway goes on by itself: nothing here waits for longer than a timeout, and a
 circuit breaker lets one request in a while find out whether the server is back.
+
+A tenant's take is one script, which runs alone in the server and by its clock: two gateways cannot both take the last
+request, and need not agree about the time. Choices that run have leases, which their gateway renews: those of a gateway
+that is killed, or does not reach the server, end by themselves. While the server is away each gateway counts from the
+levels that it saw last, so a tenant then has its limits once on each gateway.
+
+Losses are reported as they happen, and what is held is read once a second: a request that ended servers of one gateway
+is refused by the others about a second later, long before a server is back.
+
+    pipeline:limits:NAME      hash: levels of a tenant's buckets; expires when all are full again
+    pipeline:running:NAME     sorted set: leases of a tenant's choices, by the time until when
+    pipeline:losses:DIGEST    hash: at how many losses the request was in flight, and when it was the last time
+    pipeline:held             sorted set: what is not sent to a server, by the time until when
 
 Written against Redis 6.2 and newer, with redis-py 5 to 8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
 from pipeline.cache.redis.server import RedisAddress
+from pipeline.gateway.blame import BlamePolicy
 
-# Seconds: to connect, and for an answer. Short enough for a first token to wait for.
-TIMEOUT_S = 0.25
+_log = logging.getLogger("pipeline.gateway")
+
+# Seconds to connect, and for an answer: short enough for a first token to wait for; no request waits for reports.
+_TIMEOUT_S, _REPORT_TIMEOUT_S = 0.25, 5.0
+_LEASE_S = 30.0  # how long a lease goes on without its gateway
+_POLL_S = 1.0
+_MOST_HELD = 1000
+_HELD = "pipeline:held"
+
+# ARGV: 1 to take what there is not, too; name of a lease, or nothing, its choices, how many may run, and its seconds;
+# then of each bucket its name, what it holds, and how much is wanted.
+# Returns of each bucket its level, and the seconds until as much is there; then with a lease how many run, and 1 if
+# they are too many. Numbers are texts, or they would be cut.
+_TAKE = """
+local time = redis.call('TIME')
+local now, forced = time[1] + time[2] / 1000000, ARGV[1] == '1'
+local lease, choices, running = ARGV[2], tonumber(ARGV[3]), 0
+local levels, waits, short = {}, {}, false
+if lease ~= '' then
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+  running = redis.call('ZCARD', KEYS[2])
+  short = running + choices > tonumber(ARGV[4])
+end
+local crowded = short
+for at = 6, #ARGV, 3 do
+  local what, most, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local kept = redis.call('HMGET', KEYS[1], what, what .. ':at')
+  local level = most
+  if kept[1] then
+    level = math.min(most, tonumber(kept[1]) + math.max(0, now - tonumber(kept[2])) * most / 60)
+  end
+  local wait = forced and 0 or math.max(0, (math.min(amount, most) - level) / most * 60)
+  levels[at], waits[at], short = level, wait, short or wait > 0
+end
+local states, full_ms = {}, redis.call('PTTL', KEYS[1])
+for at = 6, #ARGV, 3 do
+  local what, most, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local level = levels[at]
+  if not short then level = forced and math.max(level - amount, -most) or level - amount end
+  level = string.format('%.17g', level)
+  redis.call('HSET', KEYS[1], what, level, what .. ':at', string.format('%.17g', now))
+  full_ms = math.max(full_ms, math.ceil((most - level) / most * 60000) + 1000)
+  states[#states + 1] = level
+  states[#states + 1] = string.format('%.17g', waits[at])
+end
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', full_ms))
+if lease ~= '' then
+  for number = 1, short and 0 or choices do
+    redis.call('ZADD', KEYS[2], now + ARGV[5], lease .. ':' .. number)
+  end
+  redis.call('PEXPIRE', KEYS[2], ARGV[5] * 1000)
+  states[#states + 1] = tostring(running)
+  states[#states + 1] = crowded and '1' or '0'
+end
+return states
+"""
+# ARGV: seconds, then names of choices that still run.
+_RENEW = """
+local time = redis.call('TIME')
+for at = 2, #ARGV do
+  redis.call('ZADD', KEYS[1], 'XX', time[1] + time[2] / 1000000 + ARGV[1], ARGV[at])
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[1] * 1000)
+"""
+# KEYS: of the request. ARGV: for how many seconds it had run, and until its losses are forgotten. What was sent before
+# the last loss adds nothing: others were lost with the same server, or servers were lost together.
+_COUNT = """
+local time = redis.call('TIME')
+local now, last = time[1] + time[2] / 1000000, redis.call('HGET', KEYS[1], 'at')
+if not last or now - ARGV[1] > tonumber(last) then
+  redis.call('HINCRBY', KEYS[1], 'losses', 1)
+  redis.call('HSET', KEYS[1], 'at', string.format('%.6f', now))
+  redis.call('EXPIRE', KEYS[1], ARGV[2])
+end
+return redis.call('HGET', KEYS[1], 'losses')
+"""
+# KEYS: the sorted set. ARGV: member, seconds.
+_HOLD = """
+local time = redis.call('TIME')
+return redis.call('ZADD', KEYS[1], 'GT', time[1] + ARGV[2], ARGV[1])
+"""
+# KEYS: the sorted set. ARGV: most members. Returns members and seconds.
+_READ = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+local found = redis.call('ZREVRANGE', KEYS[1], 0, ARGV[1] - 1, 'WITHSCORES')
+for at = 2, #found, 2 do found[at] = string.format('%.3f', found[at] - now) end
+return found
+"""
 
 
 class SharedRedis:
     """One server, for one event loop; nothing is connected before the first request."""
 
-    def __init__(self, address: RedisAddress, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S) -> None:
         """
         Args:
-            address: of the server; the password is that of the environment.
-            timeout_s: to connect, and for an answer.
+            address: the password is that of the environment.
+            timeout_s: seconds to connect, and for an answer.
         """
         from redis import asyncio as aioredis
         from redis import exceptions
@@ -49,13 +154,8 @@ class SharedRedis:
         """Return a Lua script as a command for `run`."""
         return self.client.register_script(text)
 
-    async def run(self, command: Any, keys: Sequence[str], words: Sequence[Any]) -> Any:
-        """Run a command, and return what it returns.
-
-        Args:
-            command: takes `keys` and `args`; a script, for example.
-            keys: that it touches.
-            words: its arguments.
+    async def run(self, command: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run a command, such as a script, and return its result.
 
         Raises:
             BackendDown: the server does not answer in time, or fails.
@@ -63,7 +163,7 @@ class SharedRedis:
         errors = self._exceptions
         with self._breaker.attempt():
             try:
-                return await command(keys=keys, args=words)
+                return await command(keys=keys, args=arguments)
             except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
                 raise ServerUnreachable(f"{self.address}: {error}") from error
             except errors.RedisError as error:
@@ -72,3 +172,238 @@ class SharedRedis:
     async def aclose(self) -> None:
         """Close all connections."""
         await self.client.aclose()
+
+
+class BucketTake(NamedTuple):
+    """Amount that is to be taken from one bucket of a tenant.
+
+    Attributes:
+        what: name of the bucket.
+    """
+
+    what: str
+    per_minute: float
+    amount: float
+
+
+class BucketState(NamedTuple):
+    """A bucket after something was taken from it, or was not.
+
+    Attributes:
+        wait_s: seconds until as much is there as was wanted; 0 if it was.
+    """
+
+    level: float
+    wait_s: float
+
+
+class Lease(NamedTuple):
+    """Choices of one request that are to run, of as many as a tenant may have at once on all gateways together."""
+
+    name: str
+    choices: int
+    most: int
+
+
+class RedisBuckets:
+    """Buckets and leases of tenants. For one event loop; nothing is connected before the first request.
+
+    Attributes:
+        on_fallback: called whenever the server did not answer, and a gateway counts by itself.
+    """
+
+    def __init__(
+        self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S, lease_s: float = _LEASE_S
+    ) -> None:
+        """
+        Args:
+            address: the password is that of the environment.
+            timeout_s: seconds to connect, and for an answer.
+            lease_s: seconds that choices count as running without being renewed.
+        """
+        self.address = address
+        self.on_fallback: Callable[[], None] = lambda: None
+        self._fault = ""
+        self._redis = SharedRedis(address, timeout_s=timeout_s)
+        self._take, self._renew = self._redis.script(_TAKE), self._redis.script(_RENEW)
+        self._lease_s = lease_s
+        self._held: dict[str, set[Lease]] = {}  # by tenant
+        self._renewing: asyncio.Task[None] | None = None
+        self._releasing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def take(
+        self,
+        tenant: str,
+        wanted: Sequence[BucketTake],
+        *,
+        forced: bool = False,
+        lease: Lease | None = None,
+    ) -> Sequence[BucketState] | None:
+        """Take from all buckets, or from none if one has too little.
+
+        Args:
+            wanted: amounts; none of them more than once for the same bucket.
+            forced: take what there is not, too, down to a minute's worth of debt.
+            lease: choices that run until `release`, or this gateway is gone; None: none.
+
+        Returns:
+            The state of each bucket, and after them that of the choices that run, if there is a lease; None if the
+            server does not answer.
+        """
+        words: list[Any] = [
+            word for one in wanted for word in (one.what, repr(one.per_minute), repr(one.amount))
+        ]
+        held = ("", 0, 0) if lease is None else lease
+        if lease is not None:
+            # Before it is asked for: whoever is cancelled meanwhile may have it.
+            self._held.setdefault(tenant, set()).add(lease)
+            if self._renewing is None or self._renewing.done():
+                self._renewing = asyncio.create_task(self._keep_leases())
+        keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
+        try:
+            words = [int(forced), *held, repr(self._lease_s), *words]
+            found = await self._redis.run(self._take, keys, words)
+        except BackendDown as error:
+            if not self._fault:
+                _log.warning("limits of tenants are counted by this gateway alone: %s", error)
+            self._fault = str(error)
+            self.on_fallback()
+            return None
+        if self._fault:
+            self._fault = ""
+            _log.warning("limits of tenants are shared again: %s", self.address)
+        return [
+            BucketState(float(level), float(wait_s))
+            for level, wait_s in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    def release(self, tenant: str, lease: Lease) -> None:
+        """Count the choices of a lease as over, whatever became of it. Does not wait."""
+        self._held[tenant].discard(lease)
+        if self._closed:
+            return  # a connection that nobody would close; the lease ends by itself
+        task = asyncio.create_task(self._end_lease(tenant, lease))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def aclose(self) -> None:
+        """Wait until what ended is given back, and close all connections."""
+        self._closed = True
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        await asyncio.gather(*self._releasing)
+        await self._redis.aclose()
+
+    async def _end_lease(self, tenant: str, lease: Lease) -> None:
+        async def remove(keys: Sequence[str], args: Sequence[Any]) -> Any:
+            return await self._redis.client.zrem(keys[0], *args)
+
+        # Else it ends by itself.
+        with contextlib.suppress(BackendDown):
+            await self._redis.run(remove, [f"pipeline:running:{tenant}"], _names(lease))
+
+    async def _keep_leases(self) -> None:
+        """Renew what runs, as long as anything does."""
+        while any(self._held.values()):
+            await asyncio.sleep(self._lease_s / 3)
+            for tenant, leases in [*self._held.items()]:
+                if names := [name for lease in leases for name in _names(lease)]:
+                    with contextlib.suppress(BackendDown):
+                        key = f"pipeline:running:{tenant}"
+                        await self._redis.run(self._renew, [key], [repr(self._lease_s), *names])
+
+
+class RedisLosses:
+    """Losses of servers by request, counted together with other gateways. For one event loop; no report waits."""
+
+    def __init__(self, address: RedisAddress, *, timeout_s: float = _REPORT_TIMEOUT_S) -> None:
+        """
+        Args:
+            address: the password is that of the environment.
+            timeout_s: seconds to connect, and for an answer.
+        """
+        self._redis = SharedRedis(address, timeout_s=timeout_s)
+        self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
+        self._read = self._redis.script(_READ)
+        self._forget_s = int(BlamePolicy().window_s)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hear: list[Callable[[Mapping[str, float]], None]] = []
+        self._reading: asyncio.Task[None] | None = None
+
+    def listen(self, hear: Callable[[Mapping[str, float]], None]) -> None:
+        """Call `hear` about once a second with what is held -> for how many seconds."""
+        self._hear.append(hear)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._keep_reading())
+
+    def report_loss(self, digest: str, ran_s: float, counted: Callable[[int], None]) -> None:
+        """Count a loss that a request was in flight at.
+
+        Args:
+            digest: digest of the request; see `lost_servers.work_digest`.
+            ran_s: seconds for which it had been in flight.
+            counted: called with the number of losses that all gateways together know of.
+        """
+
+        async def count() -> None:
+            words = [repr(ran_s), self._forget_s]
+            counted(int(await self._redis.run(self._count, [f"pipeline:losses:{digest}"], words)))
+
+        self._start(count())
+
+    def report_pass(self, digest: str) -> None:
+        """Forget the losses of a request: it was answered."""
+
+        async def delete(keys: list[str], args: list[Any]) -> Any:  # noqa: ARG001
+            return await self._redis.client.delete(*keys)
+
+        async def forget() -> None:
+            await self._redis.run(delete, [f"pipeline:losses:{digest}"], [])
+
+        self._start(forget())
+
+    def hold(self, name: str, wait_s: float) -> None:
+        """Have all gateways send nothing of a digest, or of a tenant (`blame.tenant_hold`), to a server for a time."""
+
+        async def hold() -> None:
+            await self._redis.run(self._hold, [_HELD], [name, repr(wait_s)])
+
+        self._start(hold())
+
+    async def aclose(self) -> None:
+        """Wait for the reports that are under way, and close all connections."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        await asyncio.gather(*self._tasks)
+        await self._redis.aclose()
+
+    def _start(self, reporting: Coroutine[Any, Any, None]) -> None:
+        async def report() -> None:
+            try:
+                await reporting
+            except BackendDown as error:
+                _log.warning("losses of servers are counted by this gateway alone: %s", error)
+
+        task = asyncio.create_task(report())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep_reading(self) -> None:
+        while True:
+            # What was read last holds until its time is over.
+            with contextlib.suppress(BackendDown):
+                found = await self._redis.run(self._read, [_HELD], [_MOST_HELD])
+                held = {
+                    name.decode(): float(wait_s) for name, wait_s in zip(found[::2], found[1::2], strict=True)
+                }
+                for hear in self._hear:
+                    hear(held)
+            await asyncio.sleep(_POLL_S)
+
+
+def _names(lease: Lease) -> list[str]:
+    """Members of the sorted set, one for each choice."""
+    return [f"{lease.name}:{number}" for number in range(1, lease.choices + 1)]

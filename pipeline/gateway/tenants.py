@@ -17,7 +17,8 @@ from pipeline.document_faults import faults_of
 from pipeline.documents import Document, KeyPath, dotted, read_document
 from pipeline.errors import Fault, InvalidInput
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import SharedBuckets, Tenant, TenantLimits
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.private_files import warn_if_readable
 
 _KEY_HEADERS = ("authorization", "api-key", "x-api-key")
@@ -80,7 +81,7 @@ class Tenants:
         tenants = dict.fromkeys((self._by_key or {}).values())
         return [tenant for tenant in tenants if tenant.limits != TenantLimits()]
 
-    def share_buckets(self, shared: SharedBuckets) -> None:
+    def share_buckets(self, shared: RedisBuckets) -> None:
         """Take what tenants may use in a minute from buckets that other gateways take from, too."""
         for tenant in self.limited:
             tenant.shared = shared
@@ -95,11 +96,10 @@ class Tenants:
         return any(name in headers for name in _KEY_HEADERS)
 
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
-        """Find the tenant of a request.
+        """Find the tenant of a request by its headers.
 
-        Args:
-            headers: of the request: a key stands in `Authorization: Bearer …`, as OpenAI's clients send it, or in
-                `api-key` (Azure's clients) or `x-api-key` (Anthropic's).
+        A key stands in `Authorization: Bearer …`, as OpenAI's clients send it, or in `api-key` (Azure's clients) or
+        `x-api-key` (Anthropic's).
 
         Raises:
             ApiError: 401, if a key is needed and none that is known is given.

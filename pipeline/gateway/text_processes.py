@@ -96,11 +96,11 @@ class TextProcesses:
         Args:
             tokenizer: folder of the tokenizer and the chat template.
             tool_section: whether tools stand in a section of the prompt where the template takes none.
-            budget: of each piece of work.
+            budget: budget of each piece of work; None: the usual one.
         """
         self.budget = budget or TextBudget()
-        words = [str(tokenizer), str(self.budget.cpu_s), str(self.budget.memory_mib)]
-        self._command = [sys.executable, "-m", "pipeline.gateway.text_server", *words]
+        budgets = (str(self.budget.cpu_s), str(self.budget.memory_mib))
+        self._command = [sys.executable, "-m", "pipeline.gateway.text_server", str(tokenizer), *budgets]
         self._command += ["--tool-section"] if tool_section else []
         self._lock = threading.Lock()  # guards what follows
         self._server: subprocess.Popen[bytes] | None = None
@@ -210,14 +210,9 @@ class TextProcesses:
 
 
 class ProcessTemplate(ChatTemplate):
-    """A chat template whose renderings are made in processes."""
+    """A chat template, the same as that of the processes, whose renderings are made there."""
 
     def __init__(self, template: ChatTemplate, processes: TextProcesses) -> None:
-        """
-        Args:
-            template: the same as that of the processes.
-            processes: of the model.
-        """
         super().__init__(template.sources, template.special_tokens)
         self._processes = processes
 
@@ -228,14 +223,9 @@ class ProcessTemplate(ChatTemplate):
 
 
 class ProcessTokenizer:
-    """Tokenizer of prompts that leaves long texts to workers."""
+    """Tokenizer of prompts that leaves long texts to the processes, which have the same `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Any, processes: TextProcesses) -> None:
-        """
-        Args:
-            tokenizer: a `tokenizers.Tokenizer`, the same as that of the processes.
-            processes: of the model.
-        """
         self._tokenizer, self._processes = tokenizer, processes
 
     def encode_batch_fast(self, texts: Sequence[str]) -> Sequence[Any]:
@@ -256,12 +246,7 @@ class ProcessTokenizer:
 
 
 def prompt_chars(messages: Sequence[Mapping[str, Any]], *more: Any) -> int:
-    """Estimate how long a template takes, in characters of text that take as long.
-
-    Args:
-        messages: of a chat.
-        more: what else the template is given.
-    """
+    """Estimate how long a template takes with these messages and more, in characters of text that take as long."""
     chars = sum(len(json.dumps(one)) for one in more if one)
     for message in messages:
         content = message.get("content")

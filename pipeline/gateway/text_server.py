@@ -53,7 +53,7 @@ class TextWork:
         """
         Args:
             tokenizer: a `tokenizers.Tokenizer`.
-            template: of chats; None if the model has none.
+            template: chat template; None if the model has none.
         """
         self._tokenizer, self._template = tokenizer, template
         self.work: Mapping[str, Callable[..., Any]] = {
@@ -83,7 +83,7 @@ def main(folder: Path, cpu_s: float, memory_mib: int, *, tool_section: bool) -> 
     """Serve until the gateway closes its end; the exit code.
 
     Args:
-        folder: of the tokenizer.
+        folder: folder of the tokenizer.
         cpu_s: processor time that a short piece of work may take, in seconds; see `cpu_budget_s`.
         memory_mib: memory that it may take besides what is shared.
         tool_section: see `load_chat_template`.
@@ -127,9 +127,8 @@ class Worker:
         """
         Args:
             gateway: socket on which work comes.
-            work: that is done.
-            cpu_s: processor time of a short piece.
-            memory_mib: memory besides what this process has now.
+            cpu_s: processor time of a short piece of work.
+            memory_mib: memory besides that of this process now.
         """
         self._gateway, self._work, self._cpu_s = gateway, work, cpu_s
         os.nice(_NICENESS)

@@ -33,12 +33,7 @@ class ModelTokenizer:
         self._texts: dict[int, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text.
-
-        Args:
-            text: any text.
-            add_special_tokens: whether to add the tokens that the tokenizer puts around a text.
-        """
+        """Return the token ids of a text, with or without the tokens that the tokenizer puts around it."""
         ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -71,11 +66,7 @@ class ModelTokenizer:
         return self._tokenizer.token_to_id(token) is not None
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Check that token ids are in the vocabulary.
-
-        Args:
-            ids: one or more.
-            param: field of the request that holds them.
+        """Check that token ids, in field `param` of a request, are in the vocabulary.
 
         Raises:
             ApiError: 400, with the first that is not.

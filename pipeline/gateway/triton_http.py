@@ -104,20 +104,14 @@ class TritonHttp:
     def __init__(self, socket_path: str, limits: TritonHttpLimits | None = None) -> None:
         """
         Args:
-            socket_path: of the socket on which Triton's HTTP listens.
-            limits: of requests; None for the default ones.
+            socket_path: path of the socket on which Triton's HTTP listens.
         """
         self.limits = limits or TritonHttpLimits()
         self._path = socket_path
         self._held = 0
 
     def guarded(self, hosts: AllowedHosts, origins: Sequence[str] = ()) -> ASGIApp:
-        """Make the application that refuses what a web page of another site may have sent.
-
-        Args:
-            hosts: that requests may name.
-            origins: of pages that may ask.
-        """
+        """Make the application that refuses what a web page of another site may have sent; see `WebGuard`."""
         # tritonclient sends no content type. Where a page sends none, its browser names the page's origin.
         types = (JSON, _BINARY, "")
         return WebGuard(
@@ -244,7 +238,6 @@ def rewritten(text: bytes | bytearray, limits: TritonHttpLimits) -> bytes:
 
     Args:
         text: JSON that is not nested too deep.
-        limits: of its tensors.
 
     Raises:
         ApiError: it is no JSON, or would harm Triton.

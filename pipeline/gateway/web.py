@@ -46,7 +46,6 @@ class AllowedHosts:
     def __init__(self, listens_on: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
         """
         Args:
-            listens_on: address or name.
             names: without port; `*.example.com` stands for all below it, `*` for all.
         """
         self.loopback = _is_loopback(listens_on)
@@ -83,12 +82,11 @@ class WebGuard:
     ) -> None:
         """
         Args:
-            app: the application.
-            hosts: that requests may name.
-            origins: pages that may ask, such as https://chat.example; `*` is all. The gateway's own page always may.
+            hosts: hosts that requests may name.
+            origins: pages that may send requests, such as https://chat.example; `*` is all. The gateway's always may.
             keys: whether requests need an API key, which pages of other origins do not know.
             content_types: path -> types of bodies, the usual one first; "" among them is a body without a type.
-            refusal: makes the answer of a request that is refused.
+            refusal: makes the answer to a request that is refused.
         """
         self._app, self._hosts, self._keys = app, hosts, keys
         self._origins, self._content_types, self._refusal = frozenset(origins), content_types, refusal
@@ -124,12 +122,7 @@ class WebGuard:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Add CORS for pages of these origins: preflight requests are answered, and answers may be read.
-
-    Args:
-        app: the application.
-        origins: of the pages; without any, the application stays as it is.
-    """
+    """Add CORS for pages of these origins, if any: preflight requests are answered, and answers may be read."""
     if not origins:
         return app
     return CORSMiddleware(

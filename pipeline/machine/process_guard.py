@@ -33,37 +33,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-MARK = "PIPELINE_TRITON_START"  # environment variable of all that belongs to one start
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = (
-    1,
-    36,
-    22,
-    38,
-)  # linux/prctl.h
-_SECCOMP_MODE_FILTER = 2  # linux/seccomp.h
+# Environment variable of all processes of one start.
+MARK = "PIPELINE_TRITON_START"
+# linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
+# linux/seccomp.h
+_SECCOMP_MODE_FILTER = 2
 # Machine -> AUDIT_ARCH_… of linux/audit.h, and the number of fchmod.
 _FCHMOD = {"x86_64": (0xC000003E, 91), "aarch64": (0xC00000B7, 52)}
 _UMASK, _OPEN_TO_ALL = 0o077, 0o644
-_CANNOT_BE_RUN = 127  # as a shell says it
+# Exit code of a shell for it.
+_CANNOT_BE_RUN = 127
 _POLL_S = 0.1
 _CLEANUP_DEADLINE_S = 30.0
 _KILLING_DEADLINE_S = 10.0
-AFTERWARDS_S = _KILLING_DEADLINE_S + _CLEANUP_DEADLINE_S + 5  # what a guard may take after the stop deadline
+# Time that a guard may take after the stop deadline.
+AFTERWARDS_S = _KILLING_DEADLINE_S + _CLEANUP_DEADLINE_S + 5
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What a guard ends and removes."""
+    """A guard's task.
 
-    stop_deadline_s: float  # between SIGTERM and SIGKILL
-    stage: str  # folder to remove
-    mark: str  # value of MARK; regions of shared memory begin with it
-    cleanup: Sequence[str] = ()  # command to run at the end
-    folder: str = ""  # to remove, too, if the parent did not live to do so
+    Attributes:
+        stop_deadline_s: Time between SIGTERM and SIGKILL.
+        stage: Folder to remove.
+        mark: Value of MARK; regions of shared memory begin with it.
+        cleanup: Command to run at the end.
+        folder: Folder to remove, too, if the parent did not live to do so.
+    """
+
+    stop_deadline_s: float
+    stage: str
+    mark: str
+    cleanup: Sequence[str] = ()
+    folder: str = ""
 
 
 def main(guarded: Guarded, command: list[str]) -> int:
-    """Run the command until it ends or is to end; its exit code, or 128 + signal."""
+    """Run the command until it ends or is to end. Returns its exit code, or 128 + signal."""
     stopping = False
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -73,13 +82,14 @@ def main(guarded: Guarded, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours, to be reaped
+    # Processes that lose their parent become this one's, to be reaped.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_prepare, umask=_UMASK
         )
     except OSError as error:
-        # What cannot be written is no reason to fail otherwise.
+        # Output that cannot be written is no reason to fail otherwise.
         with contextlib.suppress(OSError):
             os.write(sys.stdout.fileno(), f"{command[0]} cannot be run: {error.strerror}\n".encode())
         remove_traces(guarded)
@@ -93,7 +103,8 @@ def main(guarded: Guarded, command: list[str]) -> int:
             _end(server, guarded.stop_deadline_s)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # what outlived the server
+            # Processes that outlived the server.
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         remove_traces(guarded)
         if guarded.folder and os.getppid() != parent:
@@ -103,7 +114,7 @@ def main(guarded: Guarded, command: list[str]) -> int:
 
 
 def remove_traces(guarded: Guarded) -> None:
-    """Remove what a server that has ended leaves: processes, a container, files, shared memory."""
+    """Remove the remains of a server that has ended: processes, a container, files, shared memory."""
     kill_marked(guarded.mark)
     if guarded.cleanup:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -119,22 +130,22 @@ def remove_traces(guarded: Guarded) -> None:
 def kill_marked(mark: str, variable: str = MARK) -> None:
     """Kill all processes with the mark but this one, and those that they start meanwhile."""
     deadline = time.monotonic() + _KILLING_DEADLINE_S
-    while (found := marked(mark, variable)) and time.monotonic() < deadline:
-        for number in found:
+    while (pids := marked(mark, variable)) and time.monotonic() < deadline:
+        for number in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(_POLL_S / 4)
 
 
 def marked(mark: str, variable: str = MARK) -> list[int]:
-    """Processes with the mark in their environment, but this one; not those that only wait to be reaped."""
+    """List processes with the mark in their environment, but this one; not those that only wait to be reaped."""
     entry = f"{variable}={mark}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int(folder.name) != os.getpid() and entry in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def _end(server: subprocess.Popen[bytes], deadline_s: float) -> None:
@@ -152,7 +163,7 @@ def _reap() -> None:
 
 
 def _parent_is_gone() -> bool:
-    """Waits a moment for the end of standard input."""
+    """Wait a moment for the end of standard input. Returns whether it came."""
     readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 

@@ -1,4 +1,4 @@
-"""What a recipe comes to before anything is made: values only; no output, no I/O but small files of local checkpoints.
+"""The forecast of a recipe before anything is made. Values only; nothing is read but small files of local checkpoints.
 
     facts         `model_facts`, `machine_facts`: what is known, None where it is not (`pipeline.prepare` gathers them)
     functions     `memory`, `performance` and `preflight`: pure, from recipe and facts to figures and findings

@@ -37,11 +37,11 @@ class ArtifactSizes:
     """Bytes of the artifacts of one recipe.
 
     Attributes:
-        weights: of one package, those of all ranks together.
-        package: of one package, with everything that it holds.
-        build: of all artifacts that a build leaves: checkpoints as they were fetched, calibrated, split for ranks;
+        weights: The weights of one package, all ranks together.
+        package: One package, with everything that it holds.
+        build: All artifacts that a build leaves: checkpoints as they were fetched, calibrated, split for ranks;
             engines; the package.
-        build_memory: of the host, while it is built.
+        build_memory: Host memory that a build takes.
     """
 
     weights: int
@@ -65,7 +65,6 @@ def artifact_sizes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> ArtifactS
     """Work out the sizes of a recipe's artifacts.
 
     Args:
-        recipe: to be built.
         sizes: role -> model.
 
     Raises:

@@ -44,11 +44,7 @@ def check_compatibility(
     """Check one combination, and collect all reasons against it.
 
     Args:
-        version: of TensorRT-LLM.
-        runtime: `tensorrt` or `pytorch`.
-        on: name of a GPU; None: any.
-        form: quantization.format of a recipe.
-        kv_cache: quantization.kv_cache of a recipe.
+        on: Name of a GPU; None: any.
     """
     image, reasons = None, []
     try:

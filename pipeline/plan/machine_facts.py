@@ -1,4 +1,4 @@
-"""What is known of a machine, as far as a rule judges it, and which GPU of the contracts a driver's name means.
+"""Facts about a machine, as far as a rule judges it, and the GPU of the contracts that a driver's name means.
 
 Plain values; `pipeline.machine` gathers them. None means that it was not looked at, or could not be found out; a rule
 that needs it then says nothing, so that a plan made on a laptop is not judged by the laptop.
@@ -61,7 +61,7 @@ class DockerFacts:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareFacts:
-    """What would execute the engines: the Python that Triton's models run in, here or in an image."""
+    """The software that would execute the engines: the Python that Triton's models run in, here or in an image."""
 
     tensorrt_llm: str | None = None  # None: not installed
     tensorrt: str | None = None
@@ -99,8 +99,7 @@ def contract_name(seen: GpuFacts) -> str | None:
 
     Returns:
         The product with the same compute capability, whose chip is in the driver's name, with the nearest memory;
-        None if
-        there is none.
+        None if there is none.
     """
     pcie = "pcie" in _words(seen.name)
     fitting = [known for known in gpus() if known.sm == seen.sm and has_chip_name(seen, known)]

@@ -1,4 +1,4 @@
-"""What is known of the models of a recipe before, or after, they are here. Reads small files of local checkpoints.
+"""Facts about the models of a recipe, before or after they are here. Reads small files of local checkpoints.
 
 Two tokenizers are told apart by their files, their special tokens, and the ids that they give to a set of texts, which
 is data (`contracts/data/tokenizer_corpus.yaml`).
@@ -91,7 +91,7 @@ def _ids(file: Path) -> tuple[tuple[int, ...], ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of one model. None means not known, and rules that need it say nothing."""
+    """Facts about one model. None means not known, and rules that need it say nothing."""
 
     sizes: ModelSizes | None = None
     tokenizer: TokenizerFacts | None = None

@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """What a plan depends on besides the recipe; gathered by `pipeline.prepare.facts`."""
+    """Facts that a plan depends on besides the recipe; gathered by `pipeline.prepare.facts`."""
 
     sources: Mapping[
         str, Mapping[str, Json]

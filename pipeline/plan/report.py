@@ -1,4 +1,4 @@
-"""What is to be expected of a recipe before anything is made: the object that `pipeline plan` prints.
+"""The forecast of a recipe before anything is made: the object that `pipeline plan` prints.
 
 It holds the very `Plan` that `build` executes, and beside it what that would come to: memory, latency, findings. What
 could not be known is None, with the reason in `unknown`.
@@ -18,7 +18,7 @@ from pipeline.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What one recipe comes to on one kind of GPU, or on this machine (`cpu`)."""
+    """Plan, memory, speed and findings of one recipe on one kind of GPU, or on this machine (`cpu`)."""
 
     recipe: Recipe
     findings: tuple[Finding, ...]  # of preflight, the gravest first

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field
 
 from pipeline.errors import Fault, UserError
 from pipeline.settings import Option, Settings
@@ -55,6 +55,16 @@ class PreparationSettings(Settings):
     offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
 
 
+class PackageSettings(PreparationSettings):
+    """Choice of the package that is served or exchanged, and how it may be made."""
+
+    package: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
+        default=None,
+        description="Take this package, such as one from another machine; a RECIPE beside it gives settings only.",
+    )
+    build: bool = Field(default=False, description="Build what is missing first, as `pipeline build` does.")
+
+
 class BuildSettings(PreparationSettings):
     """Settings of `pipeline build`."""
 
@@ -75,7 +85,7 @@ class BuildSettings(PreparationSettings):
 
 
 class InitSettings(Settings):
-    """What a user says of a recipe that does not exist yet; None leaves it open."""
+    """A user's wishes for a recipe that does not exist yet; None leaves one open."""
 
     gpu: Annotated[str | None, Option(metavar="NAME", complete=_complete_gpu)] = Field(
         default=None,

@@ -65,11 +65,7 @@ class RecipeFacts:
     emitted: GeneratedConfig
 
     def findings(self, machine: MachineFacts | None = None) -> tuple[Finding, ...]:
-        """All findings of preflight about the recipe. Pure.
-
-        Args:
-            machine: Judged as well; None judges no machine.
-        """
+        """All findings of preflight about the recipe, and about `machine` if one is given. Pure."""
         return findings(self.recipe, self.models, machine, self.emitted)
 
 
@@ -153,7 +149,7 @@ def _problem(checkpoint: Checkpoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What the keys of a build's artifacts are made from besides the recipe."""
+    """Inputs of the keys of a build's artifacts besides the recipe."""
 
     sources: Mapping[str, ResolvedSource]  # role -> checkpoint
     dataset: Mapping[str, Json]  # identity of the calibration set
@@ -281,11 +277,7 @@ def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
 
 
 def read_machine(plan: Plan, store: Store, devices: tuple[int, ...]) -> MachineFacts:
-    """GPUs, memory, and the disk of the store with what a plan has there already.
-
-    Args:
-        devices: GPUs that may be used; empty: all.
-    """
+    """GPUs (`devices`; all if empty), memory, and the disk of the store with what a plan has there already."""
     held = sum(
         artifact.manifest.total_bytes for step in plan if (artifact := store.find(step.key)) is not None
     )

@@ -11,7 +11,7 @@ report of `pipeline plan`. What fits nowhere is refused with what each option la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,22 +19,28 @@ from pydantic import ValidationError
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu as gpu_of
-from pipeline.contracts.releases import TRACKS, Track, releases
+from pipeline.contracts.releases import TRACKS
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.compatibility import check_compatibility
-from pipeline.plan.machine_facts import GpuFacts, contract_name
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.plan.plan import TARGET
 from pipeline.plan.report import PlanReport
 from pipeline.plan.settings import InitSettings, WorkloadOptions
-from pipeline.prepare.known_drafts import KnownDraft, known_draft
+from pipeline.prepare.initial_choices import (
+    KnownDraft,
+    draft_pays,
+    example_recipe,
+    known_draft,
+    lacking,
+    machine_gpu,
+    newest_release,
+    refusals,
+)
 from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import compare_recipe, make_report
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource, Recipe
-from pipeline.recipe.catalog import entries
 from pipeline.sources import HubCheckpoint, is_offline, resolve_checkpoint
 from pipeline.store import Store
 
@@ -54,6 +60,7 @@ _MAX_GPUS = 8
 # Requests at a time, for which more GPUs are taken: of those that are there, and of those that would have to be had.
 _ENOUGH, _ENOUGH_OF_UNKNOWN = 16, 4
 _GPU_DEADLINE_S = 10.0
+_LIMITS = ("max_input_tokens", "max_output_tokens", "max_concurrency")
 
 
 class InitRequest(InitSettings):
@@ -67,10 +74,9 @@ class InitialRecipe:
     """A recipe that fits, as values to be written, and why each derived value is what it is.
 
     Attributes:
-        recipe: The recipe.
-        values: What is to be written; None for a key that is left out on purpose.
+        values: Values to write; None for a key that is left out on purpose.
         reasons: Dotted key -> a sentence.
-        report: What `pipeline plan` says of it.
+        report: The report of `pipeline plan` on it.
         place: Where it is to run: "2 x l4-24g", or "this machine's CPU".
     """
 
@@ -85,8 +91,6 @@ def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | N
     """Propose a recipe for a model.
 
     Args:
-        request: The model, and what is wanted of the deployment.
-        store: Where the checkpoint may lie already.
         progress: Receives a line for each retry.
 
     Returns:
@@ -145,7 +149,7 @@ class _Draft:
                     raise UserError("this machine has no GPU that its driver reports: name one with --gpu")
                 self.reasons["runtime.kind"] = "this machine has no GPU; --gpu NAME writes for one elsewhere"
                 return ("cpu",)
-            self.gpu, self.gpus = _known(seen)
+            self.gpu, self.gpus = machine_gpu(seen)
             self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
         self.gpus = wanted.gpus or self.gpus
         return TRACKS if wanted.runtime is None else (wanted.runtime,)
@@ -201,7 +205,7 @@ class _Draft:
         """A format with calibration and budget as a packaged recipe has them."""
         if form == "none":
             return {"format": "none"}
-        example = _example(form)
+        example = example_recipe(form)
         quantization = example.quantization.model_dump(mode="json", include={"calibration", "gate"})
         calibration = {key: quantization["calibration"][key] for key in ("dataset", "samples", "max_tokens")}
         gate = {key: quantization["gate"][key] for key in ("max_perplexity_increase", "min_top1_agreement")}
@@ -246,7 +250,7 @@ class _Draft:
             }
             report = self._report(self._recipe(**sections))
             if report.refused or report.memory is None:
-                faults += _refusals(report, form)
+                faults += refusals(report, form)
                 continue
             memory = report.memory
             self.reasons["limits.max_concurrency"] = (
@@ -268,9 +272,9 @@ class _Draft:
     # On GPUs
 
     def on_gpus(self, kind: Kind) -> InitialRecipe:
-        """Of what the comparison says that serves within the SLO: the best format, on the fewest GPUs."""
+        """The best format on the fewest GPUs, among those that the comparison says serve within the SLO."""
         assert kind != "cpu", "the caller looked"
-        version = _newest(kind, self.gpu)
+        version = newest_release(kind, self.gpu)
         draft = self._known_draft(kind)
         limits = self._limits(kind, draft)
         runtime = {"kind": kind, "version": version, "gpu": self.gpu, "tensor_parallel": 1}
@@ -288,14 +292,14 @@ class _Draft:
             if best is not None:
                 break
         if best is None:
-            raise InvalidInput(f"{self.request.source} on {self.gpu}", list(_lacking(found, self.gpus, kind)))
+            raise InvalidInput(f"{self.request.source} on {self.gpu}", list(lacking(found, self.gpus, kind)))
         assert best.best is not None, "it serves"
         self._explain(kind, best, found, slo)
         quantization = self._quantization(best.form, kind)
         if best.kv_cache == "fp8":
             quantization["kv_cache"] = "fp8"
             self.reasons["quantization.kv_cache"] = f"{self.gpu} computes in it: twice the tokens in memory"
-        paying = draft is not None and _draft_pays(best, found)
+        paying = draft is not None and draft_pays(best, found)
         if draft is not None:
             self.reasons["draft"] = (
                 f"{draft.why}; by the forecast, with {_ACCEPTANCE:.0%} of its tokens accepted and "
@@ -385,72 +389,5 @@ class _Draft:
         recipe = self._recipe(**sections)
         report = self._report(recipe)
         if report.refused:
-            raise InvalidInput(f"{self.request.source} on {place}", list(_refusals(report, "")))
+            raise InvalidInput(f"{self.request.source} on {place}", list(refusals(report, "")))
         return InitialRecipe(recipe, values, self.reasons, report, place)
-
-
-_LIMITS = ("max_input_tokens", "max_output_tokens", "max_concurrency")
-
-
-def _known(seen: Sequence[GpuFacts]) -> tuple[str, int]:
-    """The GPU of this machine in the contracts, and how many there are of it."""
-    named = [name for one in seen if (name := contract_name(one)) is not None]
-    if not named:
-        raise UserError(f"{seen[0].name} is none of the known GPUs; name one like it with --gpu")
-    most = max(dict.fromkeys(named), key=named.count)
-    return most, named.count(most)
-
-
-def _newest(kind: Track, device: str) -> str:
-    """The newest release that has the runtime, a container, and knows the GPU."""
-    reasons = []
-    for one in reversed(releases()):
-        if not one.containers:
-            continue
-        judged = check_compatibility(one.version, kind, device)
-        if judged.offered:
-            return one.version
-        reasons += [reason.text for reason in judged.reasons if reason.severity == "error"]
-    raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
-
-
-def _example(form: str) -> Recipe:
-    """A packaged recipe with a budget for this format."""
-    fitting = (entry.recipe for entry in entries() if entry.quantization == form)
-    return next(one for one in fitting if one is not None and one.quantization.gate is not None)
-
-
-def _draft_pays(best: DeploymentOption, found: Comparison) -> bool:
-    """Whether the same deployment with its draft takes less time of the GPUs."""
-    alike = (best.gpu, best.tensor_parallel, best.form)
-    return any(
-        one.draft and (one.gpu, one.tensor_parallel, one.form) == alike and one.gpu_seconds < best.gpu_seconds
-        for one in found.serving
-    )
-
-
-def _lacking(found: Comparison, gpus: int, kind: Kind) -> Iterator[Fault]:
-    """Why each option that could have been is none."""
-    if not (found.serving or found.refused):
-        yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
-    for one in found.refused:
-        if one.gpus <= gpus and not one.draft:
-            yield Fault("; ".join(one.reasons), key=f"{one.label}, runtime {kind}")
-    enough = sorted(
-        {one.gpus: one.label for one in found.serving if one.gpus > gpus and not one.draft}.items()
-    )
-    if enough:
-        yield Fault(
-            "is not enough", key="--gpus", value=gpus, fix=f"{enough[0][1]} would serve it, runtime {kind}"
-        )
-
-
-def _refusals(report: PlanReport, form: str) -> Iterator[Fault]:
-    """Why `pipeline plan` refuses a recipe."""
-    for finding in report.findings:
-        if finding.stops:
-            yield Fault(finding.problem, key=form or finding.keys[0], rule=finding.rule, fix=finding.fix)
-    if report.memory is None:
-        yield Fault(f"whether it fits is not known: {report.unknown.get('memory', '')}", key=form)
-    elif report.memory.verdict == "does not fit":
-        yield Fault(report.verdict, key=form or "memory")

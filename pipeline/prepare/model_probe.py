@@ -30,7 +30,7 @@ _CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """What config.json and the headers of a model's files say."""
+    """Facts of config.json and the headers of a model's files."""
 
     sizes: ModelSizes | None  # None: config.json names a class whose sizes are not understood
     origin: str  # "known", a folder, or "hub"
@@ -44,10 +44,6 @@ def probe_models(
     """Read what can be known of a recipe's models without their weights.
 
     Known models need neither network nor disk. Others are read in their local folder, in the store, or on the Hub.
-
-    Args:
-        offline: Do not ask the Hub.
-        progress: Receives a line for each retry.
 
     Returns:
         Role -> model; offline, models may be left out.

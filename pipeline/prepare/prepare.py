@@ -36,14 +36,14 @@ from pipeline.prepare.facts import (
     read_recipe_facts,
     with_folder_problems,
 )
-from pipeline.prepare.packages_needed import needs_of_stage
 from pipeline.progress import Progress, Silent
-from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe import HubSource, NamedDataset, Recipe, load_recipe
 from pipeline.recipe.loading import located
 from pipeline.recipe.repaired import load_repaired
 from pipeline.recipe.validators import Problem
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.sources import ResolvedSource
+from pipeline.sources.dataset import read_definition
 from pipeline.store import Artifact, Store
 
 # Executors for which another machine compiles engines.
@@ -75,9 +75,7 @@ class Prepared:
         """Check that this machine can make all that the store lacks, before any of it is made.
 
         Args:
-            executor: Who builds engines.
-            until: Name of the last step that is wanted.
-            afterwards: What else must be installed, because it runs when all is made.
+            afterwards: Further needs, of what runs when all is made.
 
         Raises:
             UserError: Distributions are missing, or nothing here builds engines; all of it in one text.
@@ -152,7 +150,7 @@ def prepare(
         allowed: Ids of rules whose errors are let pass, as `preflight.allowance` returns them.
 
     Raises:
-        InvalidInput: What the recipe asks for does not exist, or does not fit.
+        InvalidInput: The recipe asks for something that does not exist, or does not fit.
         SourceError: A checkpoint cannot be had.
     """
     facts = read_recipe_facts(recipe)
@@ -171,10 +169,7 @@ def plan_build(
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
 ) -> Prepared:
-    """Resolve what a recipe names, plan its build, and judge the checkpoints that are here.
-
-    Args:
-        facts: Of a recipe that preflight does not refuse.
+    """Resolve what a recipe names that preflight does not refuse, plan its build, and judge the checkpoints here.
 
     Raises:
         InvalidInput: A checkpoint that is here does not fit the recipe.
@@ -188,17 +183,10 @@ def plan_build(
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Load a recipe and judge it without download and store: what `pipeline recipes validate` prints.
-
-    Args:
-        path_or_name: a file, or the name of a packaged recipe.
-        overrides: values of `--set`.
-
-    Returns:
-        Warnings and notes.
+    """Load a recipe and judge it without download and store; return the warnings and notes of `recipes validate`.
 
     Raises:
-        InvalidInput: with all faults of the file, and all findings that are about none of them.
+        InvalidInput: With all faults of the file, and all findings that are about none of them.
     """
     try:
         recipe = load_recipe(path_or_name, overrides)
@@ -243,17 +231,10 @@ def _concerns(finding: Finding, replaced: Collection[str]) -> bool:
 
 
 def check_recipe(recipe: Recipe) -> tuple[Finding, ...]:
-    """Judge a recipe without download and store.
-
-    Args:
-        recipe: as it was loaded.
-
-    Returns:
-        Warnings and notes.
+    """Judge a recipe without download and store; return warnings and notes.
 
     Raises:
-        InvalidInput: What it asks for does not exist, or its runtime refuses it; with all findings that
-            stop it.
+        InvalidInput: With all findings that stop it.
     """
     return refuse(recipe, with_folder_problems(read_recipe_facts(recipe)).findings())
 
@@ -277,3 +258,49 @@ def step_states(
     demand(until)
     for step in plan:
         yield step, store.find(step.key), step.name in wanted
+
+
+def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]:
+    """Distributions that making one artifact of a recipe imports; none for a stage that the recipe does without.
+
+    Args:
+        stage: fetch, dataset, calibrate, convert, evaluate, build or package.
+        role: target or draft; "" stands for both.
+    """
+    step = f"{stage}.{role}" if role else stage
+    calibrated = recipe.quantization.format != "none"
+    match stage:
+        case "fetch" if any(isinstance(source, HubSource) for source in _sources(recipe, role)):
+            yield Need("hub", step)
+        case "dataset" if calibrated or _calibrates_draft(recipe):
+            yield from _needs_of_dataset(recipe, step)
+        case "calibrate" if calibrated or _calibrates_draft(recipe):
+            yield Need("calibrate", step)
+        case "evaluate" if calibrated:
+            yield Need("calibrate", step, frozenset({"tokenizers", "torch"}))
+        case "build" | "package" if recipe.runtime.kind == "cpu":
+            yield Need("cpu", step)
+
+
+def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
+    calibration = recipe.quantization.calibration
+    assert calibration is not None, "the recipe's rules ask for it with every format but none"
+    packages = {"tokenizers"}
+    if isinstance(calibration.dataset, NamedDataset):
+        definition = read_definition(calibration.dataset.name)
+        if definition.hub is not None:
+            yield Need("hub", step)
+        if definition.train.endswith(".parquet"):
+            packages.add("pyarrow")
+    yield Need("calibrate", step, frozenset(packages))
+
+
+def _sources(recipe: Recipe, role: str) -> Iterator[object]:
+    if role in ("", "target"):
+        yield recipe.model.source
+    if recipe.draft is not None and role in ("", "draft"):
+        yield recipe.draft.source
+
+
+def _calibrates_draft(recipe: Recipe) -> bool:
+    return recipe.draft is not None and recipe.draft.quantization != "none"

@@ -1,4 +1,4 @@
-"""What `pipeline plan` prints: findings, plan, memory, speed and alternatives; with `--compare`, deployments ranked.
+"""The report of `pipeline plan`: findings, plan, memory, speed and alternatives; with `--compare`, deployments ranked.
 
 The facts are gathered first (`pipeline.prepare.facts`, `pipeline.prepare.model_probe`); all else computes from them.
 """
@@ -110,8 +110,6 @@ def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -
     """Read the calibration of a recipe's device and runtime.
 
     Args:
-        recipe: Whose `runtime` says which.
-        store: Where calibrations are kept.
         file: Read this one instead of the store's.
 
     Returns:
@@ -144,7 +142,6 @@ def compare_recipe(
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
 
     Args:
-        workload: GPUs, prices, lengths and acceptance.
         offline: Do not ask the Hub.
 
     Raises:
@@ -253,7 +250,7 @@ def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]
 
 
 def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
-    """What is counted of a checkpoint that is served as it is, over what its files hold; 1 where nobody can tell.
+    """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where nobody can tell.
 
     Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
     is there besides is counted (`_unexplained`).
@@ -305,7 +302,7 @@ def _performance(
 
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
-    """Those that the recipe's rules and preflight let pass."""
+    """Alternatives that the recipe's rules and preflight let pass."""
     found = alternatives(recipe, memory.spec)
     return tuple(one for one in found if _passes(recipe.provenance, one.overrides))
 

@@ -26,7 +26,7 @@ State = Literal["in store", "to make", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class VerdictRow:
-    """What it comes to."""
+    """The verdict in one sentence, and in values."""
 
     text: str
     refused: bool  # the exit code is then 2
@@ -101,7 +101,7 @@ class AlternativeRow:
 
 @dataclass(frozen=True, slots=True)
 class OutlookDocument:
-    """What `pipeline plan --json` prints."""
+    """The document that `pipeline plan --json` prints."""
 
     schema: int
     recipe: str

@@ -24,14 +24,14 @@ _PROBE_DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryBeside:
-    """What a second server needs, and what there is for it.
+    """Memory that a second server needs, and memory that there is for it.
 
     Attributes:
-        needed_bytes: on the fullest GPU, or of the host's memory: without its KV cache if `sequences` is known.
-        free_bytes: there now, while the first server runs.
-        sequences: whole requests that its KV cache would hold; None: not known.
-        wanted: whole requests that it would hold alone; None: not known.
-        basis: what the figures come from.
+        needed_bytes: On the fullest GPU, or of the host's memory: without its KV cache if `sequences` is known.
+        free_bytes: Free now, while the first server runs.
+        sequences: Whole requests that its KV cache would hold; None: not known.
+        wanted: Whole requests that it would hold alone; None: not known.
+        basis: Where the figures come from.
     """
 
     needed_bytes: int
@@ -58,12 +58,10 @@ def memory_beside(package: Path, recipe: Recipe | None, store: Store) -> MemoryB
     """Compare what a package would take with what is free on this machine.
 
     Args:
-        package: that is to be served besides.
-        recipe: it was made from; None if that is not known: then only its files are counted.
-        store: of artifacts.
+        recipe: The recipe of the package; None if it is not known: then only its files are counted.
 
     Raises:
-        UserError: this machine shows no GPUs, and the package needs some.
+        UserError: This machine shows no GPUs, and the package needs some.
     """
     deployment = Deployment.load(package)
     free = _free_bytes(deployment)
@@ -74,12 +72,7 @@ def memory_beside(package: Path, recipe: Recipe | None, store: Store) -> MemoryB
 
 
 def beside(memory: MemoryPlan, free_bytes: int) -> MemoryBeside:
-    """Plan the same deployment again, in what is free. Pure.
-
-    Args:
-        memory: plan of the deployment alone.
-        free_bytes: of the host's memory, or of the GPU with the least.
-    """
+    """Plan the same deployment again, in what is free (on the GPU with the least, or of the host's memory). Pure."""
     squeezed = plan_memory(replace(memory.spec, capacity=free_bytes))
     fullest = memory.tightest
     needed = fullest.used - fullest.group("kv_cache")

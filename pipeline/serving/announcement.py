@@ -1,4 +1,4 @@
-"""The record of a deployment as its supervisor holds it: alone, true, and rewritten whenever something changes."""
+"""The record of a deployment as its supervisor holds it: locked, and rewritten whenever something changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.triton.running import RunningServer, State
 
 
 class Announcement:
-    """What others are told of one deployment. Safe to use from several threads.
+    """Publishes the state of one deployment. Thread-safe.
 
     The state of the deployment is that of Triton, unless that is ready and the gateway is not.
     """
@@ -35,11 +35,11 @@ class Announcement:
         """Prepare an announcement; `claim` makes it.
 
         Args:
-            folder: Where records lie; None announces nowhere.
+            folder: Folder of records; None announces nowhere.
             name: Name of the recipe.
-            record: What is known from the start.
-            components: What it consists of: "triton", and "gateway" if there is one. They are starting.
-            ready_file: A file that is there, and new, while the deployment is ready; see `pipeline.serving.health`.
+            record: Record at the start.
+            components: Components of the deployment: "triton", and "gateway" if there is one. They are starting.
+            ready_file: File that is there, and new, while the deployment is ready; see `pipeline.serving.health`.
             entry_model: Model that clients ask, for that file.
         """
         self.name = name
@@ -48,13 +48,13 @@ class Announcement:
         self._states: dict[str, tuple[State, str]] = dict.fromkeys(components, ("starting", ""))
         self._guard = threading.RLock()
         self._lock: lock.Lock | None = None
-        # Whether what is published is older than the record: the disk was full.
+        # Whether the published record is older than this one: the disk was full.
         self._stale = False
         self._say: Callable[[str], None] = lambda _: None
 
     @property
     def record(self) -> RunningServer:
-        """As it is now."""
+        """Record as it is now."""
         return self._record
 
     def claim(self, progress: Progress, *, needed: bool = False) -> None:
@@ -63,7 +63,7 @@ class Announcement:
         Where the folder cannot be written, as in a store that is only read, the deployment is served all the same.
 
         Args:
-            progress: Where to say that.
+            progress: Reporter of a folder that cannot be written, now and later.
             needed: Whether somebody depends on the record: a gateway finds Triton by it.
 
         Raises:
@@ -92,27 +92,26 @@ class Announcement:
         if self._lock is None:
             other = RunningServer.read(self._folder, self.name)
             by = "" if other is None else f" by process {other.pid} at {other.grpc_url}"
-            self._folder = None  # it is the other's
+            # It is the other's.
+            self._folder = None
             second = "or name another --store for a second one"
             raise UserError(f"{self.name} is served already{by}; stop that first, {second}")
 
     def set_state(self, component: str, state: State, reason: str = "", **changes: Any) -> None:
-        """Say what can be expected of a component.
+        """Set the state of a component, and so that of the deployment.
 
         Args:
-            component: One of those that were named.
-            state: Of it.
-            reason: Why it is not ready.
+            reason: Reason why it is not ready.
             changes: Other fields of the record that change with it.
         """
         with self._guard:
             self._states[component] = (state, reason)
             combined, why = self._combined()
-            components = {name: one for name, (one, _) in self._states.items()}
+            components = {name: each for name, (each, _) in self._states.items()}
             self.update(state=combined, reason=why, components=components, **changes)
 
     def count_restart(self, component: str) -> None:
-        """Count that a component is started again."""
+        """Count one more restart of a component."""
         with self._guard:
             restarts = dict(self._record.restarts)
             self.update(restarts={**restarts, component: restarts.get(component, 0) + 1})
@@ -128,7 +127,7 @@ class Announcement:
             self.confirm()
 
     def exchange(self, entry_model: str, **changes: Any) -> None:
-        """Say that another Triton is served from now on, which is ready.
+        """Publish another Triton, which is ready.
 
         Args:
             entry_model: Model that clients ask.
@@ -136,12 +135,12 @@ class Announcement:
         """
         with self._guard:
             self._entry_model = entry_model
-            # In this order: who follows the record goes to the new addresses when they are said to be ready.
+            # In this order: a gateway that follows the record goes to the new addresses when they are ready.
             self.update(**changes)
             self.set_state("triton", "ready")
 
     def confirm(self) -> None:
-        """Say that the state is still true, to be called about once a second: nobody believes an old ready file."""
+        """Renew the ready file, which nobody believes when it is old; to be called about once a second."""
         with self._guard:
             if self._stale:
                 self._publish()
@@ -158,7 +157,7 @@ class Announcement:
         """End the announcement.
 
         Args:
-            failure: Why the supervisor gave up: the record then stays, and says so.
+            failure: Reason why the supervisor gave up; the record then stays, and has it.
         """
         with self._guard:
             if failure:
@@ -175,7 +174,7 @@ class Announcement:
 
     def _remove(self, folder: Path) -> None:
         published = RunningServer.read(folder, self.name) if self._stale else self._record
-        # One that could not be brought up to date is this supervisor's all the same, which holds the lock.
+        # A record that could not be brought up to date is this supervisor's all the same, which holds the lock.
         if published is not None:
             published.remove(folder, self.name)
 

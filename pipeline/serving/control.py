@@ -1,11 +1,11 @@
-"""How another process talks to a supervisor: a unix socket beside its record, one JSON object a line.
+"""Commands from other processes to a supervisor: a unix socket beside its record, one JSON object a line.
 
     -> {"do": "stop"}
     <- {"progress": "draining the gateway"}        none or more
     <- {"result": {…}}                             or {"error": "…", "exit_code": 2}
 
 Only the user who started the supervisor, and root, are heard: the socket has mode 0600, and the kernel says who
-connects. What can be asked for is up to whoever makes the `ControlServer`. A unix socket's address has at most 107
+connects. The maker of the `ControlServer` decides which commands there are. A unix socket's address has at most 107
 bytes (unix(7)), too few for some stores; both sides therefore go by a descriptor of the folder, /proc/self/fd/N/NAME.
 """
 
@@ -26,13 +26,15 @@ from typing import Any
 from pipeline.errors import PipelineError, ServerError, UserError
 
 _MODE = 0o600
-_MOST_BYTES = 64 * 1024  # of a request
-_REQUEST_S = 10.0  # in which a request must have come
+# Longest request.
+_MOST_BYTES = 64 * 1024
+# Time in which a request must have come.
+_REQUEST_S = 10.0
 _CONNECT_S = 5.0
 
 Say = Callable[[str], None]
-# Does what a request asks for. Gets the request and a way to report progress; returns the result, or raises a
-# PipelineError, whose text and exit code the other side gets.
+# Function that carries out a request. It gets the request and a reporter of progress, and returns the result, or raises
+# a PipelineError, whose text and exit code the other side gets.
 Handler = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
 
 
@@ -43,18 +45,14 @@ class ControlServer:
         """Prepare a server; entering it as a context makes the socket.
 
         Args:
-            path: Of the socket. One that is there is replaced: that nobody else uses it is up to the caller, who holds
-                the lock of the recipe.
-            handlers: Name of a command ("do") -> what does it. More may be added with `register`.
+            path: Path of the socket. One that is there is replaced: the caller, who holds the lock of the recipe, sees
+                to it that nobody else uses it.
+            handlers: Name of a command ("do") -> its handler.
         """
         self.path = path
         self._handlers = dict(handlers)
         self._socket: socket.socket | None = None
         self._answering: set[threading.Thread] = set()
-
-    def register(self, name: str, handler: Handler) -> None:
-        """Offer one more command."""
-        self._handlers[name] = handler
 
     def __enter__(self) -> ControlServer:
         """Raises OSError: the folder's filesystem has no sockets, or cannot be written."""
@@ -137,11 +135,11 @@ def ask(
     """Ask a supervisor to do something, and wait until it is done.
 
     Args:
-        path: Of its socket: `RunningServer.control`.
+        path: Path of its socket: `RunningServer.control`.
         do: Name of the command: "status", "stop", …
         on_progress: Gets each line of progress.
         timeout_s: Longest time between two lines of the answer, in seconds; None waits for as long as it lives.
-        arguments: Of the command.
+        arguments: Arguments of the command.
 
     Returns:
         Its result.
@@ -178,7 +176,7 @@ def ask(
 
 @contextlib.contextmanager
 def _short(folder: Path) -> Iterator[str]:
-    """A short path of a folder, while entered."""
+    """Yield a short path of a folder, valid while entered."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}"

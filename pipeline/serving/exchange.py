@@ -6,33 +6,16 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from pipeline.errors import ServerError, UserError
 from pipeline.golden import GoldenSet
 from pipeline.prepare.second_server import memory_beside
 from pipeline.recipe import Recipe, find_recipe, load_recipe
 from pipeline.serving.control import ask
-from pipeline.settings import Option, Settings
+from pipeline.serving.settings import ExchangeSettings
 from pipeline.store import Store
 from pipeline.triton.running import SUPERVISED, RunningServer
-
-
-class ExchangeSettings(Settings):
-    """Way in which a package is exchanged, for `pipeline rollout` and `pipeline rollback`."""
-
-    skip_golden: bool = Field(default=False, description="Do not ask the package's golden questions.")
-    in_place: bool = Field(
-        default=False,
-        description="End the old Triton first, for two that do not fit in memory. Requests wait meanwhile.",
-    )
-    drain_s: Annotated[float, Option(metavar="SECONDS")] = Field(
-        default=120.0,
-        ge=0,
-        description="Time for requests that the old package has under way; then they are cut off.",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +124,12 @@ def find_running(name: str, overrides: Sequence[str], store: Store) -> tuple[str
 
 
 def next_recipe(
-    given: str, name: str, server: RunningServer, overrides: Sequence[str], say: Callable[[str], None]
+    asked: str, name: str, server: RunningServer, overrides: Sequence[str], say: Callable[[str], None]
 ) -> Recipe:
     """Return the recipe that the next package of a deployment is made from, and say which values of `--set` are kept.
 
     Args:
-        given: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
+        asked: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
             served with are kept.
         name: Name of the deployment.
         overrides: Values of `--set`.
@@ -156,17 +139,17 @@ def next_recipe(
         UserError: It was served from a package alone.
     """
     kept: list[str] = []
-    if given == name:
+    if asked == name:
         if not server.recipe:
             raise UserError(f"{name} was served from a package alone: name a RECIPE, or --package")
-        kept, given = _kept(server.overrides, overrides), server.recipe[0]
+        kept, asked = _kept(server.overrides, overrides), server.recipe[0]
     dropped = [override for override in server.overrides if override not in (*kept, *overrides)]
     if kept:
         say(f"applied again: {_sets(kept)}")
-        say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(given).absolute()))}")
+        say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(asked).absolute()))}")
     if dropped:
         say(f"no longer applied: {_sets(dropped)}")
-    return load_recipe(given, (*kept, *overrides))
+    return load_recipe(asked, (*kept, *overrides))
 
 
 def _sets(overrides: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The gateway as a child of the supervisor: a command line that somebody above gives, and sockets that outlive it.
+"""The gateway as a child of the supervisor: a message that somebody above gives, and sockets that outlive it.
 
 The supervisor holds the listening sockets and hands them down, so that connections wait, and are not refused, while a
 gateway is started again.
@@ -7,6 +7,7 @@ gateway is started again.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -24,6 +25,7 @@ from pipeline.machine.processes import start_process
 from pipeline.process_state import SUPERVISOR, ProcessPulse, exit_reason, own_mark
 from pipeline.serving import triton_log
 from pipeline.serving.log_files import LogLimit, open_log, rotate
+from pipeline.settings import Settings
 
 _BACKLOG = 2048
 _POLL_S = 0.05
@@ -35,7 +37,8 @@ class GatewayLaunch:
     """How a gateway is started.
 
     Attributes:
-        command: Command line of a gateway that takes `sockets` by their descriptors, and ends when its parent does.
+        command: Command line of a gateway; the descriptor that it reads `message` from follows.
+        message: Settings of the gateway: it takes `sockets` by their descriptors, and ends when its parent does.
         sockets: Bound, and not listening yet.
         url: For clients, as http://host:port.
         needs_key: Whether requests need an API key.
@@ -44,6 +47,7 @@ class GatewayLaunch:
     """
 
     command: tuple[str, ...]
+    message: Settings
     sockets: Sequence[socket.socket]
     url: str
     needs_key: bool = False
@@ -80,11 +84,11 @@ class GatewayProcess:
             ServerError: It ended, or does not answer in time.
         """
         rotate(self.log_file)
-        with open_log(self.log_file) as output:
-            inherit = [listening.fileno() for listening in self.launch.sockets]
-            self._process = start_process(
-                self.launch.command, output, {SUPERVISOR: own_mark()}, inherit=inherit
-            )
+        message = self.launch.message.to_descriptor()
+        with open_log(self.log_file) as output, os.fdopen(message):
+            inherit = [message, *(listening.fileno() for listening in self.launch.sockets)]
+            command = (*self.launch.command, str(message))
+            self._process = start_process(command, output, {SUPERVISOR: own_mark()}, inherit=inherit)
         self._check = _GatewayCheck(self._process.pid, self.launch.sockets[0])
         deadline = time.monotonic() + self.launch.start_deadline_s
         while not self._check.answered:

@@ -37,7 +37,7 @@ SSH_PORT = 2222
 _FOLDER = Path("/tmp/pipeline/group")
 _KEY = "id_ed25519"
 _POLL_S = 1.0
-# Of a session, and not of the container.
+# Variables of a session, and not of the container.
 _OWN = ("SSH_ORIGINAL_COMMAND", "SSH_CONNECTION", "SSH_CLIENT", "_", "PWD", "SHLVL")
 
 
@@ -47,9 +47,9 @@ class GroupMember:
 
     Attributes:
         leader: Name of the machine that runs mpirun.
-        size: Machines of the group.
-        index: Of this one; 0 is the leader.
-        gpus: Of each machine.
+        size: Number of machines.
+        index: Index of this machine; 0 is the leader.
+        gpus: GPUs of each machine.
         keys: Folder with the key by which they reach each other.
     """
 
@@ -61,10 +61,7 @@ class GroupMember:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> GroupMember | None:
-        """Read what a container is told; None where it is a group of its own.
-
-        Args:
-            environment: Of the container.
+        """Read the environment of a container; None where it is a group of its own.
 
         Raises:
             InvalidInput: Values that are missing or no numbers; all of them.
@@ -74,16 +71,16 @@ class GroupMember:
         faults: list[Fault] = []
 
         def number(name: str, least: int) -> int:
-            given = environment.get(name, "")
-            if not given.isdecimal() or int(given) < least:
-                faults.append(Fault(f"is not a number of at least {least}", key=name, value=given))
+            text = environment.get(name, "")
+            if not text.isdecimal() or int(text) < least:
+                faults.append(Fault(f"is not a number of at least {least}", key=name, value=text))
                 return least
-            return int(given)
+            return int(text)
 
         leader = environment.get(LEADER, "")
         if not leader:
             faults.append(Fault("is not set", key=LEADER, fix="LeaderWorkerSet sets it"))
-        found = cls(
+        member = cls(
             leader=leader,
             size=number(SIZE, 2),
             index=number(INDEX, 0),
@@ -92,7 +89,7 @@ class GroupMember:
         )
         if faults:
             raise InvalidInput("environment of a group", faults)
-        return found
+        return member
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -117,10 +114,9 @@ def gather(
 
     Args:
         member: The leader.
-        deadline_s: Time to wait, in seconds.
-        stopped: Whether to give up before.
-        port: On which workers listen.
-        folder: Where the files go.
+        stopped: Tells whether to give up before the deadline.
+        port: Port on which workers listen.
+        folder: Folder for the files.
 
     Raises:
         ServerError: Some cannot be reached in time; all of them are named.
@@ -159,9 +155,9 @@ def sshd_files(
 
     Args:
         member: The worker.
-        environment: What the ranks that are started here find around them.
-        port: Where it listens.
-        folder: Where the files go.
+        environment: Environment of the ranks that are started here.
+        port: Port on which it listens.
+        folder: Folder for the files.
 
     Returns:
         The configuration file.
@@ -202,12 +198,7 @@ def sshd_files(
 
 
 def leader_is_ready(member: GroupMember, port: int) -> bool:
-    """Tell whether the server of a worker's group is ready.
-
-    Args:
-        member: The worker.
-        port: Of the leader's gRPC.
-    """
+    """Tell whether the server of a worker's group is ready; `port` is that of the leader's gRPC."""
     return is_ready(f"{member.leader}:{port}", timeout_s=4)
 
 
@@ -234,7 +225,7 @@ def _lines(*settings: tuple[str, object]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a worker's sshd, or look whether its leader is ready; the exit code."""
+    """Run a worker's sshd, or look whether its leader is ready. Returns the exit code."""
     try:
         member = GroupMember.read(os.environ)
         if member is None or member.index == 0:

@@ -30,13 +30,13 @@ _HANGS_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is known of a deployment that is ready.
+    """Content of the file.
 
     Attributes:
-        grpc_url: Where Triton's gRPC listens, host:port.
+        grpc_url: Address of Triton's gRPC, host:port.
         entry_model: Model that clients ask.
-        confirmed: When the supervisor last found it ready, by the clock that all processes share (CLOCK_MONOTONIC), in
-            seconds.
+        confirmed: Time at which the supervisor last found it ready, by the clock that all processes share
+            (CLOCK_MONOTONIC), in seconds.
     """
 
     grpc_url: str
@@ -45,7 +45,7 @@ class Ready:
 
     @classmethod
     def now(cls, grpc_url: str, entry_model: str) -> Self:
-        """What is true at this moment."""
+        """Make the content as of this moment."""
         return cls(grpc_url, entry_model, time.monotonic())
 
     def write(self, file: Path) -> None:
@@ -56,16 +56,13 @@ class Ready:
         draft.replace(file)
 
 
-def ready_file() -> Path:
-    """Where the file lies."""
-    return Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Look at the file; the exit code."""
+    """Look at the file. Returns the exit code."""
     alive = list(arguments) == ["alive"]
     try:
-        ready = Ready(**json.loads(ready_file().read_text(encoding="utf-8")))
+        ready = Ready(
+            **json.loads(Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE).read_text(encoding="utf-8"))
+        )
     except FileNotFoundError:
         print("not ready: it starts, is ill, or ends", file=sys.stderr)
         return 0 if alive else 1

@@ -1,4 +1,4 @@
-"""What a running deployment says of itself: its pages of Prometheus metrics, and the figures that are read from them.
+"""Pages of Prometheus metrics of a running deployment, and the figures that are read from them.
 
 `pipeline ps`, `pipeline top`, the supervisor and acceptance runs use it. Two pages are needed for rates and latencies,
 because counters and histograms count from the start of the process that shows them:
@@ -9,7 +9,7 @@ because counters and histograms count from the start of the process that shows t
     LiveFigures.read("tiny-cpu", now, before).ttft_p95_ms
 
 Names of metrics: those of the gateway (docs/reference/metrics.md), `nv_*` of Triton, and `nv_trt_llm_*` of
-TensorRT-LLM's backend, which the `cpu` engine shows, too. What a page does not have is None.
+TensorRT-LLM's backend, which the `cpu` engine shows, too. Figures that a page does not have are None.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from pipeline.triton.deployment import ENTRY, TARGET_MODEL
 
 _KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 _TTFT, _ITL = "pipeline_time_to_first_token_seconds", "pipeline_inter_token_latency_seconds"
-# Of this machine or of a deployment beside it: no proxy stands between.
+# No proxy stands between this machine and its deployments.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 Labels = Mapping[str, str]
 
 
 class _Requests(TypedDict):
-    """The figures that the gateway has, and else, as far as they go, Triton."""
+    """Figures that the gateway has, or else, in part, Triton."""
 
     ready: bool | None
     running: int | None
@@ -63,7 +63,7 @@ class MetricsPage:
         """Read a page in Prometheus' text format.
 
         Raises:
-            ValueError: it is not in that format.
+            ValueError: The text is not in that format.
         """
         samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
         for family in text_string_to_metric_families(text):
@@ -82,8 +82,8 @@ class MetricsPage:
 
     def total(self, name: str, **labels: str) -> float | None:
         """Sum the samples that have these labels; None if there is none."""
-        found = [value for has, value in self.samples.get(name, ()) if labels.items() <= has.items()]
-        return sum(found) if found else None
+        values = [value for has, value in self.samples.get(name, ()) if labels.items() <= has.items()]
+        return sum(values) if values else None
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Sum the samples that have these labels, by the values of another label."""
@@ -100,15 +100,14 @@ def histogram_quantile(
     """Estimate a quantile of what a histogram observed between two pages, as PromQL's function of this name does.
 
     Args:
-        quantile: between 0 and 1.
-        name: of the histogram, without `_bucket`.
-        now: the later page.
-        before: the earlier one; None: since the process began.
-        labels: of the samples that are added up.
+        quantile: Quantile between 0 and 1.
+        name: Name of the histogram, without `_bucket`.
+        before: Earlier page; None for the time since the process began.
+        labels: Labels of the samples that are added up.
 
     Returns:
-        In the unit of the histogram; None if nothing was observed. In the last bucket, which has no upper bound, the
-        bound of the one before it.
+        Estimate in the unit of the histogram; None if nothing was observed. In the last bucket, which has no upper
+        bound, the bound of the one before it.
     """
     ends, starts = now.by(f"{name}_bucket", "le", **labels), {}
     if before is not None:
@@ -140,9 +139,9 @@ class DeploymentPages:
         """Get both pages at the same time.
 
         Args:
-            triton_url: of Triton's metrics, with its path; None if it is not known.
-            gateway_url: of the gateway, without a path; None if there is none.
-            timeout_s: for each.
+            triton_url: URL of Triton's metrics, with its path; None if it is not known.
+            gateway_url: URL of the gateway, without a path; None if there is none.
+            timeout_s: Time for each page.
         """
         now_s = time.monotonic()
 
@@ -180,9 +179,8 @@ class LiveFigures:
         """Read the figures of a deployment.
 
         Args:
-            model: name of the recipe, which is the gateway's label `model`.
-            now: its pages.
-            before: earlier ones. None: latencies are those since the start, and there are no rates.
+            model: Name of the recipe, which is the gateway's label `model`.
+            before: Earlier pages; None for latencies since the start, and no rates.
         """
         earlier = before or DeploymentPages(None, None)
         if now.gateway is not None:
@@ -195,8 +193,8 @@ class LiveFigures:
         def latency_ms(name: str, quantile: float) -> float | None:
             if now.gateway is None:
                 return None
-            found_s = histogram_quantile(quantile, name, now.gateway, earlier.gateway, model=model)
-            return None if found_s is None else 1e3 * found_s
+            latency_s = histogram_quantile(quantile, name, now.gateway, earlier.gateway, model=model)
+            return None if latency_s is None else 1e3 * latency_s
 
         return cls(
             **source,
@@ -247,7 +245,7 @@ def _of_gateway(model: str, page: MetricsPage) -> _Requests:
 
 
 def _of_triton(page: MetricsPage | None) -> _Requests:
-    """Requests as the engine and the entry model count them."""
+    """Read requests as the engine and the entry model count them."""
     states: Mapping[str, float] = {}
     asked: Mapping[str, float] = {}
     if page is not None:
@@ -264,32 +262,27 @@ def _of_triton(page: MetricsPage | None) -> _Requests:
 
 
 def kv_cache_usage(triton_url: str, timeout_s: float = 1.0) -> float | None:
-    """Return the share of the KV cache's blocks that are used, 0 to 1.
+    """Return the share of the KV cache's blocks that are used, 0 to 1, by Triton's page of metrics.
 
-    Args:
-        triton_url: Triton's page of metrics.
-        timeout_s: how long to wait for it, in seconds.
-
-    Returns:
-        The share; None if the page does not say it, or does not come in time.
+    None if the page does not have it, or does not come in time.
     """
     return _kv_used(MetricsPage.fetch(triton_url, timeout_s))
 
 
 def _kv_used(page: MetricsPage | None) -> float | None:
-    """The share of the KV cache's blocks that are used, of all instances of the target."""
+    """Return the share of used blocks over all instances of the target."""
     blocks = {} if page is None else page.by(_KV_BLOCKS, "kv_cache_block_type", model=TARGET_MODEL)
     return blocks.get("used", 0.0) / blocks["max"] if blocks.get("max") else None
 
 
 def _rate(page: MetricsPage | None, before: MetricsPage | None, name: str, **labels: str) -> float | None:
-    """How fast a counter grew between two pages, a second."""
+    """Return the growth of a counter between two pages, per second."""
     if page is None or before is None or page.taken_s <= before.taken_s:
         return None
     now, then = page.total(name, **labels), before.total(name, **labels)
     if now is None:
         return None
-    # One that is smaller than before began anew.
+    # A counter that is smaller than before began anew.
     grown = now if then is None or now < then else now - then
     return grown / (page.taken_s - before.taken_s)
 

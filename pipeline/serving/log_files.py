@@ -1,9 +1,9 @@
-"""Logs of what a supervisor runs: private files in a folder a recipe, kept from the starts before.
+"""Logs of the processes of a supervisor: private files in a folder for each recipe, kept from earlier starts.
 
-<store>/logs/<recipe>/triton.log      what Triton prints since it was started last
+<store>/logs/<recipe>/triton.log      output of Triton since it was started last
                       triton.log.1    before its last restart, or until it was too large; up to .5
                       gateway.log
-                      serve.log       what a detached supervisor says
+                      serve.log       output of a detached supervisor
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def log_folder(logs: Path, name: str) -> Path:
 def rotate(file: Path) -> None:
     """Make way for a new log: `triton.log` becomes `triton.log.1`, and so on; the oldest goes.
 
-    What is no regular file, such as a pipe or a terminal, stays, and so does what cannot be moved.
+    Files that are not regular, such as a pipe or a terminal, stay, and so do those that cannot be moved.
     """
     with contextlib.suppress(OSError):
         if file.is_file() and file.stat().st_size:
@@ -51,7 +51,6 @@ def open_log(file: Path, *, own: bool = True, anew: bool = False) -> BinaryIO:
     rather than not be started.
 
     Args:
-        file: The log.
         own: See `private_files.make_private`.
         anew: Whether to empty it first.
     """
@@ -66,7 +65,7 @@ def open_log(file: Path, *, own: bool = True, anew: bool = False) -> BinaryIO:
 
 
 class LogLimit:
-    """Keeps a log that is being written from filling the disk: what is in it moves to `.1` when it is too large.
+    """Keeps a log that is being written from filling the disk: its content moves to `.1` when it is too large.
 
     Its writer must have opened it for appending. Lines that come while it is moved may be lost.
     """
@@ -75,15 +74,14 @@ class LogLimit:
         """Prepare to watch a log; `check` does.
 
         Args:
-            file: The log.
-            most: Size in bytes that it may have.
-            interval_s: It is looked at so often, however often `check` is called.
+            most: Largest size in bytes.
+            interval_s: Least time between two looks at it, however often `check` is called.
         """
         self._file, self._most, self._interval_s = file, most, interval_s
         self._next = time.monotonic() + interval_s
 
     def check(self) -> None:
-        """Move what is in the log if there is too much. On a disk that is full, it is dropped."""
+        """Move the content of the log if there is too much. On a disk that is full, it is dropped."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._interval_s
@@ -111,19 +109,19 @@ def _older(file: Path, number: int) -> Path:
 
 
 class LogTail:
-    """The ends of some logs, and then what is added to them, over rotations."""
+    """Reads the ends of some logs, and then the lines that are added to them, over rotations."""
 
     def __init__(self, files: Mapping[str, Path], lines: int) -> None:
         """Prepare to read.
 
         Args:
             files: Name of a log -> its file, which may not exist yet.
-            lines: How many lines of the end of each to begin with.
+            lines: Number of lines of the end of each to begin with.
         """
         self._logs = {name: _OpenLog(file, lines) for name, file in files.items()}
 
     def read(self) -> Iterator[tuple[str, str]]:
-        """Yield what came since the last call, as (name of the log, line); a line that has no end yet waits for it."""
+        """Yield (name of the log, line) for all lines since the last call; a line that has no end yet waits for it."""
         for name, log in self._logs.items():
             for line in log.read():
                 yield name, line
@@ -133,12 +131,12 @@ class LogTail:
         time.sleep(_FOLLOW_S)
 
     def close(self) -> list[tuple[str, str]]:
-        """Close the files. Returns what came since the last call of `read`, also a last line without an end."""
+        """Close the files. Returns the lines since the last call of `read`, also a last one without an end."""
         return [(name, line) for name, log in self._logs.items() for line in log.close()]
 
 
 class _OpenLog:
-    """One log. Its file stays open, so that what was written before a rotation is read after it."""
+    """One log. Its file stays open, so that lines from before a rotation are read after it."""
 
     def __init__(self, path: Path, lines: int) -> None:
         self._path = path
@@ -153,9 +151,9 @@ class _OpenLog:
             self._file = None
         if self._file is None and self._path.is_file():
             self._file = self._path.open("rb")
-            found = self._more()
-            # Only of a log that was there from the start is the beginning left out.
-            lines += found[-self._begin or len(found) :] if self._begin is not None else found
+            new = self._more()
+            # The beginning is left out only of a log that was there from the start.
+            lines += new[-self._begin or len(new) :] if self._begin is not None else new
         self._begin = None
         return lines
 
@@ -177,7 +175,8 @@ class _OpenLog:
         try:
             named = self._path.stat()
         except FileNotFoundError:
-            return True  # the new one is not there yet
+            # The new one is not there yet.
+            return True
         opened = os.fstat(self._file.fileno())
         return (named.st_dev, named.st_ino) == (
             opened.st_dev,

@@ -1,4 +1,4 @@
-"""Whether a server that was ready still works: every model in the path is asked for a token about once a second.
+"""Check that a server that was ready still works: every model in the path is asked for a token about once a second.
 
 A model that hangs and one that is merely busy both let a probe wait. They are told apart by progress: while probes
 wait, Triton's page of metrics is read, and a server is hung only if
@@ -12,7 +12,7 @@ wait, Triton's page of metrics is read, and a server is hung only if
 Busy is not ill: a probe that waits behind long answers may wait for ever. Besides, the processes of the server are
 looked at several times a second: one of a model that is gone, or any that is stopped (SIGSTOP), is a fault at once.
 
-It does not tell a slow server from a fast one, and judges no answer: one that came is enough.
+A slow server counts as working, and so does one whose answers are wrong.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from pipeline.serving.live import MetricsPage
 from pipeline.serving.probe import HealthProbe
 from pipeline.triton.deployment import DRAFT_MODEL, Deployment
 
-# Counters of a model that grow whenever it does something, as `MetricsPage` names them. Of `_ENGINE`, one value is
-# such a counter.
+# Counters of a model that grow whenever it does something, as `MetricsPage` names them; one value of `_ENGINE` is one.
 _PROGRESS = (
     "nv_inference_request_success_total",
     "nv_inference_request_failure_total",
@@ -42,16 +41,22 @@ _PROGRESS = (
 _ENGINE, _STEPS_MADE = "nv_trt_llm_general_metrics", "iteration_counter"
 _REQUESTS = "nv_trt_llm_request_metrics"
 ENSEMBLE = "ensemble"
-_STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")  # of the ensemble
+# Models of the ensemble.
+_STEPS = ("preprocessing", "tensorrt_llm", "postprocessing")
 
 _FIRST_POLL_S = 0.01
 _PAGE_TIMEOUT_S = 0.5
 _PAGE_INTERVAL_S = 0.3
-_LATE_S = 0.5  # a probe that takes longer is looked into
-_FAILURES = 3  # probes that fail one after the other: one may be a mishap
-_COMPUTING_SHARE = 0.1  # of a core: an idle server uses less
-_COMPUTING_S = 60.0  # a step of an engine that computes here may take so long
-_STUB = "triton_python_b"  # the process of a Python model, as far as /proc has its name
+# A probe that takes longer is looked into.
+_LATE_S = 0.5
+# Probes that fail one after the other: one may be a mishap.
+_FAILURES = 3
+# Share of a core: an idle server uses less.
+_COMPUTING_SHARE = 0.1
+# A step of an engine that computes here may take so long.
+_COMPUTING_S = 60.0
+# Process of a Python model, as far as /proc has its name.
+_STUB = "triton_python_b"
 
 
 def progress_of(page: MetricsPage, model: str) -> float:
@@ -61,10 +66,9 @@ def progress_of(page: MetricsPage, model: str) -> float:
 
 
 def has_room(page: MetricsPage, model: str) -> bool | None:
-    """Whether an engine could take a request at once: places are free, and all that it has are being generated.
+    """Tell whether an engine could take a request at once: places are free, and all that it has are being generated.
 
-    Returns:
-        None for a model that does not tell, such as one without an engine.
+    None for a model that does not tell, such as one without an engine.
     """
     counts = page.by(_REQUESTS, "request_type", model=model)
     if not counts:
@@ -80,7 +84,7 @@ class ProgressJudge:
     def __init__(self, models: Sequence[str], hang_timeout_s: float) -> None:
         """
         Args:
-            models: In the path of the probe.
+            models: Models in the path of the probe.
             hang_timeout_s: Time without an answer and without progress after which a server counts as hung.
         """
         self._models, self._timeout_s = models, hang_timeout_s
@@ -89,11 +93,14 @@ class ProgressJudge:
     def reset(self) -> None:
         """Forget what was seen, when a probe was answered."""
         self._progress: tuple[float, ...] = ()
-        self._still_since: float | None = None  # no counter moved
-        self._idle_since: float | None = None  # no counter moved, and no processor time was used
+        # Since then, no counter moved.
+        self._still_since: float | None = None
+        # Since then, no counter moved, and no processor time was used.
+        self._idle_since: float | None = None
         self._room_since: float | None = None
         self._cpu_s: float | None = None
-        self._seen = -math.inf  # when something was taken in last
+        # Time of the last call of `judge`.
+        self._seen = -math.inf
         self._asked_again = False
 
     def judge(
@@ -102,9 +109,9 @@ class ProgressJudge:
         """Take in what was seen, and decide.
 
         Args:
-            now: By any clock that runs evenly, in seconds.
-            waits_s: How long the probe has been under way.
-            page: What Triton shows; None if it does not answer.
+            now: Time by any clock that runs evenly, in seconds.
+            waits_s: Time for which the probe has been under way.
+            page: Triton's metrics; None if it does not answer.
             cpu_s: Processor time that the server has used, in seconds; None where that says nothing, because the
                 engine computes elsewhere.
         """
@@ -142,8 +149,8 @@ class ProgressJudge:
             self._still_since = now
         if moved or held_up or computes or self._idle_since is None:
             self._idle_since = now
-        told = [] if page is None else [has_room(page, model) for model in self._models]
-        engines = [room for room in told if room is not None]
+        rooms = [] if page is None else [has_room(page, model) for model in self._models]
+        engines = [room for room in rooms if room is not None]
         if held_up or not (engines and all(engines)):
             self._room_since = None
         elif self._room_since is None:
@@ -152,11 +159,11 @@ class ProgressJudge:
 
 @dataclass(frozen=True, slots=True)
 class HealthVerdict:
-    """What to do about a probe that is late.
+    """Decision about a probe that is late.
 
     Attributes:
         kind: "wait": it may wait behind others. "ask again": its answer may be lost. "hung": the server is.
-        reason: Why it is hung.
+        reason: Reason why the server is hung.
     """
 
     kind: Literal["wait", "ask again", "hung"]
@@ -164,16 +171,15 @@ class HealthVerdict:
 
 
 class ProcessWatch:
-    """The processes of one start of a server: whether they are there, and run."""
+    """Watches the processes of a server that is ready: whether they are there, and run."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        """`pids`: the processes of a server that is ready."""
-        found = {pid: ProcessStat.of(pid) for pid in pids}
-        self._known = {pid: stat for pid, stat in found.items() if stat is not None}
+        stats = {pid: ProcessStat.of(pid) for pid in pids}
+        self._known = {pid: stat for pid, stat in stats.items() if stat is not None}
         self._stopped_since: dict[int, float] = {}
 
     def check(self, now: float) -> HealthIssue | None:
-        """Look at them. Returns what is wrong."""
+        """Look at them. Returns a fault or a doubt, None if there is none."""
         for pid, known in self._known.items():
             stat = ProcessStat.of(pid)
             if stat is None or stat.start != known.start:
@@ -190,14 +196,14 @@ class ProcessWatch:
         return None
 
     def cpu_s(self) -> float:
-        """Processor time that they have used together."""
+        """Return the processor time that they have used together."""
         stats = (ProcessStat.of(pid) for pid in self._known)
         return sum(stat.cpu_s for stat in stats if stat is not None)
 
 
 @dataclass(slots=True)
 class _Path:
-    """One model that is asked, and what is thought of its answers."""
+    """A model that is asked, and the judge of its answers."""
 
     probe: HealthProbe
     judge: ProgressJudge
@@ -219,9 +225,8 @@ class HealthMonitor:
     ) -> None:
         """
         Args:
-            deployment: What the server serves.
-            grpc_url: host:port.
-            metrics_url: Triton's page of metrics.
+            grpc_url: gRPC target of the server.
+            metrics_url: URL of Triton's page of metrics.
             pids: Processes of the server, where this machine shows them.
             interval_s: Time between probes; 0 makes none, and looks at the processes only.
             hang_timeout_s: Time without an answer and without progress after which a server counts as hung; None for
@@ -255,21 +260,21 @@ class HealthMonitor:
                     raise ServerError(f"{probe.model} gave no answer within {deadline_s:.0f} s")
 
     def check(self) -> HealthIssue | None:
-        """Go on asking. Returns the worst that is wrong with the server, None if nothing is."""
+        """Go on asking. Returns the worst fault or doubt, None if there is none."""
         now = time.monotonic()
-        found = [self._processes.check(now)]
+        issues = [self._processes.check(now)]
         late = [path for path in self._paths if self._is_late(path, now)]
         if late and now >= self._next_page:
             self._next_page = now + _PAGE_INTERVAL_S
             page = MetricsPage.fetch(self._metrics_url, _PAGE_TIMEOUT_S)
             cpu_s = self._processes.cpu_s() if self._computes_here else None
-            found += [self._judge(path, now, page, cpu_s) for path in late]
+            issues += [self._judge(path, now, page, cpu_s) for path in late]
         for probe in (path.probe for path in self._paths):
             if probe.failures:
                 kind: Literal["doubt", "fault"] = "fault" if probe.failures >= _FAILURES else "doubt"
-                found.append(HealthIssue(kind, probe.error))
-        wrong = [one for one in found if one is not None]
-        return next((one for one in wrong if one.kind == "fault"), wrong[0] if wrong else None)
+                issues.append(HealthIssue(kind, probe.error))
+        known = [issue for issue in issues if issue is not None]
+        return next((issue for issue in known if issue.kind == "fault"), known[0] if known else None)
 
     def close(self) -> None:
         """Ask nothing more. To be called when the server is gone, or before it is told to stop."""
@@ -291,7 +296,8 @@ class HealthMonitor:
     def _judge(path: _Path, now: float, page: MetricsPage | None, cpu_s: float | None) -> HealthIssue | None:
         probe, since = path.probe, path.probe.outstanding_since
         if since is None:
-            return None  # it has just been answered
+            # It has just been answered.
+            return None
         verdict = path.judge.judge(now, now - since, page, cpu_s)
         if verdict.kind == "ask again":
             probe.ask_again()
@@ -303,7 +309,7 @@ class HealthMonitor:
 
 
 def default_hang_timeout_s(deployment: Deployment) -> float:
-    """Decide how long a server may be without any progress.
+    """Decide for how many seconds a server may be without any progress.
 
     An engine shows progress when a step has ended. A step that takes in a prompt of 16,384 tokens, the longest that
     engines are usually built to take at once, is far below three seconds on the GPUs that serve such models; longer
@@ -316,9 +322,6 @@ def default_hang_timeout_s(deployment: Deployment) -> float:
 
 def probed_paths(deployment: Deployment) -> dict[str, tuple[str, ...]]:
     """Decide which models are asked: those that take requests, and the draft, without which answers only slow down.
-
-    Args:
-        deployment: Any of the layouts.
 
     Returns:
         Model that is asked -> the models whose work its answer takes.

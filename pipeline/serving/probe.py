@@ -1,94 +1,56 @@
-"""Whether a model really answers: short generations through it.
+"""Check that a model really answers, by short generations.
 
 Triton's own ServerReady (`is_ready`, which a start waits for) stays true when the process of a Python model is dead, so
-it says too little. This is no client for applications; `pipeline.client` is, and it tells here which tensors a model
-has.
+it says too little. `HealthProbe` asks models of tokens, too, and waits for nothing, which `pipeline.client` does not
+do.
 """
 
 from __future__ import annotations
 
-import queue
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pipeline.client import Answer, Client, ClientError, DeadlineExceeded, Retries, Timeouts
 from pipeline.client.tensors import ModelSignature, read_signature
 from pipeline.errors import ServerError
 
-_NO_PLACE = (
-    "maximum queue size"  # in Triton's refusal of a request for which it has no place: it is busy, and works
-)
+# Part of Triton's refusal of a request for which it has no place: it is busy, and works.
+_NO_PLACE = "maximum queue size"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeGeneration:
-    """A complete answer of the server, with the seconds that it took."""
-
-    text: str
-    first_s: float  # until the first response
-    total_s: float
-
-
-def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> ProbeGeneration:
+def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> Answer:
     """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
     Args:
-        grpc_url: host:port of the server.
-        model: Name of the model.
-        prompt: Text to continue.
+        grpc_url: gRPC target of the server.
         max_tokens: Tokens of the answer, at most.
         timeout_s: Time for the whole answer.
 
     Raises:
         ServerError: There was no answer within the time, or an error came instead.
     """
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
-
-    arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    client = grpc.InferenceServerClient(grpc_url)
-    start = time.monotonic()
-    first = None
-    text: list[str] = []
-    over = False
+    deadline = time.monotonic() + timeout_s
+    timeouts = Timeouts(timeout_s, timeout_s, timeout_s)
     try:
-        facts = read_signature(client.get_model_config(model, client_timeout=timeout_s).config)
-        client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
-        client.async_stream_infer(model, _inputs(facts, prompt, max_tokens), enable_empty_final_response=True)
-        while True:
-            result, error = arrived.get(timeout=max(0.0, start + timeout_s - time.monotonic()))
-            over = error is not None
-            if over:
-                raise ServerError(f"{model} does not answer: {error}")
-            first = first or time.monotonic()
-            piece = result.as_numpy("text_output")
-            if piece is not None:
-                said = piece.reshape(-1)[0].decode("utf-8", errors="replace")
-                text = [said] if facts.cumulative else [*text, said]
-            final = result.get_response().parameters["triton_final_response"].bool_param
-            over = final or not facts.decoupled
-            if over:
-                return ProbeGeneration("".join(text), first - start, time.monotonic() - start)
-    except queue.Empty:
+        with (
+            Client(grpc_url, model=model, timeouts=timeouts, retries=Retries(attempts=1)) as client,
+            client.stream(prompt, max_tokens=max_tokens) as stream,
+        ):
+            for _ in stream:
+                if time.monotonic() > deadline:
+                    raise ServerError(f"{model} gave no answer within {timeout_s:g} s")
+            return stream.answer()
+    except DeadlineExceeded:
         raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
-    except InferenceServerException as error:
+    except ClientError as error:
         raise ServerError(f"{model} does not answer: {error}") from None
-    finally:
-        # Cancelled as it ends, a request can stay in Triton 24.10 for good, and then its model is never unloaded.
-        client.stop_stream(cancel_requests=not over)
-        client.close()
 
 
 def is_ready(grpc_url: str, *, timeout_s: float) -> bool:
-    """Ask a server whether it and all its models are ready; false if it does not answer in time.
-
-    Args:
-        grpc_url: gRPC target of the server.
-        timeout_s: Time for the answer.
-    """
+    """Ask a server whether it and all its models are ready; false if it does not answer in time."""
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException
 
@@ -103,22 +65,18 @@ def is_ready(grpc_url: str, *, timeout_s: float) -> bool:
 class HealthProbe:
     """Asks one model for one token, again and again, on one stream, and never waits for an answer.
 
-    Takes models of text and models of tokens. Nothing is cancelled while the server works (see `generate`).
+    Takes models of text and models of tokens. Nothing is cancelled while the server works: a request that is cancelled
+    as it ends can stay in Triton 24.10 for good, and then its model is never unloaded.
 
     Attributes:
-        model: Its name.
-        outstanding_since: When the probe that is under way was sent, by `time.monotonic`; None if none is.
+        outstanding_since: Time at which the probe under way was sent, by `time.monotonic`; None if none is.
         answered: Whether the last probe that ended was answered. A refusal for want of a place is an answer, too.
         failures: Probes that failed one after the other.
-        error: How the last of them failed.
+        error: Error of the last of them.
     """
 
     def __init__(self, grpc_url: str, model: str) -> None:
-        """
-        Args:
-            grpc_url: host:port of the server.
-            model: Name of the model.
-        """
+        """`grpc_url`: gRPC target of the server."""
         self.model = model
         self.outstanding_since: float | None = None
         self.answered, self.failures, self.error = False, 0, ""
@@ -131,7 +89,7 @@ class HealthProbe:
         """Send a probe.
 
         Args:
-            timeout_s: For the model's configuration, which is asked for once, and waited for.
+            timeout_s: Time for the model's configuration, which is asked for once, and waited for.
         """
         from tritonclient import grpc
         from tritonclient.utils import InferenceServerException
@@ -163,7 +121,7 @@ class HealthProbe:
         self.outstanding_since = None
 
     def _receive(self, connection: int, result: Any, error: Any) -> None:
-        """Called by a thread of the client."""
+        """Take a response, in a thread of the client."""
         if connection != self._connection:
             return
         if error is not None:
@@ -188,7 +146,7 @@ class HealthProbe:
             client.close()
 
 
-# By role, what the layouts call it: the TensorRT-LLM backend's models of text and of tokens, the `llmapi` model.
+# Role -> names of the input: in models of text and of tokens of TensorRT-LLM's backend, and in the `llmapi` model.
 _NAMES = {
     "prompt": ("text_input",),
     "tokens": ("input_ids",),
@@ -201,7 +159,7 @@ _DATA_TYPES = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
 
 
 def _inputs(facts: ModelSignature, prompt: str, max_tokens: int) -> list[Any]:
-    """Of a request; a model of tokens gets token 1, which every vocabulary has, in place of the prompt."""
+    """Make the inputs of a request; a model of tokens gets token 1, which every vocabulary has, for the prompt."""
     from tritonclient import grpc
 
     values = {

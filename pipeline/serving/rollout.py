@@ -5,11 +5,11 @@
                under way, and ends
     rollback   the same with the package that was served before
 
-Until the switch, whatever goes wrong ends the new Triton and leaves the old one untouched; so does a cancellation. When
-the gateway cannot load the new package, the switch is undone. With `in_place` the old Triton ends first, for two that
-do not fit in memory. Requests then wait in the gateway, and if the new package fails, the old one is started again.
+Until the switch, every failure ends the new Triton and leaves the old one untouched; so does a cancellation. When the
+gateway cannot load the new package, the switch is undone. With `in_place` the old Triton ends first, for two that do
+not fit in memory. Requests then wait in the gateway, and if the new package fails, the old one is started again.
 
-Who decides whether two fit is `pipeline.prepare.second_server`, before this is asked for.
+`pipeline.prepare.second_server` decides whether two fit, before this is asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -32,19 +32,17 @@ from pipeline.client import ChatTemplate, Client, ClientError, TemplateError
 from pipeline.errors import ServerError, UserError
 from pipeline.golden import GoldenComparison, GoldenReport, GoldenSet
 from pipeline.golden_questions import GoldenQuestion
-from pipeline.keeper import Keeper, StartCancelled
-from pipeline.progress import Progress, Silent
-from pipeline.serving.control import Say
+from pipeline.keeper import StartCancelled
+from pipeline.progress import Progress
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import ExchangeSettings
 from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
-from pipeline.triton.running import RunningServer
 
-DRAIN_S = 120.0
 _POLL_S = 0.25
 # A gateway looks at the record several times a second, and then loads the new package's tokenizer.
 _FOLLOW_S = 60.0
@@ -55,37 +53,22 @@ _IDLE_S = 1.5
 _ANSWER_S = 10.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-# Makes a Triton of a package, not started; raises what keeps this machine from serving it.
+# Maker of a Triton for a package, not started; it raises the reasons that keep this machine from serving it.
 MakeTriton = Callable[[Path, ServeOptions, Progress], TritonComponent]
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """What a rollout is asked for.
+class RolloutRequest(BaseModel):
+    """A request on the control socket; see `rollouts.Rollouts`.
 
     Attributes:
-        name: Of the deployment.
+        name: Name of the deployment.
         package: Folder of the new package.
-        words: Of a command line, that name the package's recipe and its store.
+        recipe: Arguments of a command line that name the package's recipe and its store.
+        settings: Values of the recipe that the package is served with; None for those of the old one.
         golden: Whether its golden questions are asked.
-        compare: Whether its answers are held to those of the package that is served, where its budgets say so.
         in_place: Whether the old Triton ends before the new one starts.
         drain_s: Time for requests that the old one has under way, in seconds.
-        settings: Values of the recipe that the package is served with; None for those of the old one.
     """
-
-    name: str
-    package: Path
-    words: tuple[str, ...]
-    golden: bool = True
-    compare: bool = True
-    in_place: bool = False
-    drain_s: float = DRAIN_S
-    settings: Mapping[str, Any] | None = None
-
-
-class _Order(BaseModel):
-    """A request on the control socket; see `Rollouts`."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     name: str
@@ -94,7 +77,7 @@ class _Order(BaseModel):
     settings: dict[str, Any] | None = None
     golden: bool = True
     in_place: bool = False
-    drain_s: float = Field(default=DRAIN_S, ge=0, le=86_400)
+    drain_s: float = Field(default=ExchangeSettings().drain_s, ge=0, le=86_400)
 
     @classmethod
     def read(cls, request: Mapping[str, Any]) -> Self:
@@ -105,144 +88,48 @@ class _Order(BaseModel):
             faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
             raise UserError("; ".join(faults)) from None
 
-    def request(
-        self, package: Path, words: tuple[str, ...], settings: Mapping[str, Any] | None
-    ) -> RolloutRequest:
-        """Return the rollout to a package."""
-        return RolloutRequest(
-            name=self.name, package=package, words=words, golden=self.golden, in_place=self.in_place,
-            drain_s=self.drain_s, settings=settings,
-        )  # fmt: skip
+    @property
+    def folder(self) -> Path:
+        """Folder of the new package."""
+        return Path(self.package)
 
 
-class Rollouts:
-    """The rollouts of one supervisor, one at a time for each deployment.
-
-    On its control socket it takes
-
-        rollout           {"name", "package", "recipe": words, "settings", "golden", "in_place", "drain_s"}
-        rollback          {"name", "golden", "in_place", "drain_s"}
-        cancel_rollout    {"name"}: leaves the old package in place, unless the switch has been made
-    """
-
-    def __init__(self, supervisor: Supervisor, make: MakeTriton, progress: Progress) -> None:
-        """Offer rollouts on a supervisor's control socket.
-
-        Args:
-            supervisor: Of the deployments; its Tritons are `TritonComponent`s.
-            make: Makes a Triton of a package.
-            progress: Where the supervisor reports.
-        """
-        self._supervisor, self._make, self._progress = supervisor, make, progress
-        self._guard = threading.Lock()
-        self._under_way: dict[str, _Rollout] = {}
-        self._served: dict[Path, RunningServer] = {}  # the records of packages that were served
-        supervisor.handlers |= {
-            "rollout": self._rollout,
-            "rollback": self._rollback,
-            "cancel_rollout": self._cancel,
-        }
-        supervisor.on_end.append(self._end)
-
-    def _rollout(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        order = _Order.read(request)
-        package = Path(order.package)
-        if not package.is_absolute():
-            raise UserError(f"package {package}: is not an absolute path")
-        return self._run(order.request(package, tuple(order.recipe), order.settings), say)
-
-    def _rollback(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        order = _Order.read(request)
-        self._keeper(order.name)
-        record = self._supervisor.announcements[order.name].record
-        if record.previous is None:
-            raise UserError(
-                f"{order.name}: no other package was served before, so there is none to go back to"
-            )
-        before = self._served.get(record.previous, record)
-        back = order.request(record.previous, before.recipe, before.settings)
-        # Who goes back does not trust the answers of what is served.
-        return self._run(replace(back, compare=False), say)
-
-    def _cancel(self, request: Mapping[str, Any], _: Say) -> dict[str, Any]:
-        name = _Order.read(request).name
-        with self._guard:
-            rollout = self._under_way.get(name)
-        if rollout is None:
-            raise UserError(f"{name}: no rollout is under way")
-        rollout.cancelled.set()
-        rollout.ended.wait()
-        return {"name": name, "package": str(self._supervisor.announcements[name].record.deployment.parent)}
-
-    def _keeper(self, name: str) -> Keeper:
-        if name not in self._supervisor.tritons:
-            known = ", ".join(self._supervisor.tritons)
-            raise UserError(f"{name}: is not served by this supervisor, which serves {known}")
-        return self._supervisor.tritons[name]
-
-    def _run(self, request: RolloutRequest, say: Say) -> dict[str, Any]:
-        keeper, record = self._keeper(request.name), self._supervisor.announcements[request.name].record
-        if not keeper.ready.is_set():
-            raise UserError(f"{request.name} is not ready yet; a rollout can begin when it is")
-        if request.package == record.deployment.parent:
-            raise UserError(f"{request.name} is served from {request.package} already")
-        options = keeper.component.options  # type: ignore[attr-defined]
-        if not options.use(request.package):
-            raise UserError(f"{request.package} is not there any more")
-        rollout = _Rollout(request, self._supervisor, self._make, _Told(self._progress, say))
-        with self._guard:
-            if request.name in self._under_way:
-                other = self._under_way[request.name].request.package
-                raise UserError(f"{request.name}: a rollout to {other} is under way")
-            self._under_way[request.name] = rollout
-        self._served[record.deployment.parent] = record
-        try:
-            return rollout.run()
-        finally:
-            with self._guard:
-                del self._under_way[request.name]
-            rollout.ended.set()
-
-    def _end(self) -> None:
-        """Have rollouts end what they started; called when the gateway has ended."""
-        with self._guard:
-            rollouts = list(self._under_way.values())
-        for rollout in rollouts:
-            rollout.ending.set()
-            rollout.cancelled.set()
-        for rollout in rollouts:
-            rollout.ended.wait()
-
-
-class _Rollout:
-    """One exchange, in the thread that it was asked for in."""
+class Rollout:
+    """One exchange, in the thread of its request."""
 
     def __init__(
-        self, request: RolloutRequest, supervisor: Supervisor, make: MakeTriton, progress: _Told
+        self,
+        request: RolloutRequest,
+        supervisor: Supervisor,
+        make: MakeTriton,
+        progress: Progress,
+        *,
+        compare: bool,
     ) -> None:
-        self.request = request
+        """`compare`: hold answers to those of the package that is served, where the golden budgets say so."""
+        self.request, self._compare = request, compare
         # Ends the rollout, if the switch has not been made; the supervisor ends; the rollout is over.
         self.cancelled, self.ending, self.ended = threading.Event(), threading.Event(), threading.Event()
         self._make, self._progress = make, progress
         self._keeper = supervisor.tritons[request.name]
         self._announcement = supervisor.announcements[request.name]
         self._has_gateway = bool(self._announcement.record.gateway_url)
-        # What is served while this begins; a restart changes nothing of it.
+        # The Triton that is served while this begins; a restart changes nothing of it.
         self._old: TritonComponent = self._keeper.component  # type: ignore[assignment]
         self._record = self._announcement.record
         self._began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        """Exchange the package. Raises what keeps it from being served, after which the old one is served."""
+        """Exchange the package. Raises the error that keeps it from being served; the old one is then served."""
         request, began = self.request, self._began
-        self._progress.say(f"{request.name}: from {self._old.package} to {request.package}")
+        self._progress.say(f"{request.name}: from {self._old.package} to {request.folder}")
         report = self._in_place() if request.in_place else self._side_by_side()
         took_s = time.monotonic() - began
         record = self._announcement.record
-        self._progress.say(f"{request.name} is served from {request.package}, after {took_s:.1f} s")
+        self._progress.say(f"{request.name} is served from {request.folder}, after {took_s:.1f} s")
         return {
             "name": request.name,
-            "package": str(request.package),
+            "package": str(request.folder),
             "previous": str(self._old.package),
             "grpc_url": record.grpc_url,
             "grpc_socket": record.grpc_socket,
@@ -274,13 +161,13 @@ class _Rollout:
         return report
 
     def _in_place(self) -> dict[str, int] | None:
-        """The old one ends first. Its ports are free then, and stay those of the deployment."""
-        check_package(self.request.package, self._old.options.hashes, self._progress)
-        GoldenSet.load(self.request.package)
+        """End the old one first. Its ports are free then, and stay those of the deployment."""
+        check_package(self.request.folder, self._old.options.hashes, self._progress)
+        GoldenSet.load(self.request.folder)
         old, ports = self._old, self._old.server.ports
         began = time.monotonic()
         self._keeper.exchange(
-            _Vacancy(),
+            _NoTriton(),
             lambda: self._announcement.set_state("triton", "restarting", "its package is exchanged in place"),
         )
         try:
@@ -311,12 +198,12 @@ class _Rollout:
             old.options,
             ports=ports,
             supervision=old.options.supervision.model_copy(update={"log": log}),
-            recipe=self.request.words or old.options.recipe,
+            recipe=tuple(self.request.recipe) or old.options.recipe,
             settings=old.options.settings if self.request.settings is None else self.request.settings,
         )
-        new = self._make(self.request.package, options, self._progress)
+        new = self._make(self.request.folder, options, self._progress)
         if new.name != self.request.name:
-            raise UserError(f"{self.request.package} is a package of {new.name}, not of {self.request.name}")
+            raise UserError(f"{self.request.folder} is a package of {new.name}, not of {self.request.name}")
         return new
 
     def _judge(self, new: TritonComponent, beside: TritonComponent | None = None) -> dict[str, int] | None:
@@ -329,7 +216,7 @@ class _Rollout:
             return None
         report: GoldenReport | GoldenComparison
         counts = {"questions": len(golden.questions)}
-        if golden.budgets.compares and self.request.compare and beside is not None:
+        if golden.budgets.compares and self._compare and beside is not None:
             report = golden.compare(_asker(beside, self.cancelled), _asker(new, self.cancelled))
             counts |= {"right": report.report.right, "equal": report.equal, "similar": report.similar}
         else:
@@ -340,7 +227,7 @@ class _Rollout:
             counts |= {"right": report.right}
         self._progress.say(str(report))
         if not report.passed:
-            raise ServerError(f"{self.request.package} is not served: {report}")
+            raise ServerError(f"{self.request.folder} is not served: {report}")
         return counts
 
     def _announce(self, new: TritonComponent, previous: Path) -> None:
@@ -379,7 +266,7 @@ class _Rollout:
                 fault = status["faults"].get(self.request.name)
                 # What it says in the first moments may be about an earlier record.
                 if fault and status["ready"] and time.monotonic() - began > _GRACE_S:
-                    raise ServerError(f"the gateway cannot go over to {self.request.package}: {fault}")
+                    raise ServerError(f"the gateway cannot go over to {self.request.folder}: {fault}")
             if time.monotonic() - began > _FOLLOW_S:
                 # It is being restarted, and will then find the new one.
                 self._progress.say(f"the gateway has not gone over within {_FOLLOW_S:g} s")
@@ -389,16 +276,16 @@ class _Rollout:
     def _drain(self, old: TritonComponent) -> None:
         """Wait until no request is under way with the old Triton."""
         deadline = time.monotonic() + self.request.drain_s
-        told, idle_since = -1, time.monotonic()
+        last, idle_since = -1, time.monotonic()
         while not self.ending.wait(_POLL_S) and old.server.running:
             left = self._requests_left(old)
             if left:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > _IDLE_S:
                 return
-            if left and left != told:
+            if left and left != last:
                 self._progress.say(f"the old package has {left} requests under way")
-                told = left
+                last = left
             if time.monotonic() > deadline:
                 self._progress.say(
                     f"{left} requests are cut off: they took longer than {self.request.drain_s:g} s"
@@ -406,7 +293,7 @@ class _Rollout:
                 return
 
     def _requests_left(self, old: TritonComponent) -> int:
-        """Requests that the gateway has sent to what was replaced, or that the engine has: whichever are more."""
+        """Count requests that the gateway has sent to the old Triton, or that the engine has, whichever are more."""
         page, status = MetricsPage.fetch(old.server.metrics_url), self._gateway_status()
         kinds = (
             {} if page is None else page.by("nv_trt_llm_request_metrics", "request_type", model=TARGET_MODEL)
@@ -415,7 +302,7 @@ class _Rollout:
         return max(int(sent), int(kinds.get("active", 0)))
 
     def _gateway_status(self) -> dict[str, Any] | None:
-        """What its /readyz says; None if it does not answer."""
+        """Ask for the gateway's /readyz; None if it does not answer."""
         if not self._has_gateway:
             return None
         try:
@@ -434,14 +321,14 @@ class _Rollout:
             yield
         except StartCancelled as error:
             new.stop(at_once=True)
-            raise ServerError(f"the rollout to {self.request.package} was cancelled") from error
+            raise ServerError(f"the rollout to {self.request.folder} was cancelled") from error
         except BaseException:
             new.stop(at_once=True)
             raise
 
 
-class _Vacancy:
-    """Stands where a Triton was, until another one does."""
+class _NoTriton:
+    """A component that is kept between two Tritons."""
 
     kind, title = "triton", "Triton"
     pids: tuple[int, ...] = ()
@@ -457,19 +344,8 @@ class _Vacancy:
         pass
 
 
-class _Told(Silent):
-    """Progress that goes to whoever asked, besides to the supervisor's own."""
-
-    def __init__(self, progress: Progress, say: Say) -> None:
-        self._progress, self._say = progress, say
-
-    def say(self, text: str) -> None:
-        self._progress.say(text)
-        self._say(text)
-
-
 def _asker(triton: TritonComponent, cancelled: threading.Event) -> Callable[[GoldenQuestion], str]:
-    """What asks a Triton a golden question, greedily."""
+    """Make a function that asks a Triton a golden question, greedily."""
     deployment = triton.server.deployment
     try:
         template = ChatTemplate.from_directory(triton.package / deployment.tokenizer_dir)

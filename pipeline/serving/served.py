@@ -1,4 +1,4 @@
-"""A deployment under test: `pipeline serve` as a process of its own, as a user starts it, found by its record.
+"""A deployment under test: `pipeline serve` as a process of its own, as a user starts it.
 
 It runs below a guard (`machine/process_guard.py`), so that nothing of it outlives this process, however that ends.
 """
@@ -24,7 +24,8 @@ from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL
 from pipeline.triton.running import RunningServer
 
 _POLL_S = 0.2
-_BUILT_IN_S = 120.0  # for what comes before Triton's own deadline, such as reading the machine
+# Time for steps before Triton's own deadline, such as reading the machine.
+_BUILT_IN_S = 120.0
 _STOP_S = 120.0
 _LOG_LINES = 25
 
@@ -39,32 +40,26 @@ class ServedDeployment:
     start_s: float
 
     @classmethod
-    def start(cls, words: Sequence[str], name: str, running: Path, logs: Path, *, deadline_s: float) -> Self:
+    def start(cls, argv: Sequence[str], name: str, running: Path, logs: Path, *, deadline_s: float) -> Self:
         """Start the deployment of a recipe, and wait until it is ready.
 
         Args:
-            words: of `pipeline serve`: recipe, overrides, store, options.
-            name: of the recipe.
-            running: folder of the store where servers are announced.
-            logs: folder for what Triton and the supervisor print.
-            deadline_s: Triton's own; some time is added for what comes before.
+            argv: Arguments of `pipeline serve`: recipe, overrides, store, options.
+            name: Name of the recipe.
+            running: Folder of the store where servers are announced.
+            logs: Folder for the output of Triton and the supervisor.
+            deadline_s: Time to become ready for Triton; some is added for steps before it.
 
         Raises:
-            ServerError: it ended, or was not ready in time; the text has the end of its log.
+            ServerError: It ended, or was not ready in time; the text has the end of its log.
         """
         logs.mkdir(parents=True, exist_ok=True)
         triton, supervisor = logs / "triton.log", logs / "serve.log"
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.cli.main",
-            "serve",
-            *words,
-            "--port",
-            "0",
-            "--log",
-            str(triton),
-        ]
+        command = (
+            *(sys.executable, "-m", "pipeline.cli.main", "serve"),
+            *argv,
+            *("--port", "0", "--log", str(triton)),
+        )
         began = time.monotonic()
         mark = f"pipeline-serve-{secrets.token_hex(6)}"
         guarded = process_guard.Guarded(_STOP_S, tempfile.mkdtemp(prefix="pipeline-serve-"), mark)
@@ -93,7 +88,7 @@ class ServedDeployment:
             raise
 
     def stop(self) -> float:
-        """End it as Ctrl-C does; SIGKILL when that does not help. Returns the seconds that it took."""
+        """End it as Ctrl-C does; SIGKILL when that does not help. Returns the seconds until it had ended."""
         began = time.monotonic()
         assert self.process.stdin is not None, "it was started with a pipe"
         # The guard sees it, sends SIGTERM, and kills after a deadline of its own.
@@ -102,11 +97,11 @@ class ServedDeployment:
         return time.monotonic() - began
 
     def processes(self) -> dict[int, str]:
-        """Its processes on this machine: number -> name."""
+        """List its processes on this machine: number -> name."""
         return {process.pid: process.name for process in processes_below(self.process.pid)}
 
     def engine_memory_mib(self) -> dict[str, float]:
-        """Memory of the processes that hold an engine of the `cpu` runtime, in MiB, by the name of their model."""
+        """Return the memory of processes that hold an engine of the `cpu` runtime, in MiB, by their model's name."""
         return {
             name: ProcessMemory.of(pid).total
             for pid, name in self.processes().items()
@@ -114,11 +109,7 @@ class ServedDeployment:
         }
 
     def log_tail(self, lines: int = _LOG_LINES) -> tuple[str, ...]:
-        """The last lines of what the supervisor and Triton printed.
-
-        Args:
-            lines: of each, at most.
-        """
+        """Return the last lines of the output of the supervisor and of Triton, at most `lines` of each."""
         tails = []
         for log in self.logs:
             if log.is_file():
@@ -128,11 +119,10 @@ class ServedDeployment:
 
 
 def gpu_memory_mib(devices: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """Used memory of each GPU that may be used, in MiB, by "GPU 0".
+    """Return the used memory of each GPU that may be used, in MiB, by "GPU 0".
 
     Args:
-        devices: indexes of GPUs; empty for what CUDA_VISIBLE_DEVICES leaves.
-        environment: where that stands.
+        devices: Indexes of GPUs; empty for those that CUDA_VISIBLE_DEVICES of `environment` leaves.
     """
     seen = visible(survey_gpus().gpus, devices, environment)
     return {f"GPU {gpu.index}": float(gpu.memory_mib - gpu.free_mib) for gpu in seen}

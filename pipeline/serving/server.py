@@ -26,8 +26,9 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from pipeline.client import Answer
 from pipeline.errors import ServerError
 from pipeline.keeper import StartCancelled
 from pipeline.machine import process_guard
@@ -39,7 +40,7 @@ from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.serving.log_files import open_log
 from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
-from pipeline.serving.probe import ProbeGeneration, generate, is_ready
+from pipeline.serving.probe import generate, is_ready
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 _POLL_S = 0.05
@@ -97,34 +98,18 @@ class TritonServer(ServerAddresses):
         self._stopping: threading.Event | None = None
 
     @classmethod
-    def of_package(
-        cls,
-        package: Path,
-        *,
-        launcher: Launcher | None = None,
-        ports: Ports | None = None,
-        address: str = LOOPBACK,
-        log_file: Path | None = None,
-        start_deadline_s: float | None = None,
-    ) -> Self:
-        """Make a server for what `pipeline build` made: a folder with deployment.json and model_repository/.
+    def of_package(cls, package: Path, *, launcher: Launcher | None = None, **options: Any) -> Self:
+        """Make a server for a folder of `pipeline build`, with deployment.json and model_repository/.
 
         Args:
             launcher: None for the processes of this machine that the runtime needs.
-            ports: See the constructor, as for the others.
+            options: See the constructor.
 
         Raises:
             InvalidInput, UnreadableFile: There is no deployment.json, or it is not one.
         """
         deployment = Deployment.load(package)
-        return cls(
-            deployment,
-            launcher or local_launcher(deployment, package),
-            ports=ports,
-            address=address,
-            log_file=log_file,
-            start_deadline_s=start_deadline_s,
-        )
+        return cls(deployment, launcher or local_launcher(deployment, package), **options)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -217,7 +202,7 @@ class TritonServer(ServerAddresses):
         """Wait until the server ends by itself. Returns its exit code, or 128 + signal."""
         return self._guard.wait() if self._guard is not None else 0
 
-    def check_health(self, *, timeout_s: float = 30.0) -> ProbeGeneration:
+    def check_health(self, *, timeout_s: float = 30.0) -> Answer:
         """Generate one token through the model that clients use.
 
         Raises:
@@ -230,7 +215,7 @@ class TritonServer(ServerAddresses):
         except ServerError as error:
             raise self.failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Answer:
         """Generate some short answers, so that the first client finds everything loaded.
 
         Returns:

@@ -1,17 +1,20 @@
-"""Settings of a served package, for `pipeline serve` and `pipeline deploy`."""
+"""Settings of a served package and of its exchange. Light to import, for help and completion of verbs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_validator
 
 from pipeline.errors import UserError
-from pipeline.keeper import RestartPolicy
-from pipeline.recipe.sections import ServingPolicy
-from pipeline.serving.ports import Ports
+from pipeline.plan.settings import Devices
 from pipeline.settings import Option, Settings
+
+if TYPE_CHECKING:
+    from pipeline.keeper import RestartPolicy
+    from pipeline.recipe.sections import ServingPolicy
+    from pipeline.serving.ports import Ports
 
 
 class LaunchSettings(Settings):
@@ -31,9 +34,7 @@ class LaunchSettings(Settings):
     image: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None, description="Another image than the one that the package was made for."
     )
-    gpus: Annotated[
-        tuple[int, ...], Option(metavar="0,1,…", separator=",", parse=lambda text: _gpu(text))
-    ] = Field(default=(), description="GPUs that may be used; by default all that are needed.")
+    gpus: Devices = Field(default=(), description="GPUs that may be used; by default all that are needed.")
     start_timeout_s: Annotated[float | None, Option(metavar="SECONDS")] = Field(
         default=None,
         ge=1,
@@ -49,6 +50,8 @@ class LaunchSettings(Settings):
         Raises:
             UserError: A port is asked for of a protocol that is not open.
         """
+        from pipeline.serving.ports import Ports
+
         for name, port, opens in (
             ("http", self.http_port, serving.http),
             ("grpc", self.grpc_port, serving.grpc),
@@ -104,11 +107,21 @@ class SupervisionSettings(Settings):
     @property
     def restart_policy(self) -> RestartPolicy:
         """Restart policy of a server that this machine keeps."""
+        from pipeline.keeper import RestartPolicy
+
         return RestartPolicy(self.max_restarts, self.restart_window_s)
 
 
-def _gpu(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("write numbers of GPUs with commas between them, like 0,1") from None
+class ExchangeSettings(Settings):
+    """Way in which a package is exchanged, for `pipeline rollout` and `pipeline rollback`."""
+
+    skip_golden: bool = Field(default=False, description="Do not ask the package's golden questions.")
+    in_place: bool = Field(
+        default=False,
+        description="End the old Triton first, for two that do not fit in memory. Requests wait meanwhile.",
+    )
+    drain_s: Annotated[float, Option(metavar="SECONDS")] = Field(
+        default=120.0,
+        ge=0,
+        description="Time for requests that the old package has under way; then they are cut off.",
+    )

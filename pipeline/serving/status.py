@@ -1,9 +1,7 @@
-"""What is served from a store, and what can be done with it from outside: list, watch, stop.
-
-For `pipeline ps`, `pipeline top` and `pipeline stop`.
+"""Deployments of a store, seen from outside: listed, watched, stopped, for `pipeline ps`, `top` and `stop`.
 
 A record is only a hint (`triton.running`), so each is held against its process, its supervisor's socket, its package
-and its pages of metrics. None is waited for longer than a second or two, and all are asked at the same time.
+and its pages of metrics. Each wait is at most a second or two, and all are asked at the same time.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _ANSWER_S = 2.0
 _POLL_S = 0.1
 # A supervisor that is told to stop by SIGTERM, or killed, is gone so soon after.
 _KILLED_S = 10.0
-# What a supervisor that was killed leaves ends by itself within so long: the guard ends Triton.
+# Processes that a killed supervisor leaves end by themselves within so long: the guard ends Triton.
 _LEFT_S = 30.0
 
 
@@ -44,16 +42,16 @@ class DeploymentStatus:
 
     Attributes:
         name: Name of the recipe.
-        record: What its supervisor says.
+        record: Record that its supervisor wrote.
         state: State of the record; "lost" where the supervisor has ended without having said so.
-        reason: Why the state is not "ready".
-        pids: Component -> its processes; empty where the supervisor does not answer. Of one that has ended, what it
-            left is "remaining".
-        deployment: What is served; None where its package cannot be read.
-        figures: Of the pages of metrics.
-        uptime_s: Since the supervisor began; None where it is gone.
-        memory_bytes: Of all its processes; None where they are gone.
-        pages: Those pages.
+        reason: Reason why the state is not "ready".
+        pids: Component -> its processes; empty where the supervisor does not answer. "remaining" has those that a
+            supervisor left which has ended.
+        deployment: Content of the package's deployment.json; None where it cannot be read.
+        figures: Figures from `pages`.
+        uptime_s: Time since the supervisor began; None where it is gone.
+        memory_bytes: Memory of all its processes; None where they are gone.
+        pages: Pages of metrics.
     """
 
     name: str
@@ -73,7 +71,7 @@ class DeploymentStatus:
         return self.uptime_s is not None
 
     def as_json(self) -> dict[str, Any]:
-        """For `json.dumps`: the record, and what was found besides."""
+        """Make a value for `json.dumps`: the record, and what was found besides."""
         deployment = self.deployment
         served = None if deployment is None else {
             "digest": deployment.digest,
@@ -101,13 +99,13 @@ def list_deployments(
     """Look at the deployments that are announced in a store, sorted by name.
 
     Args:
-        running: The store's folder of records.
-        names: Which of them; all, if none is named.
-        earlier: Name -> pages that rates and latencies are to begin with. Without, there are no rates, and latencies
-            are those since the start.
+        running: Folder of records of the store.
+        names: Names of those to look at; empty for all.
+        earlier: Name -> pages from which rates and latencies count. Without, there are no rates, and latencies are
+            those since the start.
 
     Returns:
-        Also those that are gone; `forget` removes their records.
+        Statuses, also of deployments that are gone; `forget` removes their records.
     """
     records = {
         name: record for name, record in RunningServer.all(running).items() if not names or name in names
@@ -125,24 +123,24 @@ class LiveView:
     def __init__(self, running: Path, names: Collection[str] = (), window_s: float = 10.0) -> None:
         """
         Args:
-            running: The store's folder of records.
-            names: Which deployments; all, if none is named.
-            window_s: How far back latencies and rates look, in seconds.
+            running: Folder of records of the store.
+            names: Names of deployments; empty for all.
+            window_s: Time over which latencies and rates are taken, in seconds.
         """
         self._running, self._names, self._window_s = running, names, window_s
         self._pages: dict[str, deque[DeploymentPages]] = defaultdict(deque)
 
     def look(self) -> tuple[DeploymentStatus, ...]:
         """Read all pages once more."""
-        found = list_deployments(
+        deployments = list_deployments(
             self._running, self._names, {name: kept[0] for name, kept in self._pages.items()}
         )
-        for one in found:
-            kept = self._pages[one.name]
-            kept.append(one.pages)
-            while len(kept) > 1 and one.pages.taken_s - kept[1].taken_s >= self._window_s:
+        for status in deployments:
+            kept = self._pages[status.name]
+            kept.append(status.pages)
+            while len(kept) > 1 and status.pages.taken_s - kept[1].taken_s >= self._window_s:
                 kept.popleft()
-        return found
+        return deployments
 
 
 def _look(name: str, record: RunningServer, earlier: DeploymentPages | None) -> DeploymentStatus:
@@ -189,24 +187,24 @@ def _ended_status(name: str, record: RunningServer, deployment: Deployment | Non
 
 
 def _supervisor_says(name: str, record: RunningServer) -> tuple[Mapping[str, Sequence[int]], str]:
-    """The processes of each component, and why nothing is known of them."""
+    """Ask for the processes of each component. Returns them, and the reason if they are not known."""
     if record.control is None:
         return {}, ""
     try:
-        said = ask(record.control, "status", timeout_s=_ANSWER_S)
+        status = ask(record.control, "status", timeout_s=_ANSWER_S)
     except PipelineError as error:
         # It may have ended since its record was read.
         return {}, str(error) if record.alive else ""
-    return said["deployments"].get(name, {}).get("pids", {}), ""
+    return status["deployments"].get(name, {}).get("pids", {}), ""
 
 
 def remaining_processes(record: RunningServer) -> tuple[int, ...]:
-    """Return the processes that a supervisor has started and that run; none for a record of an older version."""
+    """List running processes that a supervisor has started; none for a record of an older version."""
     return tuple(sorted(marked(record.mark, SUPERVISOR))) if record.mark else ()
 
 
 def end_remaining(record: RunningServer, say: Say) -> tuple[int, ...]:
-    """End what a supervisor that has ended left: wait until the guard has ended Triton, then kill what is late.
+    """End processes that a supervisor left: wait until the guard has ended Triton, then kill the late ones.
 
     Returns:
         Processes that run all the same.
@@ -230,8 +228,7 @@ def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> N
     """Remove the record of a deployment that is gone, unless it is served again meanwhile.
 
     Args:
-        running: The store's folder of records.
-        status: Of the deployment.
+        running: Folder of records of the store.
         wait_s: Time to wait for its lock, which threads of a supervisor that was just killed may still hold.
     """
     deadline = time.monotonic() + wait_s
@@ -254,12 +251,11 @@ def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> N
 
 @dataclass(frozen=True, slots=True)
 class StoppedDeployment:
-    """What became of one supervisor that was to stop.
+    """End of one supervisor.
 
     Attributes:
-        names: The deployments that it served.
-        pid: Its process.
-        how: "drained" when what was under way was completed, "killed" when it was not done in time.
+        names: Deployments that it served.
+        how: "drained" if the requests under way were completed, "killed" if they were not in time.
         remaining: Processes of it that do not end, even when they are killed.
     """
 
@@ -272,15 +268,15 @@ class StoppedDeployment:
 def stop_deployments(
     records: Mapping[str, RunningServer], timeout_s: float, say: Say
 ) -> Iterator[StoppedDeployment]:
-    """Stop supervisors, each with all deployments that it serves: ask, then end, and kill what is late.
+    """Stop supervisors, each with all deployments that it serves: ask, then end, and kill those that are late.
 
     Args:
         records: Name -> record of a deployment whose supervisor lives; deployments of one supervisor may all be there.
-        timeout_s: Time for what is under way, in seconds and for each supervisor.
+        timeout_s: Time for requests under way, in seconds and for each supervisor.
         say: Gets each line of progress.
 
     Yields:
-        What became of each supervisor, as soon as it has ended, and all that it had started.
+        Each supervisor, as soon as it has ended, and all that it had started.
 
     Raises:
         ServerError: A supervisor belongs to another user.

@@ -1,4 +1,4 @@
-"""The server's log: its last lines, what of it says why something failed, and what probably caused that."""
+"""Reading a server's log: its last lines, its errors, and their likely causes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ERROR_OF_OTHERS = re.compile(
     r"|error: creating server:.*|(?:mpirun|prterun) (?:noticed|has detected|was unable).*"
     r"|There are not enough slots.*|All nodes which are allocated for this job.*)"
 )
-_TRACE = "\\n\\nAt:"  # what follows is Python's traceback, in one line
+# Python's traceback follows, in one line.
+_TRACE = "\\n\\nAt:"
 _REPEATED = (
     "Failed to create instance", "has no loaded version", "that are not available or ambiguous",
     "error: creating server:",
@@ -25,44 +26,43 @@ _REPEATED = (
 
 
 def tail(path: Path, lines: int = 20) -> list[str]:
-    """The last lines of a log; none if there is no log."""
+    """Return the last lines of a log; none if there is no log."""
     return list(deque(_lines(path), lines))
 
 
 def errors(path: Path, limit: int = 5, *, noise: Sequence[str] = ()) -> list[str]:
-    """The distinct error messages of a log, in order, without time, place and traceback.
+    """List the distinct error messages of a log, in order, without time, place and traceback.
 
     Args:
-        path: The log.
-        limit: At most so many.
+        limit: Largest number of messages.
         noise: Words of lines that the log calls errors though nothing is wrong.
     """
-    found: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for line in _lines(path):
         match = _ERROR.match(line) or _ERROR_OF_OTHERS.match(line)
         if match and not any(word in match["text"] for word in noise):
             text = match["text"].partition(_TRACE)[0].replace("\\n", " ")
-            found[" ".join(text.strip('"').split())] = None
-    own = [text for text in found if not any(phrase in text for phrase in _REPEATED)]
-    return (own or list(found))[:limit]
+            messages[" ".join(text.strip('"').split())] = None
+    own = [text for text in messages if not any(phrase in text for phrase in _REPEATED)]
+    return (own or list(messages))[:limit]
 
 
 def contains(path: Path, phrases: Sequence[str]) -> bool:
-    """Whether the log holds one of the phrases."""
+    """Tell whether the log holds one of the phrases."""
     return bool(phrases) and any(phrase in line for line in _lines(path) for phrase in phrases)
 
 
 def causes(path: Path, *, noise: Sequence[str] = ()) -> list[str]:
-    """The likely causes of a failure, by known phrases in a log, each with what to do about it."""
+    """List the likely causes of a failure, by known phrases in a log, each with its remedy."""
     known = known_causes()
-    found: dict[str, None] = {}
+    likely: dict[str, None] = {}
     for line in _lines(path):
         if any(word in line for word in noise):
             continue
         for cause in known:
             if cause.pattern.search(line):
-                found[f"{cause.meaning}: {cause.fix}"] = None
-    return list(found)
+                likely[f"{cause.meaning}: {cause.fix}"] = None
+    return list(likely)
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -47,8 +47,7 @@ def fetch(
     Args:
         resolved: A commit on the Hub, or the hashed files of a local folder.
         into: May hold what a killed fetch of the same checkpoint left, which is taken up.
-        progress: Shows bytes.
-        graph: Of a repository of the Hub that publishes an ONNX graph, bring that (as model.onnx) with config.json and
+        graph: Bring the ONNX graph of a repository of the Hub that publishes one (as model.onnx), with config.json and
             tokenizer.json, and no weights.
 
     Returns:

@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 
 from pipeline import __version__
@@ -22,10 +21,11 @@ from pipeline.errors import SourceError, StoreError, UserError
 from pipeline.machine.packages import read_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
 from pipeline.prepare import Prepared
-from pipeline.prepare.packages_needed import needs_of_stage
+from pipeline.prepare.prepare import needs_of_stage
 from pipeline.progress import Progress
 from pipeline.reading import open_file
 from pipeline.recipe import LocalSource, Recipe
+from pipeline.resources import shell_script, write_script
 from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.stages.builder import Builder, HandedOver, StepOutcome
@@ -49,7 +49,7 @@ def build_or_hand_over(
     store: Store,
     executor: ExecutorChoice,
     until: str,
-    words: str,
+    arguments: str,
     progress: Progress,
     on_outcome: Callable[[StepOutcome], None],
 ) -> Artifact | HandoverScript:
@@ -59,7 +59,7 @@ def build_or_hand_over(
         executor: Who builds engines. With "print" the script is for the engines alone if this machine can make all
             that comes before them; with "print-all" nothing is made here.
         until: Name of the step.
-        words: How recipe and store are called on the command line, quoted for a shell.
+        arguments: How recipe and store are called on the command line, quoted for a shell.
         on_outcome: Called once for each step that was found or made here.
 
     Returns:
@@ -71,7 +71,7 @@ def build_or_hand_over(
     """
     plan = prepared.plan
     if executor.name == "print-all":
-        return _hand_over_all(prepared, store, until, words)
+        return _hand_over_all(prepared, store, until, arguments)
     builder = Builder(prepared, store, progress, executor, on_outcome)
     try:
         prepared.check(store, executor, until)
@@ -81,18 +81,18 @@ def build_or_hand_over(
         try:
             return builder.run(until)
         except HandedOver as handed:
-            return _hand_over_engines(plan, handed, store, until, words)
+            return _hand_over_engines(plan, handed, store, until, arguments)
         except SourceError as error:
             obstacle = error
     if executor.name != "print" or plan.recipe.runtime.kind == "cpu":
         raise obstacle
     reason = "what comes before the engines cannot be made here, so that the script makes all of it"
     progress.say(f"{plan.recipe.name}: {reason}\n{textwrap.indent(str(obstacle), '  ')}")
-    return _hand_over_all(prepared, store, until, words)
+    return _hand_over_all(prepared, store, until, arguments)
 
 
 def _hand_over_engines(
-    plan: Plan, handed: HandedOver, store: Store, until: str, words: str
+    plan: Plan, handed: HandedOver, store: Store, until: str, arguments: str
 ) -> HandoverScript:
     """The script that builds engines from checkpoints of this store."""
     from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, folder_name, render
@@ -100,27 +100,27 @@ def _hand_over_engines(
     engines = [RemoteEngine(step.name, step.key.name, job) for step, job in handed.jobs]
     folder = folder_name(plan.recipe.name)
     folders = [(step, f"{folder}/{step.name.partition('.')[2]}") for step, _ in handed.jobs]
-    return _printed(plan, store, until, render(plan.recipe.name, words, engines), folders, words)
+    return _printed(plan, store, until, render(plan.recipe.name, arguments, engines), folders, arguments)
 
 
-def _hand_over_all(prepared: Prepared, store: Store, until: str, words: str) -> HandoverScript:
+def _hand_over_all(prepared: Prepared, store: Store, until: str, arguments: str) -> HandoverScript:
     """The script that makes everything, and needs nothing that is here but local checkpoints."""
     plan = prepared.plan
     steps = _up_to(plan, until)
     results = (
         [step for step in steps if step.name in ("evaluate", until)] if until == "package" else [plan[until]]
     )
-    text = _render(prepared, steps, results, words, until)
-    return _printed(plan, store, until, text, [(step, step.key.name) for step in results], words)
+    text = _render(prepared, steps, results, arguments, until)
+    return _printed(plan, store, until, text, [(step, step.key.name) for step in results], arguments)
 
 
 def _printed(
-    plan: Plan, store: Store, until: str, text: str, folders: Sequence[tuple[Step, str]], words: str
+    plan: Plan, store: Store, until: str, text: str, folders: Sequence[tuple[Step, str]], arguments: str
 ) -> HandoverScript:
     """Write the script, and keep from `store gc` what the build has and will get.
 
     Args:
-        folders: what is to be adopted, each with its folder, as the script leaves it.
+        folders: Steps to be adopted, each with its folder, as the script leaves it.
     """
     script = store.reports / f"{plan.recipe.name}-build.sh"
     awaited = gc.AwaitedBuild(
@@ -131,14 +131,14 @@ def _printed(
         artifacts=tuple(step.key.name for step in _up_to(plan, until)),
     )
     try:
-        script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(text, encoding="utf-8")
-        script.chmod(0o755)
+        write_script(script, text)
         awaited.record(store)
     except OSError as error:
         raise StoreError(f"the store {store.root} cannot be written: {error.strerror}") from error
-    adopting = [f"pipeline adopt {words} {step.name} {folder}" for step, folder in folders]
-    return HandoverScript(script, tuple(step for step, _ in folders), (*adopting, f"pipeline build {words}"))
+    adopting = [f"pipeline adopt {arguments} {step.name} {folder}" for step, folder in folders]
+    return HandoverScript(
+        script, tuple(step for step, _ in folders), (*adopting, f"pipeline build {arguments}")
+    )
 
 
 def _up_to(plan: Plan, until: str) -> list[Step]:
@@ -163,34 +163,23 @@ class _Local:
 
 
 def _render(
-    prepared: Prepared, steps: Sequence[Step], results: Sequence[Step], words: str, until: str
+    prepared: Prepared, steps: Sequence[Step], results: Sequence[Step], arguments: str, until: str
 ) -> str:
-    import jinja2
-
     recipe = prepared.plan.recipe
-    environment = jinja2.Environment(
-        variable_start_string="@(",  # as in the script of the engines: shells have braces of their own
-        variable_end_string=")@",
-        comment_start_string="@#",
-        comment_end_string="#@",
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     tools = {name: version for step in steps for name, version in step.key.tools.items()}
     pins = [f"{name}=={version}" for name, version in sorted(tools.items()) if version != "absent"]
     needs = (need for step in steps for need in needs_of_stage(recipe, *step.name.split(".")))
-    template = resources.files(__package__) / "build.sh.j2"
-    return environment.from_string(template.read_text("utf-8")).render(
+    return shell_script(
+        __package__,
+        "build.sh.j2",
         title=f"The build of {recipe.name} by `pipeline build`: {', '.join(step.name for step in steps)}.",
         where=_where(recipe, steps),
         version=__version__,
         extras=tuple(dict.fromkeys(need.extra for need in needs)),
         requirements=pins,
         pins="".join(f" {shlex.quote(pin)}" for pin in pins),
-        words=words,
-        quoted_words=shlex.quote(words),
+        arguments=arguments,
+        quoted_arguments=shlex.quote(arguments),
         results=results,
         plan=steps,
         folder=f"{recipe.name}-build",
@@ -247,11 +236,11 @@ def _settled(recipe: Recipe, sources: Mapping[str, ResolvedSource]) -> dict[str,
 def adopt(prepared: Prepared, name: str, folder: Path, store: Store, progress: Progress) -> Artifact:
     """Copy into the store what another machine made for a step.
 
-    What it was made from, checksums, and of an engine all that it says of itself are checked as if it had been made
-    here. The folder is left as it is.
+    Its inputs, checksums, and all that an engine says of itself are checked as if it had been made here. The folder is
+    left as it is.
 
     Args:
-        name: Of the step: "build.target".
+        name: Name of the step: "build.target".
         folder: An artifact of another store, or what a script of engines left for the step.
 
     Raises:

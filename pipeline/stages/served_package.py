@@ -6,41 +6,17 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import DirectoryPath, Field, field_validator
+from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.machine.packages import Need, require
-from pipeline.plan.preflight import check_allowed
+from pipeline.plan.settings import PackageSettings
 from pipeline.prepare import prepare
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.settings import Option, Settings
 from pipeline.stages.builder import Builder, preview_deployment
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, package_recipe
-
-
-class PackageSettings(Settings):
-    """Choice of a package, and how it may be made."""
-
-    package: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
-        default=None,
-        description="Take this package, such as one from another machine; a RECIPE beside it gives settings only.",
-    )
-    allowed: Annotated[tuple[str, ...], Option("--allow", metavar="RULE")] = Field(
-        default=(),
-        description="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists "
-        "them.",
-    )
-    build: bool = Field(default=False, description="Build what is missing first, as `pipeline build` does.")
-    offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
-
-    @field_validator("allowed")
-    @classmethod
-    def _check_allowed(cls, rules: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(sorted(check_allowed(rules)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +64,6 @@ def choose_package(
         UserError: The package is not built, or is not the recipe's.
         GateFailed: Its figures are over the recipe's budgets.
     """
-    allowed = frozenset(wanted.allowed)
     argv = () if recipe is None else (*recipe.words, *store.words)
     if wanted.package is not None:
         deployment = Deployment.load(wanted.package)
@@ -97,14 +72,16 @@ def choose_package(
         return ChosenPackage(wanted.package, deployment, recipe, argv)
     assert recipe is not None, "the caller asked for one"
     if preview:
-        seen = preview_deployment(recipe, store, offline=wanted.offline, progress=progress, allowed=allowed)
+        seen = preview_deployment(
+            recipe, store, offline=wanted.offline, progress=progress, allowed=wanted.allowed
+        )
         if seen.deployment is None:
             return ChosenPackage(seen.package, Deployment.load(seen.package), recipe, argv)
-        allowing = (part for rule in wanted.allowed for part in ("--allow", rule))
+        allowing = (part for rule in sorted(wanted.allowed) for part in ("--allow", rule))
         lines = [f"Before: {shlex.join(('pipeline', 'build', *argv, *allowing))}"]
         lines += [f"Where the package will be is not known: {seen.note}"] if seen.note else []
         return ChosenPackage(seen.package, seen.deployment, recipe, argv, built=False, note="\n".join(lines))
-    prepared = prepare(recipe, store, offline=wanted.offline, progress=progress, allowed=allowed)
+    prepared = prepare(recipe, store, offline=wanted.offline, progress=progress, allowed=wanted.allowed)
     builder = Builder(prepared, store, progress)
     serving = [Need(extra, "serve") for extra in ("cpu", "server")] if recipe.runtime.kind == "cpu" else []
     if wanted.build:

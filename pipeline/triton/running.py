@@ -1,13 +1,13 @@
-"""Which servers of this store are running: one small JSON file a recipe, so that clients find theirs by its name.
+"""Records of running servers: one small JSON file for each recipe, so that clients find theirs by its name.
 
     <store>/running/<recipe>.json   the fields of `RunningServer`; rewritten whenever one of them changes
                     <recipe>.lock   held by its supervisor, so that there is one
-                    <recipe>.sock   where the supervisor takes commands (see `serving.control`)
-                    targets/<recipe>.json   where Triton's page of metrics is, for Prometheus (`file_sd_configs`)
-            logs/<recipe>/          what Triton, the gateway and a detached supervisor print
+                    <recipe>.sock   socket of the supervisor's commands (see `serving.control`)
+                    targets/<recipe>.json   address of Triton's page of metrics, for Prometheus (`file_sd_configs`)
+            logs/<recipe>/          output of Triton, the gateway and a detached supervisor
 
-A file is only a hint: whoever wrote it may have been killed. `alive` therefore looks at the process. Of a supervisor
-that gave up, the file stays, with the state `failed` and the reason.
+A file is only a hint: its writer may have been killed. `alive` therefore looks at the process. The file of a supervisor
+that gave up stays, with the state `failed` and the reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pipeline.errors import ServerError
-from pipeline.process_state import own_mark
+from pipeline.process_state import CLOCK_TICK_S, ProcessStat, boot_id, own_mark
 from pipeline.reading import UnreadableFile, read_json
 
 # starting     not ready yet since the supervisor began
@@ -36,7 +36,8 @@ from pipeline.reading import UnreadableFile, read_json
 # draining     told to stop; requests under way are completed
 # failed       the supervisor gave up and has ended
 State = Literal["starting", "ready", "unready", "restarting", "failing", "draining", "failed"]
-ANSWERING: frozenset[State] = frozenset({"ready", "unready", "draining"})  # Triton can be asked
+# Triton can be asked.
+ANSWERING: frozenset[State] = frozenset({"ready", "unready", "draining"})
 SUPERVISED: frozenset[State] = frozenset(get_args(State)) - {"failed"}
 
 _POLL_S = 0.1
@@ -44,19 +45,6 @@ _POLL_S = 0.1
 _SLACK_S = 1.0
 # The same for records of older versions, which know the time of day alone: the clock may have been set since.
 _CLOCK_SLACK_S = 60.0
-
-
-class Addresses(Protocol):
-    """What a record needs to know of a server."""
-
-    @property
-    def grpc_url(self) -> str: ...
-    @property
-    def grpc_socket(self) -> str: ...
-    @property
-    def http_url(self) -> str: ...
-    @property
-    def metrics_url(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +56,21 @@ class RunningServer:
         grpc_url: Triton's gRPC address, host:port; `grpc_socket` where no port is open.
         http_url: Triton's HTTP address; empty where it is off.
         metrics_url: Triton's page of metrics.
-        deployment: The deployment.json of the package that is served.
-        started: When the supervisor began: ISO 8601, UTC.
-        state: What can be expected of it now.
-        reason: Why the state is not `ready`; empty where it is.
+        deployment: File deployment.json of the package that is served.
+        started: Time at which the supervisor began: ISO 8601, UTC.
+        reason: Reason why the state is not `ready`; empty where it is.
         components: Component ("triton", "gateway") -> its state.
-        restarts: Component -> how often it was started again.
-        gateway_url: Where the gateway listens, as http://host:port; empty without one.
-        log: What Triton prints.
-        gateway_log: What the gateway prints; None without one.
+        restarts: Component -> number of its restarts.
+        gateway_url: Address of the gateway, as http://host:port; empty without one.
+        log: File with the output of Triton.
+        gateway_log: File with the output of the gateway; None without one.
         control: Socket on which the supervisor takes commands; None if it takes none.
-        recipe: Words of a command line that name the recipe and its store.
+        recipe: Arguments of a command line that name the recipe and its store.
         previous: Package that `pipeline rollback` would take; None if there was no exchange.
-        settings: Values of the recipe that it is served with, all of them, paths absolute; None where only the package
-            is known. So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
-        boot_id: Which start of the machine `uptime_s` counts from.
-        uptime_s: When the supervisor began, in seconds since then: the clock may be set while it runs.
+        settings: All values of the recipe that it is served with, paths absolute; None where only the package is known.
+            So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
+        boot_id: Start of the machine that `uptime_s` counts from.
+        uptime_s: Seconds from there to the supervisor's beginning: the clock may be set while it runs.
         grpc_socket: gRPC target of Triton for processes of the same user, unix:PATH; empty where it has none.
         mark: Value of `process_state.SUPERVISOR` in the environment of all processes that the supervisor starts.
     """
@@ -112,17 +99,22 @@ class RunningServer:
     mark: str = ""
 
     @classmethod
-    def of(cls, server: Addresses, package: Path, **more: Any) -> Self:
-        """The record of a server that this process starts from `package`; `more` are other fields."""
+    def of(cls, addresses: Mapping[str, str], package: Path, **more: Any) -> Self:
+        """Make the record of a server that this process starts from `package`.
+
+        Args:
+            addresses: Fields `grpc_url`, `http_url`, `metrics_url` and perhaps `grpc_socket`.
+            more: Other fields.
+        """
         return cls(
             pid=os.getpid(),
-            grpc_url=server.grpc_url,
-            grpc_socket=server.grpc_socket,
-            http_url=server.http_url,
-            metrics_url=server.metrics_url,
+            grpc_url=addresses["grpc_url"],
+            grpc_socket=addresses.get("grpc_socket", ""),
+            http_url=addresses["http_url"],
+            metrics_url=addresses["metrics_url"],
             deployment=package.absolute() / "deployment.json",
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            boot_id=_boot_id(),
+            boot_id=boot_id(),
             uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
             mark=own_mark(),
             **more,
@@ -130,7 +122,7 @@ class RunningServer:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Self | None:
-        """The record of recipe `name`, None if there is none. The server may be gone: see `alive`."""
+        """Read the record of recipe `name`, None if there is none. The server may be gone: see `alive`."""
         file = _file(folder, name)
         try:
             data = read_json(file)
@@ -148,9 +140,9 @@ class RunningServer:
 
     @classmethod
     def all(cls, folder: Path) -> dict[str, Self]:
-        """All records, by the name of their recipe, also of servers that are gone."""
-        found = {file.stem: cls.read(folder, file.stem) for file in sorted(folder.glob("[!.]*.json"))}
-        return {name: record for name, record in found.items() if record is not None}
+        """Read all records, by the name of their recipe, also of servers that are gone."""
+        records = {file.stem: cls.read(folder, file.stem) for file in sorted(folder.glob("[!.]*.json"))}
+        return {name: record for name, record in records.items() if record is not None}
 
     @classmethod
     def find(
@@ -159,8 +151,6 @@ class RunningServer:
         """Find the server of a recipe that is running.
 
         Args:
-            folder: Where the records lie.
-            name: Name of the recipe.
             wait_s: Time to wait for one, in seconds.
             states: States that will do: by default those in which Triton can be asked; `SUPERVISED` for every server
                 whose supervisor lives.
@@ -170,9 +160,9 @@ class RunningServer:
         """
         deadline = time.monotonic() + wait_s
         while True:
-            found = cls.read(folder, name)
-            if found is not None and found.state in states and found.alive:
-                return found
+            record = cls.read(folder, name)
+            if record is not None and record.state in states and record.alive:
+                return record
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
@@ -192,11 +182,12 @@ class RunningServer:
     @property
     def alive(self) -> bool:
         """Whether the process that wrote this is still there, and no other under its number."""
-        began = _process_start(self.pid)
-        if began is None:
+        process = ProcessStat.of(self.pid)
+        if process is None:
             return False
+        began = process.start * CLOCK_TICK_S
         if self.boot_id:
-            return self.boot_id == _boot_id() and began <= self.uptime_s + _SLACK_S
+            return self.boot_id == boot_id() and began <= self.uptime_s + _SLACK_S
         boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         return boot + began <= datetime.fromisoformat(self.started).timestamp() + _CLOCK_SLACK_S
 
@@ -224,12 +215,7 @@ _PATHS = ("deployment", "log", "gateway_log", "control", "previous")
 
 
 def metrics_targets(folder: Path, name: str) -> Path:
-    """Return the file that names Triton's page of metrics to Prometheus, also after a rollout has moved it.
-
-    Args:
-        folder: Where the records lie.
-        name: Name of the recipe.
-    """
+    """Return the file that names Triton's page of metrics to Prometheus, also after a rollout has moved it."""
     return folder / "targets" / f"{name}.json"
 
 
@@ -250,17 +236,3 @@ def _publish(file: Path, value: object) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
-
-
-def _process_start(pid: int) -> float | None:
-    """Seconds from the start of the machine to that of a process; None if there is none, or it is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if fields[0] in "ZX" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

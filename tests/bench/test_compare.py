@@ -19,8 +19,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.bench.compare import CompareResult
-from pipeline.bench.judge import decide
+from pipeline.bench.compare.judge import decide
+from pipeline.bench.compare.run import CompareResult
 from pipeline.cli.main import cli
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.client.testing.reply import Received
@@ -31,6 +31,7 @@ from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
+from tests.support.records import ADDRESSES
 from tests.support.served import package_support_pair
 
 QUESTIONS = ("Is there a warranty?", "What is <b>E62</b>?", "Where is my parcel?")
@@ -39,14 +40,6 @@ ANSWERS = {
     "a": ("Yes, for two years.", LIGHT.format("signal"), "On its way to you."),
     "b": ("Yes, for two years.", LIGHT.format("sound"), "Nobody knows."),
 }
-
-
-@dataclass(frozen=True)
-class Addresses:
-    grpc_url: str
-    http_url: str = "127.0.0.1:1"
-    metrics_url: str = "127.0.0.1:1"
-    grpc_socket: str = ""
 
 
 @dataclass
@@ -96,7 +89,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
                 limits=DeploymentLimits(max_input_tokens=256, max_output_tokens=16, max_concurrency=4),
                 tokenizer_dir="tokenizer", end_id=1, pad_id=1, stop_token_ids=(), digest=name * 64, versions={},
             ).save(package)  # fmt: skip
-            RunningServer.of(Addresses(server.url), package).write(pair.store.running, name)
+            RunningServer.of({**ADDRESSES, "grpc_url": server.url}, package).write(pair.store.running, name)
         yield pair
 
 

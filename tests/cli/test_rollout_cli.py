@@ -15,7 +15,7 @@ from pipeline.recipe.library import find_recipe
 from pipeline.serving.exchange import find_running, next_recipe
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
-from tests.serving.test_deployments import Addresses
+from tests.support.records import ADDRESSES
 
 EARLIER = ("limits.max_concurrency=4", "limits.max_output_tokens=64")
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path, file: Path) -> Store:
     """`tiny-cpu` runs, from a recipe's file with two values of `--set`."""
     shelf = Store(tmp_path / "store")
     words = (str(file), *(word for one in EARLIER for word in ("--set", one)), "--store", str(shelf.root))
-    record = RunningServer.of(Addresses(), tmp_path / "package", state="ready")
+    record = RunningServer.of(ADDRESSES, tmp_path / "package", state="ready")
     replace(record, recipe=words).write(shelf.running, "tiny-cpu")
     return shelf
 

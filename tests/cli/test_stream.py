@@ -15,6 +15,7 @@ import pytest
 from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
+from tests.support.records import ADDRESSES
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints" / "support-target"
 SLOW = Reply(["word "] * 1000, delay_s=0.02)
@@ -60,11 +61,8 @@ def serve(server: FakeServer, store: Path, name: str = "tiny-cpu") -> None:
         versions={},
     ).save(package)
 
-    class Addresses:
-        grpc_url, grpc_socket = server.url, ""
-        http_url = metrics_url = "http://127.0.0.1:1"
-
-    RunningServer.of(Addresses(), package).write(store / "running", name)
+    addresses = {**ADDRESSES, "grpc_url": server.url}
+    RunningServer.of(addresses, package).write(store / "running", name)
 
 
 def test_an_answer_and_its_figures(tmp_path: Path) -> None:

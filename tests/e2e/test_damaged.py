@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.discovery import LocatedModel, load_served_model
 from pipeline.errors import DamagedArtifact
-from pipeline.gateway.served_model import WaitLimits
+from pipeline.frontend.models import LocatedModel, load_served_model
+from pipeline.gateway.settings import GatewayStart
 from pipeline.progress import Silent
 from pipeline.recipe import load_recipe
 from pipeline.serving.ports import Ports
@@ -87,7 +87,9 @@ def test_the_gateway_takes_no_other_tokenizer(copied: tuple[Path, Path]) -> None
     flip_a_bit(package / TOKENIZER)
     with pytest.raises(DamagedArtifact, match=TOKENIZER):
         load_served_model(
-            LocatedModel(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)), Store(root), waits=WaitLimits()
+            LocatedModel(load_recipe("tiny-cpu"), package, ("127.0.0.1:1",)),
+            store=Store(root),
+            start=GatewayStart(),
         )
 
 

@@ -80,7 +80,7 @@ def gateway(
     )
     launcher = local_launcher(Deployment.load(package), package, traces_endpoint())
     with TritonServer.of_package(package, launcher=launcher) as server:
-        record = RunningServer.of(server, package)
+        record = RunningServer.of(server.record_fields, package)
         try:
             assert process.poll() is None
             assert not answers(f"http://127.0.0.1:{port}/healthz")

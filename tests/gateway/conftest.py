@@ -15,22 +15,20 @@ import pytest
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
-from pipeline.client.spreading import Spread
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import StoredResponses
 from pipeline.gateway.api.tools.prompt import ToolSectionTemplate
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.connections import ConnectionLimits
+from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.metric_names import MetricNames
-from pipeline.gateway.metrics import Restarts
-from pipeline.gateway.prompt_log import PromptLog
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.redis_limits import RedisBuckets
+from pipeline.gateway.records import PromptLog
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.settings import GatewaySettings, MetricNames, Spread
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
@@ -214,8 +212,7 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         prompt_log: PromptLog | None = None,
         limits: ConnectionLimits | None = None,
         origins: Sequence[str] = (),
-        metric_names: Sequence[MetricNames] = (),
-        restarts: Restarts = dict,
+        metric_names: tuple[MetricNames, ...] = (),
         kv_cache_usage: Callable[[], Mapping[str, float]] = dict,
         also: Sequence[str] = (),
         urls: Sequence[str] = (),
@@ -232,17 +229,17 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         gateway = Gateway(
             {"tiny": served},
             tenants or Tenants(),
-            origins=origins,
+            GatewaySettings(allowed_origins=tuple(origins), metric_names=metric_names),
+            GatewayParts(
+                batches=batches,
+                stored_responses=stored_responses,
+                followers=followers(upstream.url),
+                kv_cache_usage=kv_cache_usage,
+                tracer=tracer or Tracer(),
+                prompt_log=prompt_log,
+                buckets=buckets,
+            ),
             max_body_bytes=max_body_bytes,
-            tracer=tracer,
-            prompt_log=prompt_log,
-            metric_names=metric_names,
-            restarts=restarts,
-            kv_cache_usage=kv_cache_usage,
-            followers=followers(upstream.url),
-            batches=batches,
-            stored_responses=stored_responses,
-            buckets=buckets,
         )
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)

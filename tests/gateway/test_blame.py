@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.gateway.blame import BlamePolicy, LossJudge
-from pipeline.gateway.work import Attempt, Work
+from pipeline.gateway.blame import Attempt, BlamePolicy, LossJudge, Work
 
 STEP_S = 0.2
 ATTEMPTS = 3

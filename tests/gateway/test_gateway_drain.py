@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for
 PROGRAM = """
 import sys
 from pipeline.gateway.app import Gateway
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.app import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import tiny
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -46,6 +47,18 @@ FAMILIES = {
     "pipeline_tenant_tokens": ("counter", {"tenant", "kind"}),
     "pipeline_limits_fallbacks": ("counter", set()),
 }
+
+
+class Restarted:
+    """Stands in for a `RecordFollower` whose record tells of two restarts."""
+
+    name, restarts, fault, replaced_requests = "tiny", MappingProxyType({"triton": 2}), None, 0
+
+    async def run(self, models: object) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.4,*/*;q=0.1"
 
 
@@ -57,7 +70,7 @@ PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;versio
     ],
 )
 def test_every_family_has_help_and_type(start: Start, accept: str, parser: Any, content_type: str) -> None:
-    running = start(cached=True, restarts=lambda: {"tiny": {"triton": 2}})
+    running = start(cached=True, followers=lambda _: [Restarted()])
     for _ in range(2):
         question = [{"role": "user", "content": "Hi"}]
         running.client().chat.completions.create(model="tiny", messages=question, temperature=0)

@@ -35,7 +35,7 @@ import sys
 from tokenizers import Tokenizer
 from pipeline.gateway.app import Gateway
 from pipeline.client import PromptLimit
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.app import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import tiny
 

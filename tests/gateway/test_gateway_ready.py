@@ -11,9 +11,8 @@ import pytest
 from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.errors import ServerError
 from pipeline.gateway import readiness
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.http_server import bound_sockets
-from pipeline.gateway.server import GatewayServer
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, tiny
 from tests.support.waiting import wait_for

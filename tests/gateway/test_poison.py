@@ -22,7 +22,7 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.redis_limits import RedisBuckets
+from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, Upstream
 from tests.gateway.test_gateway_batches import create, lines, read, wait_until

@@ -20,17 +20,11 @@ from pipeline.gateway.served_model import ServedModel
 from pipeline.triton.running import RunningServer, State
 from tests.gateway.conftest import Start, Upstream
 from tests.support import waiting
+from tests.support.records import ADDRESSES
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:
     waiting.wait_for(condition, what, timeout_s=120)
-
-
-class Address:
-    http_url = metrics_url = grpc_socket = ""
-
-    def __init__(self, grpc_url: str) -> None:
-        self.grpc_url = grpc_url
 
 
 class Exchange:
@@ -49,7 +43,7 @@ class Exchange:
         return Reply(["old"])
 
     def _followers(self, url: str) -> Sequence[RecordFollower]:
-        self.record = RunningServer.of(Address(url), self.folder / "old")
+        self.record = RunningServer.of({**ADDRESSES, "grpc_url": url}, self.folder / "old")
         self.switch()
         return [RecordFollower("tiny", self.folder, self.record, self._load)]
 

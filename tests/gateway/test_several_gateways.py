@@ -14,20 +14,19 @@ import openai
 import pytest
 
 from pipeline.cache.encryption import KEY, AesGcmCodec
-from pipeline.cache.redis import RedisAddress
 from pipeline.client.testing import Ending, Received, Reply
+from pipeline.gateway import database
 from pipeline.gateway.api.batches import runner
-from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
+from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.redis import RedisStoredResponses
 from pipeline.gateway.api.responses.stored import (
     NoStoredResponses,
     SqlStoredResponses,
-    StoredResponseLimits,
     StoredResponses,
 )
-from pipeline.gateway.state import postgres
-from pipeline.gateway.state.opening import StateSettings, open_state
-from pipeline.gateway.state.postgres import PostgresDatabase
+from pipeline.gateway.database import PostgresDatabase
+from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.state import open_state
 from pipeline.recipe import CacheSettings
 from tests.gateway.conftest import Start, Upstream, opened_place, places
 from tests.gateway.test_gateway_batches import (
@@ -52,7 +51,7 @@ HANG = Reply([], ending=Ending.HANG)
 PGVECTOR = {"backend": {"kind": "pgvector", "url": "postgresql://db/x"}}
 REDIS = {"backend": {"kind": "redis", "url": "redis://cache"}}
 FILE: dict[str, Any] = {"backend": {"kind": "sqlite"}}
-LIMITS = RedisAddress("limits")
+LIMITS = "redis://limits"
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +69,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> I
 
 def opened(
     caches: Sequence[dict[str, Any]],
-    redis: RedisAddress | None = None,
+    redis: str | None = None,
     folder: Path | None = None,
     count: int = 10,
 ) -> tuple[BatchStorage | None, StoredResponses]:
-    settings = StateSettings(redis, folder, Path("own"), StorageLimits(), StoredResponseLimits(count=count))
-    return open_state([CacheSettings.model_validate(one) for one in caches], settings)
+    settings = GatewaySettings(limits_redis=redis, batch_folder=folder, stored_responses=count)
+    parsed = [CacheSettings.model_validate(cache) for cache in caches]
+    return open_state(parsed, settings, own_folder=Path("own"))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def opened(
 )
 def test_state_lies_in_what_the_deployment_has(
     caches: Sequence[dict[str, Any]],
-    redis: RedisAddress | None,
+    redis: str | None,
     folder: str | None,
     batches: str | None,
     responses: str,
@@ -280,7 +280,7 @@ def test_a_conversation_goes_on_at_any_gateway(
 def test_a_server_that_is_away_fails_what_needs_it_and_nothing_else(
     kind: str, tmp_path: Path, servers: Servers, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(database, "_ANSWER_S", 2.0)
     with opened_place(kind, tmp_path, servers) as place, ExitStack() as stack:
         batches = place.batches() if kind == "postgres" else None
         running = start(Reply(["ok"]), batches=batches, stored_responses=place.responses())

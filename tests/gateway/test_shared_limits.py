@@ -17,8 +17,8 @@ import pytest
 from pipeline.cache.backend import PASSWORD
 from pipeline.cache.redis import RedisAddress
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import BucketTake, Tenant, TenantLimits
-from pipeline.gateway.redis_limits import RedisBuckets
+from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.shared_redis import BucketTake, RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.support.servers import RedisServer, Unavailable

@@ -325,3 +325,30 @@ def test_counting_tokens_is_as_tolerant(tolerant: Running, api: str, counted: st
     response = ask(tolerant, api, {**REQUESTS[api.rpartition("/")[0]], "colour": "red"})
     assert (response.status_code, response.headers[IGNORED_FIELDS]) == (200, "colour")
     assert json.loads(response.text)[counted] > 0
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "unknown"),
+    [
+        ("/tokenize", {"prompt": "one two"}, "colour"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages.0.mood"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "web_search"}]}, "tools.0"),
+        ("/detokenize", {"tokens": [1, 2]}, "colour"),
+    ],
+)  # fmt: skip
+def test_tokenizers_are_as_tolerant(
+    tolerant: Running, strict: Running, api: str, body: dict[str, Any], unknown: str
+) -> None:
+    plain = {name: value for name, value in body.items() if name != "tools"}
+    if "messages" in body:
+        plain["messages"] = [{"role": "user", "content": "Hi"}]
+    further = body if unknown != "colour" else {**body, "colour": "red"}
+    response = ask(tolerant, api, further)
+    assert (response.status_code, response.headers[IGNORED_FIELDS]) == (200, unknown)
+    assert response.json() == ask(tolerant, api, plain).json()
+    assert unknown in message(ask(strict, api, further))
+
+
+def test_a_template_of_the_request_is_refused_by_tokenizers(tolerant: Running) -> None:
+    response = ask(tolerant, "/tokenize", {"prompt": "one", "chat_template": "{{ messages }}"})
+    assert "chat_template is not supported" in message(response)

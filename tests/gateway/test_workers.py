@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,9 +25,11 @@ from prometheus_client import parser
 from pipeline.client.testing import Received, Reply
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
-from pipeline.gateway.workers.shared_usage import SharedUsage
+from pipeline.gateway.workers.link import SharedUsage
+from pipeline.process_state import ProcessStat
 from tests.gateway.conftest import Upstream
 from tests.support.names import HostsFile
 from tests.support.waiting import wait_for
@@ -417,18 +420,38 @@ def test_workers_hear_of_replicas_that_come_and_go(served: Served) -> None:
         stream.close()
 
 
+def listens(gateway: WorkerGateway) -> bool:
+    try:
+        httpx.get(f"{gateway.url}/healthz", trust_env=False)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def test_a_second_ctrl_c_ends_all_workers_at_once(tmp_path: Path) -> None:
+    """The first lets requests under way be completed."""
+    hosts = HostsFile(tmp_path / "hosts")
+    with (
+        Holding() as upstream,
+        worker_gateway(f"127.0.0.1:{upstream.port}", 2) as gateway,
+        ExitStack() as stack,
+    ):
+        served, workers = Served(gateway, upstream, stack, hosts), gateway.workers()
+        streams = [begin(served, client) for client in served.clients()]
+        gateway.process.send_signal(signal.SIGINT)
+        wait_for(lambda: not listens(gateway), "end of listening", LOST_S)
+        assert gateway.process.poll() is None
+        assert upstream.streams() == len(streams)
+        gateway.process.send_signal(signal.SIGINT)
+        assert gateway.process.wait(LOST_S) == -signal.SIGINT
+        wait_for(lambda: not any(map(ProcessStat.of, workers)), "the end of the workers", LOST_S)
+        upstream.let_go()
+
+
 def test_all_workers_drain(served: Served) -> None:
     streams = [begin(served, client) for client in served.clients()]
     served.gateway.process.send_signal(signal.SIGTERM)
-
-    def listens() -> bool:
-        try:
-            httpx.get(f"{served.gateway.url}/healthz", trust_env=False)
-        except httpx.TransportError:
-            return False
-        return True
-
-    wait_for(lambda: not listens(), "end of listening", LOST_S)
+    wait_for(lambda: not listens(served.gateway), "end of listening", LOST_S)
     served.let_go()
     for _, lines in streams:
         assert [line for line in lines if line][-1] == "data: [DONE]"
@@ -452,7 +475,7 @@ def test_while_workers_are_at_two_packages_requests_wait_unless_both_can_be_aske
     status = {"fault": None, "stale": None, "replaced_requests": 1, "running": 0, "waiting": 0, "stalled": 0}
 
     async def run() -> None:
-        coordinator, links = Coordinator(max_waiting=8), [Told(), Told()]
+        coordinator, links = Coordinator(GatewaySettings(max_waiting=8)), [Told(), Told()]
         for number, link in enumerate(links):
             coordinator.attach(number, link)  # type: ignore[arg-type]
 

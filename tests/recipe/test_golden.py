@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InvalidInput
 from pipeline.golden import GoldenBudgets, GoldenSet, write_document
-from pipeline.golden_judge import AnswerJudge
-from pipeline.golden_questions import GoldenQuestion
+from pipeline.golden_questions import AnswerJudge, GoldenQuestion
 from pipeline.prepare import prepare
 from pipeline.reading import UnreadableFile
 from pipeline.recipe import Recipe, load_recipe

@@ -15,12 +15,7 @@ from pipeline.keeper import HealthIssue, Keeper, RestartPolicy
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
 from pipeline.triton.running import SUPERVISED, RunningServer, metrics_targets
-
-
-class Server:
-    grpc_url, grpc_socket = "127.0.0.1:8001", ""
-    http_url = "http://127.0.0.1:8000"
-    metrics_url = "http://127.0.0.1:8002/metrics"
+from tests.support.records import ADDRESSES
 
 
 class Heard(Silent):
@@ -32,7 +27,7 @@ class Heard(Silent):
 
 
 def announced(folder: Path) -> Announcement:
-    record = RunningServer.of(Server(), folder, state="starting")
+    record = RunningServer.of(ADDRESSES, folder, state="starting")
     return Announcement(folder, "tiny", record, ("triton", "gateway"))
 
 

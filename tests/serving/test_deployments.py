@@ -19,13 +19,9 @@ from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec
 from pipeline.triton.running import RunningServer
 from tests.support.deployments import gpu_deployment
+from tests.support.records import ADDRESSES
 
 SETS = ("limits.max_concurrency=3", "cache.enabled=true")
-
-
-class Addresses:
-    grpc_socket = ""
-    grpc_url, http_url, metrics_url = "127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:1/metrics"
 
 
 @pytest.fixture
@@ -39,7 +35,7 @@ def announced(store: Store, name: str, package: Path, *overrides: str, state: st
     if overrides:
         recipe = load_recipe("tiny-cpu", (f"name={name}", *overrides))
         settings = recipe.model_dump(mode="json", exclude={"golden"})
-    record = RunningServer.of(Addresses(), package, state=state, settings=settings)
+    record = RunningServer.of(ADDRESSES, package, state=state, settings=settings)
     record.write(store.running, name)
     return record
 

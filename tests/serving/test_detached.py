@@ -28,6 +28,7 @@ from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
+from tests.support.records import ADDRESSES
 from tests.support.waiting import wait_for
 
 DEADLINE_S = 240
@@ -169,17 +170,17 @@ def test_a_quiet_start_keeps_reasons_in_the_log(
     cpu_package: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why something was started again is said there, too, so the supervisor itself is not quiet."""
-    commands: list[Sequence[str]] = []
+    started: list[tuple[Sequence[str], dict[str, Any]]] = []
 
-    def start(command: Sequence[str], *_: Any) -> SimpleNamespace:
-        commands.append(command)
+    def start(command: Sequence[str], *_: Any, inherit: Sequence[int]) -> SimpleNamespace:
+        started.append((command, json.loads(os.pread(inherit[0], 100_000, 0))))
         return SimpleNamespace(pid=1)
 
     monkeypatch.setattr(detach, "start_detached", start)
     shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--max-restarts", "7")
-    (command,) = commands
-    assert command[-1] == "--detached"
-    assert "--max-restarts" in command
+    ((command, message),) = started
+    assert command[-2] == "--detached"
+    assert message["supervision"] == {"max_restarts": 7}
     assert not {"-q", "--quiet"} & set(command)
 
 
@@ -193,15 +194,10 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 def record_of(process: subprocess.Popen[bytes], package: Path, **more: Any) -> RunningServer:
     address = "http://127.0.0.1:1/metrics"
-    made = RunningServer.of(_Nowhere(), package, state="ready", **more)
+    made = RunningServer.of(ADDRESSES, package, state="ready", **more)
     assert address == made.metrics_url
     own = {"pid": process.pid, "mark": f"{process.pid}-0"}
     return RunningServer(**{**{name: getattr(made, name) for name in made.__slots__}, **own})
-
-
-class _Nowhere:
-    grpc_socket = ""
-    grpc_url, http_url, metrics_url = "127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:1/metrics"
 
 
 def test_what_was_killed_is_shown_once(

@@ -19,7 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.frontend.process import CHILD
 from pipeline.gateway.http_server import bound_sockets
+from pipeline.gateway.settings import GatewaySettings, GatewayStart, ModelSources
 from pipeline.machine import process_guard
 from pipeline.serving.control import ask
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
@@ -27,6 +29,7 @@ from pipeline.serving.log_files import open_log, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.probe import is_ready
 from pipeline.serving.server import TritonServer
+from pipeline.settings import Settings
 from pipeline.triton.running import RunningServer
 from tests.support.waiting import wait_for
 
@@ -95,15 +98,17 @@ def test_a_gateway_whose_output_is_full_answers(server: TritonServer, package: P
     """Banner, access log, prompts, workers and what reads long texts: none of them can write a byte."""
     with bound_sockets("127.0.0.1", 0) as sockets, FULL.open("wb") as full:
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-        command = [
-            *(sys.executable, "-m", "pipeline.cli.main", "gateway", "--package", str(package)),
-            *("--endpoint", server.target, "--listen-fd", str(sockets[0].fileno())),
-            *("--workers", str(workers), "--log-prompts", "full", "--log-format", "json", "--drain-s", "5"),
-        ]
-        sockets[0].listen()
-        gateway = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=full, stderr=full, pass_fds=[sockets[0].fileno()]
+        start = GatewayStart(
+            sources=ModelSources(package=package, endpoints=(("", server.target),)),
+            settings=GatewaySettings(workers=workers, log_prompts="full", log_format="json", drain_s=5),
+            sockets=(sockets[0].fileno(),),
         )
+        sockets[0].listen()
+        with os.fdopen(start.to_descriptor()) as message:
+            gateway = subprocess.Popen(
+                (*CHILD, str(message.fileno())), stdin=subprocess.DEVNULL, stdout=full, stderr=full,
+                pass_fds=(sockets[0].fileno(), message.fileno()),
+            )  # fmt: skip
         try:
             for text in ("Where is my parcel?", "Hello", "Good morning"):
                 status, answer = post(f"{url}/v1/chat/completions", chat(text))
@@ -151,7 +156,7 @@ def start_and_ask(log_file: Path) -> None:
     with bound_sockets("127.0.0.1", 0) as sockets:
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}/healthz"
         command = (sys.executable, "-c", CHATTY_GATEWAY, str(sockets[0].fileno()))
-        gateway = GatewayProcess(GatewayLaunch(command, sockets, url), log_file)
+        gateway = GatewayProcess(GatewayLaunch(command, Settings(), sockets, url), log_file)
         try:
             gateway.start(threading.Event())
             for _ in range(5):

@@ -182,7 +182,7 @@ def test_promtool_finds_no_fault_and_every_alert_fires(chosen: Any, tmp_path: Pa
 def test_prometheus_follows_the_target_of_a_deployment_that_moves(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert run(tmp_path, "tiny-cpu", "--output", str(folder)).exit_code == 0
-    record = RunningServer.of(Server(), tmp_path)
+    record = RunningServer.of(SERVER, tmp_path)
     record.write(tmp_path / "running", "tiny-cpu")
     status, said = promtool("check", "config", "prometheus.yml", folder=folder)
     assert status == 0, said
@@ -223,10 +223,11 @@ def watching(program: Path, folder: Path) -> Iterator[Callable[[], set[str]]]:
             process.wait()
 
 
-class Server:
-    grpc_url, grpc_socket = "127.0.0.1:8001", ""
-    http_url = "http://127.0.0.1:8000"
-    metrics_url = "http://127.0.0.1:8002/metrics"
+SERVER = {
+    "grpc_url": "127.0.0.1:8001",
+    "http_url": "http://127.0.0.1:8000",
+    "metrics_url": "http://127.0.0.1:8002/metrics",
+}
 
 
 @pytest.mark.servers

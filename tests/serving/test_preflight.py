@@ -14,8 +14,8 @@ from pipeline.machine.gpus import GpuSeen, read_gpus, visible
 from pipeline.machine.programs import Software
 from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts, contract_name
 from pipeline.plan.preflight import Finding, allow
+from pipeline.plan.preflight.machine import release_of
 from pipeline.plan.preflight.needs import Where
-from pipeline.plan.preflight.software import release_of
 from pipeline.serving.launch import Launch, ServeOptions
 from pipeline.serving.launch_gpu import CHECKED, plan_launch
 from pipeline.serving.ports import Ports

@@ -14,14 +14,15 @@ import httpx
 import pytest
 
 from pipeline.errors import ServerError, UserError
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.record_follower import RecordFollower
-from pipeline.gateway.served_model import ServedModel, WaitLimits
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.golden import GoldenBudgets, GoldenSet, write_document
 from pipeline.golden_questions import GoldenQuestion
 from pipeline.progress import Silent
+from pipeline.recipe import load_recipe
 from pipeline.serving.control import ask
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
@@ -80,13 +81,11 @@ def gateway(folder: Path) -> Iterator[str]:
     assert record is not None
 
     def load(now: RunningServer) -> ServedModel:
-        urls = (now.grpc_url,)
-        return ServedModel.from_package(
-            "support", now.deployment.parent, urls, cache=None, waits=WaitLimits()
-        )
+        recipe = load_recipe("tiny-cpu", ["name=support"])
+        return ServedModel.from_package(recipe, now.deployment.parent, (now.grpc_url,))
 
     follower = RecordFollower("support", folder, record, load)
-    app = Gateway({"support": load(record)}, Tenants(), followers=[follower])
+    app = Gateway({"support": load(record)}, Tenants(), parts=GatewayParts(followers=[follower]))
     server = GatewayServer(app, "127.0.0.1", 0, drain_s=5)
     with running(server.run, lambda: setattr(server, "should_exit", True)):
         wait_for(lambda: server.started, "the gateway started")

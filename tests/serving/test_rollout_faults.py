@@ -23,7 +23,7 @@ from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer, ask
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
-from pipeline.serving.rollout import Rollouts
+from pipeline.serving.rollouts import Rollouts
 from pipeline.serving.supervisor import Supervisor
 from pipeline.triton.running import RunningServer
 from tests.support.waiting import wait_for
@@ -80,7 +80,7 @@ class House:
         self.scripts: dict[str, str] = {}  # package -> what its start fails with, or "waits"
         self.old, self.stop = self.made["old"], threading.Event()
         record = RunningServer.of(
-            self.old.server, self.old.package, state="starting", gateway_url=gateway_url, recipe=("tiny",)
+            self.old.addresses, self.old.package, state="starting", gateway_url=gateway_url, recipe=("tiny",)
         )
         announcement = Announcement(self.folder, "tiny", record, ("triton",))
         announcement.claim(Silent())

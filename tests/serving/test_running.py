@@ -16,17 +16,18 @@ import pytest
 from pipeline.errors import ServerError
 from pipeline.triton.running import SUPERVISED, RunningServer, metrics_targets
 
-
-class Server:
-    grpc_url, grpc_socket = "127.0.0.1:8001", "unix:/tmp/pipeline-0/grpc:1"
-    http_url = "http://127.0.0.1:8000"
-    metrics_url = "http://127.0.0.1:8002/metrics"
+SERVER = {
+    "grpc_url": "127.0.0.1:8001",
+    "grpc_socket": "unix:/tmp/pipeline-0/grpc:1",
+    "http_url": "http://127.0.0.1:8000",
+    "metrics_url": "http://127.0.0.1:8002/metrics",
+}
 
 
 def test_written_read_removed(tmp_path: Path) -> None:
     folder = tmp_path / "running"
     assert RunningServer.read(folder, "tiny") is None
-    record = RunningServer.of(Server(), tmp_path / "package")
+    record = RunningServer.of(SERVER, tmp_path / "package")
     record.write(folder, "tiny")
     assert RunningServer.find(folder, "tiny") == record
     assert sorted(path.name for path in folder.iterdir()) == ["targets", "tiny.json"]
@@ -60,7 +61,7 @@ def test_written_read_removed(tmp_path: Path) -> None:
 
 def test_prometheus_is_told_where_metrics_are_also_when_that_changes(tmp_path: Path) -> None:
     """A list of targets, as `file_sd_configs` reads them; it stays when the deployment ends."""
-    record = RunningServer.of(Server(), tmp_path)
+    record = RunningServer.of(SERVER, tmp_path)
     record.write(tmp_path, "tiny")
     file = metrics_targets(tmp_path, "tiny")
     assert json.loads(file.read_text()) == [{"targets": ["127.0.0.1:8002"], "labels": {"deployment": "tiny"}}]
@@ -77,7 +78,7 @@ def test_prometheus_is_told_where_metrics_are_also_when_that_changes(tmp_path: P
 
 def test_all_fields_come_back(tmp_path: Path) -> None:
     record = RunningServer.of(
-        Server(),
+        SERVER,
         tmp_path,
         state="restarting",
         reason="process 7 is gone",
@@ -95,7 +96,7 @@ def test_all_fields_come_back(tmp_path: Path) -> None:
 
 
 def test_a_record_of_an_older_version_is_that_of_a_ready_server(tmp_path: Path) -> None:
-    record = RunningServer.of(Server(), tmp_path)
+    record = RunningServer.of(SERVER, tmp_path)
     older = {
         key: record.as_json()[key]
         for key in ("pid", "grpc_url", "http_url", "metrics_url", "deployment", "started")
@@ -107,7 +108,7 @@ def test_a_record_of_an_older_version_is_that_of_a_ready_server(tmp_path: Path) 
 
 
 def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:
-    first = RunningServer.of(Server(), tmp_path)
+    first = RunningServer.of(SERVER, tmp_path)
     second = replace(first, grpc_url="127.0.0.1:9001")
     second.write(tmp_path, "tiny")
     first.remove(tmp_path, "tiny")
@@ -116,7 +117,7 @@ def test_the_record_of_another_server_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_killed_process_is_not_alive(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        record = replace(RunningServer.of(Server(), tmp_path), pid=process.pid)
+        record = replace(RunningServer.of(SERVER, tmp_path), pid=process.pid)
         record.write(tmp_path, "tiny")
         assert record.alive
         process.send_signal(signal.SIGKILL)
@@ -128,7 +129,7 @@ def test_a_killed_process_is_not_alive(tmp_path: Path) -> None:
 
 
 def test_a_number_that_was_given_again_is_not_believed(tmp_path: Path) -> None:
-    record = RunningServer.of(Server(), tmp_path)
+    record = RunningServer.of(SERVER, tmp_path)
     assert not replace(record, uptime_s=1.0).alive
     assert not replace(record, boot_id="that of another start").alive
     earlier = datetime.now(UTC) - timedelta(days=400)
@@ -139,7 +140,7 @@ def test_a_number_that_was_given_again_is_not_believed(tmp_path: Path) -> None:
 def test_a_clock_that_is_set_ends_no_server(tmp_path: Path, days: int) -> None:
     """As on a machine that starts before it knows the time."""
     told = datetime.now(UTC) + timedelta(days=days)
-    assert replace(RunningServer.of(Server(), tmp_path), started=told.isoformat()).alive
+    assert replace(RunningServer.of(SERVER, tmp_path), started=told.isoformat()).alive
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', '{"deployment": 5}'])

@@ -22,8 +22,7 @@ from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pipeline.client import AsyncClient, Client
-from pipeline.gateway.app import Gateway
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
 from pipeline.serving.ports import Ports

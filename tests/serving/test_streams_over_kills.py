@@ -14,11 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway.app import Gateway
-from pipeline.gateway.served_model import ServedModel, WaitLimits
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.tenants import Tenants
 from pipeline.machine.processes import processes_below
+from pipeline.recipe import load_recipe
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.waiting import wait_for
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.servers
 @contextmanager
 def gateway_for(server: TritonServer, package: Path) -> Iterator[str]:
     """URL of a gateway in front of a server."""
-    waits = WaitLimits(max_wait_s=120.0)
-    model = ServedModel.from_package("support", package, [server.grpc_url], cache=None, waits=waits)
+    recipe, settings = load_recipe("tiny-cpu", ["name=support"]), GatewaySettings(max_wait_s=120.0)
+    model = ServedModel.from_package(recipe, package, [server.grpc_url], settings=settings)
     gateway = GatewayServer(Gateway({"support": model}, Tenants()), "127.0.0.1", 0, drain_s=2)
     thread = threading.Thread(target=gateway.run, daemon=True)
     thread.start()

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,9 @@ import yaml
 
 from pipeline.client import Client
 from pipeline.errors import PipelineError, ServerError, UserError
+from pipeline.frontend.process import CHILD
 from pipeline.gateway.http_server import bound_sockets
+from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.keeper import GaveUp, HealthIssue, RestartPolicy
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
@@ -36,6 +37,7 @@ from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
+from tests.support.records import ADDRESSES
 from tests.support.waiting import wait_for
 
 WAIT_S = 120.0
@@ -139,11 +141,11 @@ def supervised(cpu_package: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     made = Supervised(package, options, hanging, folder / "ready.json")
     with bound_sockets("127.0.0.1", 0) as sockets:
         port = sockets[0].getsockname()[1]
-        command = (
-            *(sys.executable, "-m", "pipeline.cli.main", "gateway", str(recipe), "--store", str(folder)),
-            *("--listen-fd", str(sockets[0].fileno()), "--port", str(port), "--parent", str(os.getpid())),
-        )
-        gateway = GatewayLaunch(command, sockets, f"http://127.0.0.1:{port}")
+        start = GatewayStart(
+            recipes=(str(recipe),), store=folder, settings=GatewaySettings(port=port),
+            sockets=(sockets[0].fileno(),), parent=os.getpid(),
+        )  # fmt: skip
+        gateway = GatewayLaunch(CHILD, start, sockets, f"http://127.0.0.1:{port}")
         thread = threading.Thread(target=made.run, args=(gateway,))
         thread.start()
         try:
@@ -297,13 +299,8 @@ class Scripted:
         self.stops.append(at_once)
 
 
-class Addresses:
-    grpc_url = http_url = metrics_url = "localhost:1"
-    grpc_socket = ""
-
-
 def announced(folder: Path, *components: str) -> Announcement:
-    announcement = Announcement(folder, NAME, RunningServer.of(Addresses(), folder), components)
+    announcement = Announcement(folder, NAME, RunningServer.of(ADDRESSES, folder), components)
     announcement.claim(Silent())
     return announcement
 

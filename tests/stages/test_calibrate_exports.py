@@ -20,8 +20,9 @@ from pipeline.models.layers import round_e4m3, unpack_rows
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint, modelopt_export
-from pipeline.stages.calibrate import calibrate, fusion, unified
+from pipeline.stages.calibrate import unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
+from pipeline.stages.calibrate.calibration import calibrate
 from pipeline.stages.calibrate.measurement import check_scales, measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
@@ -408,7 +409,7 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
             progress=Silent(),
         )
         assert len(check_scales(model, architecture, Format.NVFP4, "fp8")) == 14 * 2 + 2 * 2
-        fusion.align(model, Format.NVFP4, torch.bfloat16)
+        unified.align(model, Format.NVFP4, torch.bfloat16)
         modelopt_export.export(model, architecture, Parallelism(2), tmp_path / "ranks")
         unified.export(model, Format.NVFP4, source, tmp_path / "hf")
     check(tmp_path / "ranks", CheckpointLayout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))

@@ -14,12 +14,12 @@ from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
-from pipeline.stages.calibrate import experts
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
-from pipeline.stages.calibrate.model import load
+from pipeline.stages.calibrate.model import all_experts, load, separate
 from pipeline.stages.calibrate.third_party import Notes, quietly
-from pipeline.stages.evaluate import Export, evaluate, read_metrics
+from pipeline.stages.evaluate.comparison import evaluate
+from pipeline.stages.evaluate.results import Export, read_metrics
 from tests.support.calibrated import Calibrations, facts
 
 SPREAD = [Parallelism(1), Parallelism(2), Parallelism(2, 2), Parallelism(4, expert=2)]
@@ -132,13 +132,13 @@ def test_separate_experts_compute_what_fused_ones_do_and_see_every_token(calibra
     seen: dict[int, int] = {}
     with torch.inference_mode():
         fused = model(tokens).logits
-        experts.separate(model)
+        separate(model)
         apart = model(tokens).logits
         for number, expert in enumerate(model.model.layers[0].block_sparse_moe.experts):
             expert.register_forward_hook(
                 lambda _, given, __, number=number: seen.update({number: len(given[0])})
             )
-        with experts.all_experts(model):
+        with all_experts(model):
             everywhere = model(tokens).logits
     assert seen == dict.fromkeys(range(4), 57)
     for other in (apart, everywhere):

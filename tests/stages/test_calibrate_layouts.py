@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pipeline.models import CheckpointReader, Format
-from pipeline.stages.calibrate.experts import all_experts
+from pipeline.stages.calibrate.model import all_experts
 from pipeline.stages.evaluate.decoder import Decoder
 from tests.support.calibrated import Calibrations
 from tests.support.fake_quantized import Pair, make_pair

@@ -23,7 +23,8 @@ from pipeline.machine.host import Memory
 from pipeline.models import Architecture, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent, Task
-from pipeline.stages.calibrate import calibrate, model
+from pipeline.stages.calibrate import model
+from pipeline.stages.calibrate.calibration import calibrate
 from pipeline.stages.calibrate.measurement import check_scales
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from tests.support.calibrated import Calibrations, facts, quantization
@@ -34,7 +35,7 @@ import sys
 from pathlib import Path
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
-from pipeline.stages.calibrate import calibrate
+from pipeline.stages.calibrate.calibration import calibrate
 from tests.support.calibrated import quantization
 source, dataset, form, into = sys.argv[1:]
 Path(into).mkdir()

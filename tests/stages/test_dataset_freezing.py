@@ -19,8 +19,7 @@ from pipeline.progress import Silent
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.resources import folder
 from pipeline.sources.dataset import dataset_identity
-from pipeline.stages.dataset import freeze
-from pipeline.stages.dataset.sampling import SHORTEST, order
+from pipeline.stages.dataset.freezing import SHORTEST, freeze, order
 from tests.support.models import make_tokenizer
 
 
@@ -201,7 +200,7 @@ def test_identity_of_a_set_on_the_hub_asks_nobody() -> None:
 
 def test_neither_torch_nor_transformers_is_loaded() -> None:
     code = (
-        "import sys, pipeline.stages.dataset, pipeline.stages.dataset.sampling;"
+        "import sys, pipeline.stages.dataset, pipeline.stages.dataset.freezing;"
         "print([name for name in ('torch', 'transformers', 'modelopt') if name in sys.modules])"
     )
     done = subprocess.run(

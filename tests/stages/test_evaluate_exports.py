@@ -19,9 +19,10 @@ from pipeline.prepare import Prepared
 from pipeline.progress import Silent
 from pipeline.recipe import Gate, load_recipe
 from pipeline.runtimes import AUTO
-from pipeline.stages.evaluate import EvaluationMetrics, Export, evaluate, judge, read_metrics
-from pipeline.stages.evaluate.gate import hold_to_gate
-from pipeline.stages.stage_registry import STAGES, StageInput
+from pipeline.stages.builder import STAGES, StageInput
+from pipeline.stages.evaluate.comparison import evaluate
+from pipeline.stages.evaluate.gate import hold_to_gate, judge
+from pipeline.stages.evaluate.results import EvaluationMetrics, Export, read_metrics
 from pipeline.store import ArtifactKey, Json, Store
 from tests.support.calibrated import TRAINED, Calibrations
 

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 
 from pipeline.errors import StageError
 from pipeline.recipe import Gate
-from pipeline.stages.evaluate import EvaluationMetrics, judge, read_metrics, write_metrics, write_report
-from pipeline.stages.evaluate.gate import render
-from pipeline.stages.evaluate.metrics import BootstrapEstimate, KlHistogram, WorstPosition
+from pipeline.stages.evaluate.gate import judge, render, write_report
+from pipeline.stages.evaluate.results import (
+    BootstrapEstimate,
+    EvaluationMetrics,
+    KlHistogram,
+    WorstPosition,
+    read_metrics,
+    write_metrics,
+)
 
 NASTY = "</td><script>alert('x')</script> & \"안녕\" 😀 \n"
 METRICS = EvaluationMetrics(

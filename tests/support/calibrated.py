@@ -12,8 +12,8 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.recipe import Quantization
 from pipeline.recipe.source import NamedDataset
-from pipeline.stages.calibrate import calibrate
-from pipeline.stages.dataset import freeze
+from pipeline.stages.calibrate.calibration import calibrate
+from pipeline.stages.dataset.freezing import freeze
 from tests.support.models import LLAMA3_SCALING, make_checkpoint
 
 # Two ranks and groups of 64 divide every size; queries are fewer than the hidden size, which hides mistakes

@@ -14,7 +14,7 @@ import torch
 
 from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.progress import Silent
-from pipeline.stages.calibrate import fusion, unified
+from pipeline.stages.calibrate import unified
 from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.measurement import measure
 from pipeline.stages.calibrate.model import load
@@ -49,7 +49,7 @@ def make_pair(calibrations: Calibrations, into: Path, architecture: str, form: F
             batches=make_batches(samples, 500),
             progress=Silent(),
         )
-        fusion.align(model, form, torch.float32)
+        unified.align(model, form, torch.float32)
         fused = copy.deepcopy(model)
         requantize_resmooth_fused_llm_layers(fused)
         unified.export(model, form, source, into)

@@ -15,13 +15,11 @@ from pathlib import Path
 
 import openai
 
-from pipeline.cache.redis import RedisAddress
 from pipeline.gateway.api.batches import claims, runner
-from pipeline.gateway.api.batches.storage import StorageLimits
-from pipeline.gateway.api.responses.stored import StoredResponseLimits
-from pipeline.gateway.app import Gateway
-from pipeline.gateway.server import GatewayServer
-from pipeline.gateway.state.opening import StateSettings, open_state
+from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.context import GatewayParts
+from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.state import open_state
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 from pipeline.recipe.response_cache import PgvectorSettings
@@ -55,15 +53,9 @@ def main(url: str, folder: str, postgres: str, redis: str, claim_s: str) -> None
     runner._RENEW_S = claims.CLAIM_S / 5
     runner._POLL_S = 0.05
     backend = {"backend": PgvectorSettings(kind="pgvector", url=postgres)} if postgres else {}
-    settings = StateSettings(
-        RedisAddress.parse(redis) if redis else None,
-        Path(folder) if folder else None,
-        Path("/nonexistent"),
-        StorageLimits(),
-        StoredResponseLimits(),
-    )
-    batches, responses = open_state([CacheSettings(**backend)], settings)
-    gateway = Gateway({"tiny": tiny(url)}, Tenants(), batches=batches, stored_responses=responses)
+    settings = GatewaySettings(limits_redis=redis or None, batch_folder=Path(folder) if folder else None)
+    state = open_state([CacheSettings(**backend)], settings, own_folder=Path("/nonexistent"))
+    gateway = Gateway({"tiny": tiny(url)}, Tenants(), settings, GatewayParts(*state))
     server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=1)
     server.on_start = lambda: print(server.port, flush=True)
     server.run()

@@ -22,7 +22,7 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponseLimits,
     StoredResponses,
 )
-from pipeline.gateway.state.postgres import PostgresDatabase
+from pipeline.gateway.database import PostgresDatabase
 from tests.support.servers.running import Server
 
 _databases = count()

@@ -7,7 +7,6 @@ KEYS, CACHE, BATCHES and HOSTS (a `tests.support.names.HostsFile`) may be "" for
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -27,16 +26,15 @@ from pipeline.gateway.access_log import log_to_stderr
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import SqlStoredResponses, StoredResponseLimits
-from pipeline.gateway.app import Gateway
+from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import bound_sockets
-from pipeline.gateway.metrics import share_metrics
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.server import GatewayServer
+from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.pool import WorkerPool
-from pipeline.gateway.workers.shared_usage import SharedUsage
-from pipeline.gateway.workers.worker import GatewayWorker, WorkerPlace
+from pipeline.gateway.workers.worker import GatewayWorker
 from pipeline.machine.processes import die_with_parent
 from tests.support.names import HostsFile, use_names
 
@@ -91,32 +89,21 @@ def worker_gateway(
 
 
 def main(words: Sequence[str]) -> None:
-    workers, keys, cache, batches, hosts, url, *given = words
+    workers, keys, cache, batches, hosts, url, *message = words
     if hosts:
         use_names(HostsFile(Path(hosts)))
     log_to_stderr(as_json=False)
-    tenants = Tenants.load(Path(keys)) if keys else Tenants()
-    if given:
-        serve(tenants, cache, batches, url, *given)
+    if message:
+        serve(GatewayStart.from_descriptor(int(message[0])), cache, batches, url)
         return
+    settings = GatewaySettings(
+        keys=Path(keys) if keys else None, workers=int(workers), max_waiting=MAX_WAITING, drain_s=DRAIN_S
+    )
     with bound_sockets("127.0.0.1", 0) as sockets:
-        parent = os.getpid()
-
-        def command(place: WorkerPlace) -> Sequence[str]:
-            own = (sys.executable, "-m", "tests.support.worker_gateway", *words)
-            return (*own, str(parent), str(sockets[0].fileno()), place.as_word())
-
+        command = (sys.executable, "-m", "tests.support.worker_gateway", *words)
         say = partial(print, sockets[0].getsockname()[1], flush=True)
-        pool = WorkerPool(
-            sockets,
-            command,
-            int(workers),
-            tenants=tenants,
-            max_waiting=MAX_WAITING,
-            drain_s=DRAIN_S,
-            on_ready=say,
-        )
-        pool.run()
+        tenants = Tenants.load(settings.keys) if settings.keys else Tenants()
+        WorkerPool(GatewayStart(settings=settings), sockets, command, tenants, say).run()
 
 
 def model_at(url: str, cache: Path | None) -> ServedModel:
@@ -137,23 +124,22 @@ def model_at(url: str, cache: Path | None) -> ServedModel:
     )
 
 
-def serve(
-    tenants: Tenants, cache: str, batches: str, url: str, parent: str, descriptor: str, word: str
-) -> None:
+def serve(start: GatewayStart, cache: str, batches: str, url: str) -> None:
     """Be a worker."""
-    assert die_with_parent(int(parent))
-    place = WorkerPlace.of_word(word)
-    SharedUsage(place.usage, tenants, place.workers).share(place.number)
-    share_metrics(place.metrics, place.number)
-    worker = GatewayWorker(place)
+    place, parent, keys = start.worker, start.parent, start.settings.keys
+    assert place is not None
+    assert parent is not None
+    assert die_with_parent(parent)
+    tenants = Tenants.load(keys) if keys else Tenants()
+    worker = GatewayWorker.join(place, tenants)
     model = model_at(url, Path(cache) if cache else None)
     worker.share(model)
     kept = BatchStorage(BatchFolder(Path(batches))) if batches else None
     stored = SqlStoredResponses.of_gateway(StoredResponseLimits(), place.metrics / "responses.sqlite")
-    gateway = Gateway({"tiny": model}, tenants, worker=worker, batches=kept, stored_responses=stored)
+    gateway = Gateway({"tiny": model}, tenants, start.settings, GatewayParts(kept, stored, worker=worker))
     server = GatewayServer(gateway, "127.0.0.1", 0, drain_s=DRAIN_S)
     server.on_start = partial(worker.tell, "listens")
-    server.run([socket.socket(fileno=int(descriptor))])
+    server.run([socket.socket(fileno=start.sockets[0])])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from pipeline.store import human_bytes
 
 _COLORS = {"ready": "green", "failed": "red", "unready": "red", "failing": "red", "lost": "red"}
 _LEFT = ("deployment", "state")
-_PADDING = 1  # on both sides of a cell
+# On both sides of a cell.
+_PADDING = 1
 _COLUMNS = (
     *_LEFT, "up", "run/wait/stall", "tok/s", "TTFT p50/p95", "ITL p50/p95", "KV", "hits", "requests", "restarts",
     "memory",
@@ -26,10 +27,11 @@ _COLUMNS = (
 def top_table(deployments: Sequence[DeploymentStatus], width: int, hint: str = "") -> Group:
     """Make the table; latencies in milliseconds.
 
+    Below are the reasons why some deployments are not ready.
+
     Args:
-        deployments: one row each; below are the reasons why some are not ready.
-        width: columns of the terminal. What does not fit goes into a further table, each with the names in front.
-        hint: written below.
+        width: Columns of the terminal. Columns that do not fit go into a further table, each with the names in front.
+        hint: Line below.
     """
     rows = [_cells(one) for one in deployments]
     tables = [_table(chosen, deployments, rows) for chosen in _split(rows, width)]

@@ -2,6 +2,9 @@
 
 The model generates chunks of each choice (`pipeline.gateway.api.generation`). Here they become OpenAI's objects: deltas
 and messages, tool calls, log probabilities, finish reasons, usage.
+
+The models of answers describe them at /openapi.json. Answers themselves are plain dictionaries, some of them for each
+token; `tests/clients/test_schemathesis.py` holds them to these models.
 """
 
 from __future__ import annotations
@@ -12,74 +15,130 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, Literal
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.client import Cached, Chunk, FinishReason
-from pipeline.gateway.api.answer_schemas import ChatAnswer, CompletionAnswer
+from pipeline.client import Chunk, FinishReason
+from pipeline.gateway.api.choice import generate
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.log_probs import chat_log_probs, prompt_log_probs, text_log_probs
-from pipeline.gateway.api.model_answer import Asker, GeneratingEndpoints
+from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints, ModelAnswer
 from pipeline.gateway.api.prompts import echoed_text, read_messages
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest
-from pipeline.gateway.api.sse import DONE, KEEP_ALIVE, ChunkEncoder, encode_event
+from pipeline.gateway.api.sse import DONE, ChunkEncoder
 from pipeline.gateway.api.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint
-from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import Tenant
-from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.traces import Span
+from pipeline.gateway.routes import ApiRoute
 
 
-class Completion:
-    """One request to either endpoint. It may be made in any thread; its methods are for the event loop."""
+class TokenUsage(BaseModel):
+    """Tokens of all prompts, and of all choices."""
 
-    keep_alive: ClassVar = KEEP_ALIVE
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, Any] | None = None
 
-    def __init__(
-        self,
-        request: ChatRequest | CompletionRequest,
-        model: ServedModel,
-        tenant: Tenant,
-        request_id: str,
-        span: Span,
-    ) -> None:
-        """Check the request, render its prompts, and count their tokens.
 
-        Args:
-            request: of the client.
-            model: that it names.
-            tenant: whose request it is.
-            request_id: unique among all requests.
-            span: of the request.
+class CalledFunction(BaseModel):
+    """Function of a call; the arguments are JSON, as text."""
 
-        Raises:
-            ApiError: 400, with what is wrong.
-            PromptTooLong: a prompt has more tokens than the engine takes.
-            ClientError: the template does not take the messages.
-        """
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """The message of a choice."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One choice of a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+
+
+class ChatAnswer(BaseModel):
+    """Answer to POST /v1/chat/completions; streamed, if the request asks for it, as `chat.completion.chunk`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+
+
+class CompletionChoice(BaseModel):
+    """One choice of a plain completion."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+
+
+class CompletionAnswer(BaseModel):
+    """Answer to POST /v1/completions; streamed, if the request asks for it, as events of the same kind."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+
+
+class CompletionEndpoints(GeneratingEndpoints):
+    """Chats and plain completions."""
+
+    @ApiRoute(
+        "POST", "/v1/chat/completions", "Answer a chat.", request=ChatRequest, response=ChatAnswer, direct=True
+    )  # fmt: skip
+    async def _chat(self, request: Request) -> Response:
+        return await self.generate(request, ChatRequest, Completion, prompt_field="messages")
+
+    @ApiRoute(
+        "POST", "/v1/completions", "Continue a text.",
+        request=CompletionRequest, response=CompletionAnswer, direct=True,
+    )  # fmt: skip
+    async def _complete(self, request: Request) -> Response:
+        return await self.generate(request, CompletionRequest, Completion, prompt_field="prompt")
+
+
+class Completion(ModelAnswer):
+    """Answer to a request to either endpoint."""
+
+    def __init__(self, request: ChatRequest | CompletionRequest, context: AnswerContext) -> None:
         self.chat = isinstance(request, ChatRequest)
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{request_id}"
-        self.cached: Cached | None = None  # where the first chunk came from, if not from the model
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{context.record.id}"
         self._request, self._created = request, int(time.time())
         # The engine generates at least one token. Who asks for none wants the prompt alone.
         self._echo_only = request.output_token_limit == 0
         contents = [read_messages(request.messages)] if isinstance(request, ChatRequest) else request.prompts
-        tenant.check_choices(len(contents) * request.candidates)
-        self.generation = Generation(model, tenant, request, contents, request_id, span)
+        super().__init__(context.generation(request, contents))
         self._choices = [ChoiceBuilder(self.generation, index) for index in range(self.generation.choices)]
 
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is to be streamed."""
-        return bool(self._request.stream)
-
     async def whole(self) -> Mapping[str, Any]:
-        """Generate the whole answer, and return it as one object."""
         chunks: list[list[Chunk]] = [[] for _ in self._choices]
-        async with aclosing(self.generation.chunks()) as pairs:
+        async with aclosing(generate(self.generation)) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
                 chunks[index].append(_without_text(chunk) if self._echo_only else chunk)
@@ -88,12 +147,11 @@ class Completion:
         return await asyncio.to_thread(self._body, chunks)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Generate the answer as server-sent events, each as soon as its chunk has come."""
         options = self._request.stream_options
         with_usage = options is not None and options.include_usage
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")
         encoder = ChunkEncoder({**head, "usage": None} if with_usage else head, chat=self.chat)
-        async with aclosing(self.generation.chunks()) as pairs:
+        async with aclosing(generate(self.generation)) as pairs:
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
                 if self._echo_only:
@@ -106,15 +164,6 @@ class Completion:
         if with_usage:
             yield ChunkEncoder(head, chat=self.chat).end(usage=self.generation.usage())
         yield DONE
-
-    def error_events(self, error: ApiError, request_id: str) -> bytes:
-        """Encode what ends a stream that fails after it began: an error, and no end.
-
-        Args:
-            error: by which it fails.
-            request_id: of the request.
-        """
-        return encode_event(error.body(request_id))
 
     def _event(self, encoder: ChunkEncoder, index: int, chunk: Chunk) -> bytes:
         """Encode a chunk: one event as a rule, several for the first, none if the text may be part of a call."""
@@ -153,7 +202,7 @@ class Completion:
         if each == kept:
             return list(range(len(chunks)))
         ranked = [
-            sorted(range(first, first + each), key=lambda index: mean_log_prob(chunks[index]), reverse=True)
+            sorted(range(first, first + each), key=lambda index: _mean_log_prob(chunks[index]), reverse=True)
             for first in range(0, len(chunks), each)
         ]
         return [index for group in ranked for index in group[:kept]]
@@ -179,11 +228,6 @@ class ChoiceBuilder:
     """Builds one choice out of its chunks: `deltas` for a stream, or `whole`; never both."""
 
     def __init__(self, generation: Generation, index: int) -> None:
-        """
-        Args:
-            generation: of the request.
-            index: of the choice.
-        """
         self.chat = isinstance(generation.request, ChatRequest)
         self.begun = False
         self.parser: ToolCallParser | None = None
@@ -291,37 +335,7 @@ def _without_text(chunk: Chunk) -> Chunk:
     return replace(chunk, text="", finish_reason=ended, log_probs=None, top_log_probs=None, token_ids=None)
 
 
-def mean_log_prob(chunks: Sequence[Chunk]) -> float:
-    """Return the mean log probability of the tokens of an answer; -inf if it has none.
-
-    Args:
-        chunks: of the answer.
-    """
+def _mean_log_prob(chunks: Sequence[Chunk]) -> float:
+    """Return the mean log probability of an answer's tokens; -inf if it has none."""
     values = [value for chunk in chunks for value in chunk.log_probs or ()]
     return sum(values) / len(values) if values else -math.inf
-
-
-class CompletionEndpoints(GeneratingEndpoints):
-    """Chats and plain completions."""
-
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint(
-                "POST", "/v1/chat/completions", self._chat, "Answer a chat.",
-                request=ChatRequest, response=ChatAnswer, direct=True,
-            ),
-            ApiEndpoint(
-                "POST", "/v1/completions", self._complete, "Continue a text.",
-                request=CompletionRequest, response=CompletionAnswer, direct=True,
-            ),
-        )  # fmt: skip
-
-    async def _chat(self, request: Request) -> Response:
-        return await self.generate(request, ChatRequest, _completion, prompt_field="messages")
-
-    async def _complete(self, request: Request) -> Response:
-        return await self.generate(request, CompletionRequest, _completion, prompt_field="prompt")
-
-
-def _completion(body: ChatRequest | CompletionRequest, asker: Asker) -> Completion:
-    return Completion(body, asker.model, asker.tenant, asker.record.id, asker.record.span)

@@ -1,4 +1,4 @@
-"""One choice of a generation: it waits for a slot, is sent to the model, and is asked again when its server is lost.
+"""Choices of a generation: each waits for a slot, is sent to the model, and is asked again when its server is lost.
 
 A choice of which nothing has gone out is asked again from its start. A stream that has begun goes on where its client
 is, once: another server, or the same one when it is back, gets the prompt and the tokens that had come (Dynamo calls it
@@ -12,8 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
 from pipeline.client import (
@@ -21,7 +20,6 @@ from pipeline.client import (
     Busy,
     Chunk,
     ConnectFailed,
-    FinishReason,
     PartialAnswer,
     Refused,
     Retries,
@@ -31,68 +29,72 @@ from pipeline.client import (
 )
 from pipeline.client.request import takes_partial_answers
 from pipeline.client.spreading import prompt_beginning
+from pipeline.gateway.api.generation import ChoiceTimes, Generation
 from pipeline.gateway.api.prompts import RenderedPrompt
 from pipeline.gateway.background import Preempted
 from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.errors import QUARANTINED, ApiError
 from pipeline.gateway.lost_servers import took_request
-from pipeline.gateway.traces import Span, propagate
-
-if TYPE_CHECKING:
-    from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.traces import propagate
 
 _MAX_ATTEMPTS = 3
-_MAX_TRIED_S = 5.0  # that a tenant is charged for the form of one answer
+_MAX_TRIED_S = 5.0  # most seconds that a tenant is charged for the form of one answer
 _MAX_LOSSES = BlamePolicy().max_losses
 _BACKOFF = Retries()
-
-
-@dataclass(slots=True)
-class ChoiceTimes:
-    """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
-
-    Attributes:
-        asked: it asked for a slot of the model.
-        started: it got one.
-        sent: the cache had no answer, or there is none, and the request was sent; or the answer was found.
-        first_chunk: of the answer.
-        last_chunk: of the answer so far.
-        ended: the choice is over.
-        finish_reason: the engine's; None if the choice broke off.
-        span: of the call of the model, if spans are exported; parent of Triton's own.
-    """
-
-    asked: float
-    started: float | None = None
-    sent: float | None = None
-    first_chunk: float | None = None
-    last_chunk: float | None = None
-    ended: float | None = None
-    finish_reason: FinishReason | None = None
-    span: Span | None = None
-
-    def is_stalled(self, now: float, stall_s: float) -> bool:
-        """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
-        return self.last_chunk is not None and self.ended is None and now - self.last_chunk > stall_s
 
 
 class _CannotGoOn(Exception):
     """The choice cannot go on where it broke off."""
 
 
-async def choice_chunks(generation: Generation, index: int) -> AsyncGenerator[Chunk, None]:
-    """Generate one choice of a generation.
+async def generate(generation: Generation) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Generate all choices at once. Each waits for a slot of its own.
 
-    Args:
-        generation: gets the figures of the choice.
-        index: of the choice.
+    Yields:
+        Index of a choice, and its next chunk.
 
     Raises:
-        ApiError, ClientError: the choice is refused, or fails.
+        ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
     """
-    async with aclosing(_Choice(generation, index).chunks()) as chunks:
-        async for chunk in chunks:
-            yield chunk
+    generation.model.hold()
+    try:
+        await generation.follow()
+        if generation.inputs.form is not None:
+            generation.tenant.check_reading()
+        choices = range(generation.choices)
+        tokens = sum(generation.prompt_of(index).tokens + generation.max_tokens for index in choices)
+        async with generation.tenant.enforce_limits(tokens, generation.choices):
+            if generation.choices > 1:
+                async with aclosing(_merged(generation)) as pairs:
+                    async for pair in pairs:
+                        yield pair
+                return
+            async with aclosing(_Choice(generation, 0).chunks()) as chunks:
+                async for chunk in chunks:
+                    yield 0, chunk
+    finally:
+        generation.model.release()
+
+
+async def _merged(generation: Generation) -> AsyncGenerator[tuple[int, Chunk], None]:
+    arrived: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
+
+    async def read(index: int) -> None:
+        async with aclosing(_Choice(generation, index).chunks()) as chunks:
+            async for chunk in chunks:
+                arrived.put_nowait((index, chunk))
+        arrived.put_nowait((index, None))
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(generation.choices):
+            group.create_task(read(index))
+        left = generation.choices
+        while left:
+            index, chunk = await arrived.get()
+            if chunk is None:
+                left -= 1
+            else:
+                yield index, chunk
 
 
 class _Choice:
@@ -283,7 +285,7 @@ class _Choice:
         return None if self._loss is None else self._loss.partial
 
     def _affinity(self) -> str | None:
-        """What the request goes to the same server by as the turns before it; None where there is one server."""
+        """Key by which the turns of a conversation go to the same server; None where there is one server."""
         client = self._generation.model.client
         if client.spread != "affinity" or len(client.endpoints) < 2:
             return None

@@ -5,32 +5,75 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import BaseModel, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.cache.backend import Vector
-from pipeline.gateway.api.answer_schemas import EmbeddingAnswer
-from pipeline.gateway.api.parsing import ignored_headers, parse_request, tolerate
-from pipeline.gateway.api.schema import EmbeddingRequest
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.api.parsing import ignored_headers, parse_request, tolerate, unsupported
+from pipeline.gateway.api.schema import OpenAIRequest
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.records import RequestRecord
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import EmbeddingModel, embedding_model_name
+
+
+class EmbeddingRequest(OpenAIRequest):
+    """Body of POST /v1/embeddings."""
+
+    input: str | Annotated[list[Any], Field(min_length=1, max_length=256)]
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> Self:
+        if self.dimensions is not None:
+            text = "dimensions: this model's embeddings have one size and are not shortened"
+            raise unsupported("dimensions", text)
+        if not all(isinstance(text, str) for text in self.texts):
+            text = "input: must be a text or a list of texts; tokens are not taken"
+            raise ApiError(400, text, param="input")
+        if not all(self.texts):
+            raise ApiError(400, "input: must not be empty", param="input")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """The inputs, one or more."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class EmbeddingItem(BaseModel):
+    """The vector of one input: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(BaseModel):
+    """Answer to POST /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
 
 
 class EmbeddingEndpoints(EndpointFamily):
     """Embeddings."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint(
-                "POST", "/v1/embeddings", self._embed, "Embed texts.",
-                request=EmbeddingRequest, response=EmbeddingAnswer,
-            ),
-        )  # fmt: skip
-
+    @ApiRoute("POST", "/v1/embeddings", "Embed texts.", request=EmbeddingRequest, response=EmbeddingAnswer)
     async def _embed(self, request: Request) -> Response:
         context = self.context
         tenant = await context.authenticate(request)
@@ -64,15 +107,10 @@ class EmbeddingEndpoints(EndpointFamily):
 async def create_embeddings(
     request: EmbeddingRequest, embedder: EmbeddingModel, counts: Sequence[int]
 ) -> dict[str, Any]:
-    """Embed all inputs of a request, in a thread, so that streams go on meanwhile.
+    """Embed all inputs of a request, in a thread, so that streams go on meanwhile; returns the body of the answer.
 
     Args:
-        request: with the inputs.
-        embedder: of the model that it names.
         counts: tokens of each input.
-
-    Returns:
-        The body of OpenAI's response.
 
     Raises:
         ApiError: 400, with every input that is longer than the encoder reads: none is cut.
@@ -91,8 +129,7 @@ async def create_embeddings(
         for index, vector in enumerate(vectors)
         if vector is not None
     ]
-    if len(data) != len(vectors):
-        raise AssertionError("inputs that have no embedding are refused before")
+    assert len(data) == len(vectors), "inputs that have no embedding are refused before"
     usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
     return {"object": "list", "data": data, "model": embedding_model_name(embedder), "usage": usage}
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pipeline.gateway.api.answer_schemas import FalseHitAnswer
 from pipeline.gateway.api.parsing import parse_request
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.routes import ApiRoute, json_answer
 
 _log = logging.getLogger("pipeline.gateway")
 
@@ -32,17 +32,22 @@ class FalseHitRequest(BaseModel):
     request_id: str = Field(min_length=1, max_length=64)
 
 
+class FalseHitAnswer(BaseModel):
+    """Answer to POST /v1/cache/false_hits: how many entries were removed."""
+
+    object: Literal["cache.false_hit"] = "cache.false_hit"
+    request_id: str
+    model: str
+    removed: int
+
+
 class FalseHitEndpoints(EndpointFamily):
     """Reports of wrong answers."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint(
-                "POST", "/v1/cache/false_hits", self._report, "Report that an answer of the cache was wrong.",
-                request=FalseHitRequest, response=FalseHitAnswer,
-            ),
-        )  # fmt: skip
-
+    @ApiRoute(
+        "POST", "/v1/cache/false_hits", "Report that an answer of the cache was wrong.",
+        request=FalseHitRequest, response=FalseHitAnswer,
+    )  # fmt: skip
     async def _report(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         report = parse_request(FalseHitRequest, await self.context.receive_body(request))
@@ -55,7 +60,4 @@ class FalseHitEndpoints(EndpointFamily):
         keys = [bytes.fromhex(key) for key in hit.keys]
         removed = await asyncio.to_thread(model.cache.report_false_hit, keys)
         _log.warning("a wrong answer of the cache of %s was reported: request %s", hit.model, request_id)
-        answer = FalseHitAnswer(
-            object="cache.false_hit", request_id=request_id, model=hit.model, removed=removed
-        )
-        return json_answer(answer)
+        return json_answer(FalseHitAnswer(request_id=request_id, model=hit.model, removed=removed))

@@ -4,43 +4,79 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pipeline.cache.response_cache import ResponseCache
-from pipeline.client import Chunk, Sampling, Stats
-from pipeline.gateway.api.choice import ChoiceTimes, choice_chunks
+from pipeline.client import FinishReason, Sampling, Stats
+from pipeline.client.sampling import PARAMETERS, is_neutral
+from pipeline.gateway.api.parsing import unsupported
 from pipeline.gateway.api.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.api.response_format import AnswerForm
 from pipeline.gateway.api.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools, resolve_tools
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.lost_servers import work_digest
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Span
-from pipeline.gateway.work import Work
 
+# Sampling parameters that the engine gets as requests name them. All others depend on something besides.
+_TAKEN = tuple(
+    name
+    for name in PARAMETERS
+    if name in GenerationRequest.model_fields
+    and name not in ("max_tokens", "temperature", "stop", "top_p", "top_k", "min_p", "seed")
+)
 _SEED_BITS = 63
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of two choices, which would else be equal
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What a request comes to with one model."""
+    """Prompts, tools and form of a request with one model."""
 
     prompts: Sequence[RenderedPrompt]
     tools: RequestTools
-    form: AnswerForm | None  # that the engine holds each answer to
+    form: AnswerForm | None  # form that the engine holds each answer to
+
+
+@dataclass(slots=True)
+class ChoiceTimes:
+    """When each step of one choice was taken, by `time.perf_counter()`; None: not yet.
+
+    Attributes:
+        asked: it asked for a slot of the model.
+        started: it got one.
+        sent: the request was sent, or the cache had the answer.
+        first_chunk: the first chunk came.
+        last_chunk: the last chunk so far came.
+        ended: the choice is over.
+        finish_reason: the engine's; None if the choice broke off.
+        span: span of the call of the model, if spans are exported; parent of Triton's own.
+    """
+
+    asked: float
+    started: float | None = None
+    sent: float | None = None
+    first_chunk: float | None = None
+    last_chunk: float | None = None
+    ended: float | None = None
+    finish_reason: FinishReason | None = None
+    span: Span | None = None
+
+    def is_stalled(self, now: float, stall_s: float) -> bool:
+        """Whether the choice has begun, and had no chunk for `stall_s` seconds."""
+        return self.last_chunk is not None and self.ended is None and now - self.last_chunk > stall_s
 
 
 @dataclass(slots=True)
 class Generation:
-    """What is to be generated, and how it went. It may be made in any thread; its methods are for the event loop.
+    """A generation and its figures. It may be made in any thread; its methods are for the event loop.
 
     Choices are numbered as OpenAI does: all of the first prompt, then all of the next. While none of them has been sent
     to the model, the generation follows when its model is replaced by another package.
@@ -49,16 +85,16 @@ class Generation:
     model: ServedModel
     tenant: Tenant
     request: GenerationRequest
-    contents: Sequence[Content]  # of each prompt: text, token ids, or messages
+    contents: Sequence[Content]  # prompts: text, token ids, or messages
     request_id: str
-    span: Span  # of the request
+    span: Span  # span of the request
     inputs: ModelInputs = field(init=False)
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
     retries: int = 0  # how often a choice was asked again, from its start or onward
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
     texts: dict[int, str] = field(default_factory=dict)  # by choice, of those that began and are over
 
-    _digests: list[str] = field(init=False)  # of the request with each prompt; see `lost_servers`
+    _digests: list[str] = field(init=False)  # digests of the request with each prompt; see `lost_servers`
     resumed: int = 0  # choices that went on after their server was lost
     broken: int = 0  # choices that had begun, and ended with the loss of their server
 
@@ -88,8 +124,7 @@ class Generation:
         """
         request, chat = self.request, isinstance(self.request, ChatRequest)
         if chat and model.template is None:
-            text = "This model has no chat template: ask /v1/completions"
-            raise ApiError(400, text, param="model", code="unsupported_parameter")
+            raise unsupported("model", "This model has no chat template: ask /v1/completions")
         _check_ttl(request.ttl_s, model.cache)
         tools = RequestTools()
         if isinstance(request, ChatRequest):
@@ -104,7 +139,7 @@ class Generation:
 
     @property
     def operation(self) -> str:
-        """Which kind of answer is wanted, as OpenTelemetry names it: "chat" or "text_completion"."""
+        """Kind of the answer, as OpenTelemetry names it: "chat" or "text_completion"."""
         return "chat" if isinstance(self.request, ChatRequest) else "text_completion"
 
     @property
@@ -151,33 +186,6 @@ class Generation:
         """Return the prompt of choice `index`."""
         return self.inputs.prompts[index // self.request.candidates]
 
-    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Generate all choices at once. Each waits for a slot of its own.
-
-        Yields:
-            Index of a choice, and its next chunk.
-
-        Raises:
-            ApiError, ClientError, or an ExceptionGroup of them if there are several choices.
-        """
-        self.model.hold()
-        try:
-            await self._follow()
-            if self.inputs.form is not None:
-                self.tenant.check_reading()
-            tokens = sum(self.prompt_of(index).tokens + self.max_tokens for index in range(self.choices))
-            async with self.tenant.enforce_limits(tokens, self.choices):
-                if self.choices > 1:
-                    async with aclosing(self._merged()) as pairs:
-                        async for pair in pairs:
-                            yield pair
-                    return
-                async with aclosing(choice_chunks(self, 0)) as chunks:
-                    async for chunk in chunks:
-                        yield 0, chunk
-        finally:
-            self.model.release()
-
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices."""
         completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
@@ -190,41 +198,18 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        arrived: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
-
-        async def read(index: int) -> None:
-            async with aclosing(choice_chunks(self, index)) as chunks:
-                async for chunk in chunks:
-                    arrived.put_nowait((index, chunk))
-            arrived.put_nowait((index, None))
-
-        async with asyncio.TaskGroup() as group:
-            for index in range(self.choices):
-                group.create_task(read(index))
-            left = self.choices
-            while left:
-                index, chunk = await arrived.get()
-                if chunk is None:
-                    left -= 1
-                else:
-                    yield index, chunk
-
     async def bind(self, index: int, *, goes_on: bool) -> bool:
-        """Settle which package generates a choice, before it is sent to the model.
+        """Settle which package generates a choice, before it is sent, and return whether this model does.
 
         Args:
-            index: of the choice.
+            index: number of the choice.
             goes_on: whether it has begun: then no other package can go on with it.
-
-        Returns:
-            Whether this model generates it.
         """
         async with self._binding:
             if goes_on:
                 return self.model.latest is self.model
             if not self._sent:
-                await self._follow()
+                await self.follow()
             self._sent.add(index)
             return True
 
@@ -245,7 +230,7 @@ class Generation:
         digest, tenant = self._digests[index // self.request.candidates], self.tenant
         return Work(digest, tenant.name, self.request_id, alone=tenant.background)
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
         """Go over to what has replaced the model."""
         while (latest := self.model.latest) is not self.model:
             self.inputs = await asyncio.to_thread(CpuMeter().run, partial(self._inputs_for, latest))
@@ -260,20 +245,15 @@ class Generation:
         greedy = request.temperature == 0 or request.top_p == 0
         temperature = 0.0 if greedy else 1.0 if request.temperature is None else request.temperature
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+        given = ((name, getattr(request, name)) for name in _TAKEN)
+        same = {
+            name: value for name, value in given if value not in (None, []) and not is_neutral(name, value)
+        }
         sampling: Sampling = {
+            **cast(Sampling, same),
             "max_tokens": self.max_tokens,
             "temperature": temperature,
             "stop": [*stop, *self.tools.stop] or None,
-            "stop_token_ids": request.stop_token_ids or None,
-            "include_stop_str_in_output": request.include_stop_str_in_output or None,
-            "skip_special_tokens": False if request.skip_special_tokens is False else None,
-            "ignore_eos": request.ignore_eos or None,
-            "logit_bias": request.logit_bias or None,
-            "presence_penalty": request.presence_penalty or None,
-            "frequency_penalty": request.frequency_penalty or None,
-            "repetition_penalty": request.repetition_penalty,
-            "min_tokens": request.min_tokens,
-            "bad_words": request.bad_words or None,
             "log_probs": request.wants_log_probs or request.candidates > request.choices or None,
             "top_log_probs": request.num_top_logprobs or None,
             "prompt_log_probs": request.num_prompt_logprobs,
@@ -303,11 +283,7 @@ def _too_many_tokens(request: GenerationRequest, most: int) -> ApiError:
 
 
 def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
-    """Check that a request does not want its answer cached for longer than the recipe allows.
-
-    Raises:
-        ApiError: 400, if it does.
-    """
+    """Refuse a request (400) that wants its answer cached for longer than the recipe allows."""
     if ttl_s is None or cache is None or ttl_s <= cache.ttl_s:
         return
     text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.ttl_s:g} s"

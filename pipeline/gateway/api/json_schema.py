@@ -18,14 +18,7 @@ _NO_SCHEMAS = ("const", "default", "enum", "examples")  # keywords whose values 
 
 
 def schema_faults(text: str) -> list[tuple[str, str]]:
-    """Find the first faults of a schema.
-
-    Args:
-        text: the schema as JSON.
-
-    Returns:
-        Path within the schema of each fault, and what is wrong there.
-    """
+    """Find the first faults of a schema that is given as JSON: path within it, and what is wrong there."""
     schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
@@ -54,10 +47,11 @@ def _circular_reference(schema: Any) -> str | None:
         own = part.get("$ref")
         parts = [(_resolve(schema, own), own)] if isinstance(own, str) else []
         if isinstance(part.get("allOf"), list):
-            parts += [(one, reference) for one in part["allOf"]]
-        found = next((loop for loop in (follow(*one) for one in parts) if loop is not None), None)
+            parts += [(member, reference) for member in part["allOf"]]
+        loops = (follow(*followed_part) for followed_part in parts)
+        loop = next((loop for loop in loops if loop is not None), None)
         followed[id(part)] = False
-        return found
+        return loop
 
     rest = [schema]
     while rest:

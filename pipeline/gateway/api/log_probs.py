@@ -19,15 +19,7 @@ class _TokenLogProbs(NamedTuple):
 
 
 def chat_log_probs(chunks: Sequence[Chunk], tokenizer: ModelTokenizer) -> dict[str, Any]:
-    """Log probabilities as chats have them.
-
-    Args:
-        chunks: of one choice.
-        tokenizer: of the model.
-
-    Returns:
-        {"content": [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}]}]}
-    """
+    """Log probabilities as chats have them: {"content": [{token, logprob, bytes, top_logprobs: [the same]}]}."""
     content = [
         {
             **_chat_token(token.text, token.log_prob),
@@ -48,17 +40,14 @@ def text_log_probs(
     echoed: str = "",
     num_alternatives: int = 0,
 ) -> dict[str, Any]:
-    """Log probabilities as plain completions have them.
+    """Log probabilities as plain completions have them: {"tokens", "token_logprobs", "text_offset", "top_logprobs"}.
 
     Args:
-        chunks: of one choice.
-        tokenizer: of the model.
+        chunks: chunks of one choice.
+        tokenizer: the model's.
         start: where the text of the chunks begins in the text of the choice, in characters.
-        echoed: prompt, if the text of the choice begins with it: its tokens come first.
-        num_alternatives: how many are told at each position of the prompt, besides the prompt's own token.
-
-    Returns:
-        {"tokens", "token_logprobs", "text_offset", "top_logprobs"}. The first token of a prompt has no log probability.
+        echoed: prompt, if the text of the choice begins with it: its tokens come first, the first without a value.
+        num_alternatives: number of alternatives at each position of the prompt, besides the prompt's own token.
     """
     prompt = chunks[0].prompt_log_probs if echoed and chunks else None
     front = [] if prompt is None else list(_prompt_tokens(prompt, tokenizer, num_alternatives))
@@ -81,10 +70,7 @@ def prompt_log_probs(
 ) -> list[dict[str, dict[str, Any]] | None]:
     """Log probabilities of a prompt as vLLM writes them (`prompt_logprobs`).
 
-    Args:
-        prompt: of the engine.
-        tokenizer: of the model.
-        num_alternatives: how many are told at each position, besides the prompt's own token.
+    At each position are the prompt's own token and `num_alternatives` others.
 
     Returns:
         None for the first token; for each other {id: {logprob, rank, decoded_token}}. The rank of the prompt's own

@@ -7,9 +7,10 @@ metrics and in the request's line of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,84 +19,97 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.client import Cached, ClientError, PromptTooLong
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
-from pipeline.gateway.api.schema import ModelRequest
+from pipeline.gateway.api.prompts import Content
+from pipeline.gateway.api.schema import GenerationRequest, ModelRequest
 from pipeline.gateway.api.sse import (
+    KEEP_ALIVE,
     KEEP_ALIVE_S,
     ReaderTooSlow,
     WriteCoalescer,
     cancel_on_disconnect,
+    encode_event,
     wait_for_disconnect,
 )
-from pipeline.gateway.context import SMALL_BODY_BYTES
-from pipeline.gateway.endpoints.endpoint import EndpointFamily
+from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily, GatewayContext
 from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, from_client_error, to_api_error
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.metrics import GatewayMetrics
-from pipeline.gateway.records import CacheHit, CacheHits, RequestRecord
+from pipeline.gateway.records import CacheHit, RequestRecord
 from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
 # Codes of errors that may end an answer in its middle.
 _BROKEN_OFF = ("upstream_lost", "timeout", "upstream_error", QUARANTINED)
+_Body = TypeVar("_Body", bound=ModelRequest)
 
 
-class ModelAnswer(Protocol):
-    """What a model answers to one request, in the form of one API.
+class AnswerContext(NamedTuple):
+    """Model, tenant and record of a request: what an answer is made of besides the body."""
+
+    model: ServedModel
+    tenant: Tenant
+    record: RequestRecord
+
+    def generation(self, request: GenerationRequest, contents: Sequence[Content]) -> Generation:
+        """Check a request, render its prompts, and count their tokens.
+
+        Raises:
+            ApiError: 400, with what is wrong.
+            PromptTooLong: a prompt has more tokens than the engine takes.
+            ClientError: the template does not take the messages.
+        """
+        self.tenant.check_choices(len(contents) * request.candidates)
+        return Generation(self.model, self.tenant, request, contents, self.record.id, self.record.span)
+
+
+class ModelAnswer(ABC):
+    """A model's answer to one request, in the form of one API.
+
+    It may be made in any thread, and raises what `AnswerContext.generation` does; its methods are for the event loop.
 
     Attributes:
-        generation: of its chunks.
+        keep_alive: event that a stream sends after long silence.
         cached: where the first chunk came from, if not from the model.
-        keep_alive: what a stream sends after long silence.
     """
 
-    generation: Generation
-    cached: Cached | None
-    keep_alive: ClassVar[bytes]
+    keep_alive: ClassVar[bytes] = KEEP_ALIVE
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.cached: Cached | None = None
 
     @property
     def streams(self) -> bool:
         """Whether the answer is to be streamed."""
-        ...
+        return bool(self.generation.request.stream)
 
+    @abstractmethod
     async def whole(self) -> Mapping[str, Any] | bytes:
         """Generate the whole answer, and return it as one object, or the JSON of one."""
-        ...
 
+    @abstractmethod
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Generate the answer as server-sent events, each as soon as its chunk has come."""
-        ...
+        """Generate the answer as server-sent events, those of a chunk as soon as it has come."""
 
     def error_events(self, error: ApiError, request_id: str) -> bytes:
-        """Encode what ends a stream that fails after it began.
+        """Encode the end of a stream that fails after it began."""
+        return encode_event(error.body(request_id))
 
-        Args:
-            error: by which it fails.
-            request_id: of the request.
-        """
-        ...
+
+_Answer = TypeVar("_Answer", bound=ModelAnswer)
 
 
 class RecordedAnswer:
     """An answer with the metrics and the log record that it ends up in."""
 
-    def __init__(
-        self, answer: ModelAnswer, metrics: GatewayMetrics, hits: CacheHits, record: RequestRecord
-    ) -> None:
-        """
-        Args:
-            answer: to the request.
-            metrics: of the gateway.
-            hits: remembers what the cache answered.
-            record: of the request.
-        """
+    def __init__(self, answer: ModelAnswer, context: GatewayContext, record: RequestRecord) -> None:
         self.answer, self.record = answer, record
-        self._metrics, self._hits = metrics, hits
-        metrics.begin(answer.generation)
+        self._context = context
+        context.metrics.begin(answer.generation)
 
     @property
     def x_cache(self) -> str:
-        """Where the answer comes from: miss, exact, shared, or semantic with the similarity of the two questions."""
+        """Origin of the answer: miss, exact, shared, or semantic with the similarity of the two questions."""
         cached = self.answer.cached
         if cached is None:
             return "miss"
@@ -122,48 +136,41 @@ class RecordedAnswer:
 
     def finish(self, status: int) -> None:
         """Record how the answer ended: its status, tokens and latencies."""
-        generation, cached = self.answer.generation, self.answer.cached
-        choices, began = list(generation.stats.values()), self.record.began
-        self._metrics.observe(generation, began=began, status=status)
-        if keys := [one.cached.key for one in choices if one.cached is not None and one.cached.key]:
+        generation, cached, record = self.answer.generation, self.answer.cached, self.record
+        choices, times = list(generation.stats.values()), list(generation.times.values())
+        self._context.metrics.observe(generation, began=record.began, status=status)
+        keys = [stats.cached.key for stats in choices if stats.cached is not None and stats.cached.key]
+        if keys:
             hit = CacheHit(generation.model.name, keys)
-            self._hits.remember(generation.tenant.name, self.record.id, hit)
-        first_chunks = [one.first_chunk for one in generation.times.values() if one.first_chunk is not None]
-        self.record.outcome = status
-        self.record.fields |= {
+            self._context.hits.remember(generation.tenant.name, record.id, hit)
+        first_chunks = [choice.first_chunk for choice in times if choice.first_chunk is not None]
+        waits = [choice.started - choice.asked for choice in times if choice.started is not None]
+        gaps = [gap for stats in choices for gap in stats.itl_ms]
+        tpots = [round(stats.tpot_ms, 2) for stats in choices if stats.tpot_ms is not None]
+        record.outcome = status
+        record.fields |= {
             "prompt_tokens": generation.prompt_tokens,
             "completion_tokens": self._completion_tokens,
-            "ttft_ms": round((min(first_chunks) - began) * 1e3, 1) if first_chunks else None,
+            "ttft_ms": round((min(first_chunks) - record.began) * 1e3, 1) if first_chunks else None,
             "cached": cached.kind if cached else None,
-        }
-        times = generation.times.values()
-        waits = [one.started - one.asked for one in times if one.started is not None]
-        gaps = [gap for stats in choices for gap in stats.itl_ms]
-        self.record.fields |= {
             "stream": self.answer.streams,
             "queue_ms": round(max(waits) * 1e3, 1) if waits else None,
-            "tpot_ms": max(
-                (round(one.tpot_ms, 2) for one in choices if one.tpot_ms is not None), default=None
-            ),
+            "tpot_ms": max(tpots, default=None),
             "max_itl_ms": round(max(gaps), 1) if gaps else None,
             "retries": generation.retries,
-            "finish_reasons": [one.finish_reason for one in times],
+            "finish_reasons": [choice.finish_reason for choice in times],
         }
-        if self.record.span.recording:
-            self.record.attributes = request_attributes(generation)
-            end_spans(generation, self.record.span, self.record.error_type)
-        if self.record.prompt_log is not None:
+        if record.span.recording:
+            record.attributes = request_attributes(generation)
+            end_spans(generation, record.span, record.error_type)
+        if record.prompt_log is not None:
             prompts = [prompt.text(generation.model) for prompt in generation.inputs.prompts]
             texts = [text for _, text in sorted(generation.texts.items())]
-            self.record.fields |= self.record.prompt_log.fields(prompts, texts)
+            record.fields |= record.prompt_log.fields(prompts, texts)
 
 
 async def json_response(request: Request, recorded: RecordedAnswer) -> Response:
     """Generate a whole answer; give up when the client leaves.
-
-    Args:
-        request: of the client.
-        recorded: its answer.
 
     Raises:
         ApiError: the request fails.
@@ -203,10 +210,6 @@ class EventStream(Response):
     """
 
     def __init__(self, recorded: RecordedAnswer) -> None:
-        """
-        Args:
-            recorded: the answer to stream.
-        """
         self._recorded = recorded
         self._answered = False
         self.background = None
@@ -260,18 +263,6 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
-_Body = TypeVar("_Body", bound=ModelRequest)
-_Answer = TypeVar("_Answer", bound=ModelAnswer)
-
-
-class Asker(NamedTuple):
-    """What an answer is made of besides the body of the request."""
-
-    model: ServedModel
-    tenant: Tenant
-    record: RequestRecord
-
-
 class GeneratingEndpoints(EndpointFamily):
     """Endpoints whose requests a model answers."""
 
@@ -283,33 +274,21 @@ class GeneratingEndpoints(EndpointFamily):
         self,
         request: Request,
         kind: type[_Body],
-        make: Callable[[_Body, Asker], ModelAnswer],
+        make: Callable[[_Body, AnswerContext], ModelAnswer],
         *,
         prompt_field: str,
         recall: Callable[[_Body, Tenant], Awaitable[int]] | None = None,
     ) -> Response:
-        """Answer a request, whole or streamed.
-
-        Args:
-            request: of the client.
-            kind: of its body.
-            make: checks a body and makes the answer.
-            prompt_field: field of the body that holds the prompt.
-            recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to
-                nothing.
-
-        Raises:
-            ApiError: the request is refused, or fails.
-        """
+        """Answer a request, whole or streamed; arguments and errors are those of `check`."""
         answer = await self.check(request, kind, make, prompt_field=prompt_field, recall=recall)
-        recorded = RecordedAnswer(answer, self.context.metrics, self.context.hits, request.scope["record"])
+        recorded = RecordedAnswer(answer, self.context, request.scope["record"])
         return EventStream(recorded) if answer.streams else await json_response(request, recorded)
 
     async def check(
         self,
         request: Request,
         kind: type[_Body],
-        make: Callable[[_Body, Asker], _Answer],
+        make: Callable[[_Body, AnswerContext], _Answer],
         *,
         prompt_field: str,
         recall: Callable[[_Body, Tenant], Awaitable[int]] | None = None,
@@ -317,8 +296,8 @@ class GeneratingEndpoints(EndpointFamily):
         """Authenticate, parse and check a request, its prompt counted in tokens. Nothing is generated yet.
 
         Args:
-            request: of the client.
-            kind: of its body.
+            request: the client's request.
+            kind: model of its body.
             make: checks a body and makes the answer; in a thread, if that may take long.
             prompt_field: field of the body that holds the prompt.
             recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to
@@ -340,7 +319,7 @@ class GeneratingEndpoints(EndpointFamily):
         def begin(parsed: _Body) -> _Answer:
             model = context.find_model(parsed.model)
             record.headers += ignored_headers(tolerate(parsed, model.template, strict=model.strict))
-            answer = make(parsed, Asker(model, tenant, record))
+            answer = make(parsed, AnswerContext(model, tenant, record))
             record.headers += clamped_headers(answer.generation.clamped_to)
             return answer
 

@@ -8,36 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from pipeline.gateway.api.answer_schemas import ModelList, ModelObject
 from pipeline.gateway.api.parsing import validate_request
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError, is_anthropic
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
+
+
+class ModelObject(BaseModel):
+    """A model, or an alias of one; `root` is the model's own name."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """Answer to GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelObject]
 
 
 class ModelEndpoints(EndpointFamily):
     """The list of models, and each of them."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint(
-                "GET",
-                "/v1/models",
-                self._list,
-                "List the models; with the header anthropic-version, as Anthropic's API does.",
-                response=ModelList,
-            ),
-            ApiEndpoint(
-                "GET", "/v1/models/{name:path}", self._show, "Describe a model.", response=ModelObject
-            ),
-        )
-
+    @ApiRoute(
+        "GET",
+        "/v1/models",
+        "List the models; with the header anthropic-version, as Anthropic's API does.",
+        response=ModelList,
+    )
     async def _list(self, request: Request) -> Response:
         self.context.tenants.authenticate(request.headers)
         if is_anthropic(request.scope):
@@ -47,6 +57,7 @@ class ModelEndpoints(EndpointFamily):
             return JSONResponse(page(list(infos.values()), query))
         return JSONResponse({"object": "list", "data": list(self._descriptions().values())})
 
+    @ApiRoute("GET", "/v1/models/{name:path}", "Describe a model.", response=ModelObject)
     async def _show(self, request: Request) -> Response:
         self.context.tenants.authenticate(request.headers)
         name, descriptions = request.path_params["name"], self._descriptions()
@@ -59,16 +70,16 @@ class ModelEndpoints(EndpointFamily):
     def _descriptions(self) -> dict[str, dict[str, Any]]:
         """OpenAI's object of each model, by name; encoders come after all models."""
         models = self.context.models.values()
-        found: dict[str, dict[str, Any]] = {}
+        descriptions: dict[str, dict[str, Any]] = {}
         for model in models:
             length = model.prompt_limit.max_tokens + model.max_output_tokens
             for name in model.names:
-                found.setdefault(name, _describe(name, model.name, model.created, length))
+                descriptions.setdefault(name, _describe(name, model.name, model.created, length))
         for model in models:
             if model.embedder is not None:
                 name = embedding_model_name(model.embedder)
-                found.setdefault(name, _describe(name, name, model.created, model.embedder.max_tokens))
-        return found
+                descriptions.setdefault(name, _describe(name, name, model.created, model.embedder.max_tokens))
+        return descriptions
 
 
 def _describe(name: str, root: str, created: int, length: int) -> dict[str, Any]:
@@ -87,12 +98,7 @@ class AnthropicPageQuery(BaseModel):
 
 
 def model_info(name: str, model: ServedModel) -> dict[str, Any]:
-    """Return Anthropic's object of a model.
-
-    Args:
-        name: its own, or an alias.
-        model: the model itself.
-    """
+    """Return Anthropic's object of a model, by its own name or an alias."""
     return {
         "type": "model", "id": name, "display_name": model.name, "created_at": rfc3339(model.created),
         "lifecycle": "active", "deprecated_at": None, "retires_at": None, "line": None, "capabilities": None,
@@ -101,15 +107,7 @@ def model_info(name: str, model: ServedModel) -> dict[str, Any]:
 
 
 def page(items: Sequence[dict[str, Any]], query: AnthropicPageQuery) -> dict[str, Any]:
-    """Return one page of a list.
-
-    Args:
-        items: all of them, each with an `id`.
-        query: which of them are wanted.
-
-    Raises:
-        ApiError: 400, if an id is none of theirs.
-    """
+    """Return the page of a list of objects that a query wants. Raises `ApiError` (400) for an id of none of them."""
     ids = [item["id"] for item in items]
     for name, id in (("after_id", query.after_id), ("before_id", query.before_id)):
         if id is not None and id not in ids:
@@ -121,10 +119,13 @@ def page(items: Sequence[dict[str, Any]], query: AnthropicPageQuery) -> dict[str
         shown, has_more = items[max(0, end - query.limit) : end], end > query.limit
     else:
         shown, has_more = items[first:end][: query.limit], end - first > query.limit
-    return {
-        "data": list(shown), "has_more": has_more,
-        "first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None,
-    }  # fmt: skip
+    return list_page(shown, has_more=has_more)
+
+
+def list_page(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Return one page of a list, as both vendors write it."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"data": list(data), "has_more": has_more, "first_id": first, "last_id": last}
 
 
 def rfc3339(seconds: float) -> str:

@@ -27,20 +27,16 @@ from pipeline.gateway.bounds import MAX_FAULTS, MAX_SHOWN, check_json
 from pipeline.gateway.errors import ApiError
 from pipeline.models.chat_template import ChatTemplate
 
+IGNORED_FIELDS, MAX_TOKENS = "x-pipeline-ignored-fields", "x-pipeline-max-tokens"
+_MAX_HEADER_CHARS = 1024
 _MAX_FAULT_CHARS = 300
+_UNPRINTABLE = re.compile(r"[^\w.$@:/-]", re.ASCII)
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
-    """Parse and validate the body of a request.
-
-    Args:
-        kind: model of the request.
-        body: JSON.
-
-    Raises:
-        ApiError: 400, with the first faults of the body.
-    """
+    """Parse and validate the JSON body of a request. Raises `ApiError` (400) with its first faults."""
     check_json(body)
     try:
         return kind.model_validate_json(body)
@@ -49,19 +45,22 @@ def parse_request(kind: type[_Kind], body: bytes) -> _Kind:
 
 
 def validate_request(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
-    """Validate the query of a URL, the fields of a form, or what a request of another API comes to.
-
-    Args:
-        kind: model of the request.
-        values: by name.
-
-    Raises:
-        ApiError: 400, with the first faults.
-    """
+    """Validate the query of a URL, the fields of a form, or a translated body. Raises `ApiError` (400)."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise _first_faults(error) from None
+
+
+def raise_faults(faults: Sequence[str], param: str) -> None:
+    """Raise `ApiError` (400) with the first faults of a field, if there are any."""
+    if faults:
+        raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param=param)
+
+
+def unsupported(param: str, text: str) -> ApiError:
+    """Return the answer to a request for something that this server does not have."""
+    return ApiError(400, text, param=param, code="unsupported_parameter")
 
 
 def _first_faults(error: ValidationError) -> ApiError:
@@ -75,12 +74,6 @@ def _first_faults(error: ValidationError) -> ApiError:
 
 def _place(parts: Sequence[int | str]) -> str:
     return ".".join(str(part)[:MAX_SHOWN] for part in parts) or "body"
-
-
-IGNORED_FIELDS, MAX_TOKENS = "x-pipeline-ignored-fields", "x-pipeline-max-tokens"
-_MAX_HEADER_CHARS = 1024
-_UNPRINTABLE = re.compile(r"[^\w.$@:/-]", re.ASCII)
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +112,11 @@ class OpenModel(BaseModel):
 
 
 def hosted_tools(tools: Sequence[Mapping[str, Any]], function_types: Sequence[str | None]) -> dict[int, str]:
-    """Find the tools that the server would have to run, or whose form it does not know.
+    """Find the tools that the server would have to run, or whose form it does not know: index -> type.
 
     Args:
-        tools: of a request.
+        tools: tools of a request.
         function_types: types of those that the client runs.
-
-    Returns:
-        Index of a tool -> its type.
 
     >>> hosted_tools([{"type": "function"}, {"type": "web_search"}], ["function"])
     {1: 'web_search'}
@@ -139,8 +129,8 @@ def tolerate(request: OpenModel, template: ChatTemplate | None, *, strict: bool)
     """Remove what a request holds besides the fields that are honoured.
 
     Args:
-        request: which is changed.
-        template: of the model, which may read further fields of messages and tools.
+        request: the request, which is changed.
+        template: the model's, which may read further fields of messages and tools.
         strict: whether unknown fields, and tools that the server would have to run, are refused.
 
     Returns:
@@ -149,10 +139,10 @@ def tolerate(request: OpenModel, template: ChatTemplate | None, *, strict: bool)
     Raises:
         ApiError: 400, with every field that is refused.
     """
-    found = _Findings(template, strict=strict)
-    found.look_at_model(request)
-    found.check()
-    return found.ignored
+    removal = _Removal(template, strict=strict)
+    removal.look_at_model(request)
+    removal.check()
+    return removal.ignored
 
 
 def ignored_headers(places: Sequence[str]) -> list[tuple[bytes, bytes]]:
@@ -176,8 +166,8 @@ def clamped_headers(max_tokens: int | None) -> list[tuple[bytes, bytes]]:
     return [] if max_tokens is None else [(MAX_TOKENS.encode(), str(max_tokens).encode())]
 
 
-class _Findings:
-    """Findings of `tolerate` in one request, and their removal."""
+class _Removal:
+    """Removal of further fields from one request, and what was removed."""
 
     def __init__(self, template: ChatTemplate | None, *, strict: bool) -> None:
         self._template, self._strict = template, strict
@@ -215,8 +205,7 @@ class _Findings:
             text = "; ".join([f"Unrecognized request argument supplied: {listed}", *texts])
             raise ApiError(400, text, param=self._unknown[0].partition(".")[0])
         if texts:
-            param = self._unsupported[0][0]
-            raise ApiError(400, "; ".join(texts), param=param, code="unsupported_parameter")
+            raise unsupported(self._unsupported[0][0], "; ".join(texts))
 
     def _judge_field(self, model: OpenModel, name: str, value: Any, at: str) -> None:
         place = f"{at}{name[:MAX_SHOWN]}"
@@ -240,8 +229,8 @@ class _Findings:
         """The value without fields that its shape does not have; the same object if there are none."""
         if isinstance(value, list):
             made = [
-                one if index in skipped else self._cleaned(one, shape, f"{at}.{index}")
-                for index, one in enumerate(value)
+                member if index in skipped else self._cleaned(member, shape, f"{at}.{index}")
+                for index, member in enumerate(value)
             ]
             return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
         if not isinstance(value, dict):

@@ -19,9 +19,10 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from pipeline.client import PromptTooLong
+from pipeline.gateway.api.parsing import raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools
-from pipeline.gateway.bounds import MAX_DEPTH, MAX_FAULTS, check_json
+from pipeline.gateway.bounds import MAX_DEPTH, check_json
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.served_model import ServedModel
 
@@ -31,8 +32,6 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Turn messages as OpenAI's clients send them into what chat templates take.
 
-    Templates want one text a message, and the arguments of a call as an object. Everything else stays as it is.
-
     Raises:
         ApiError: 400, with the first faults.
 
@@ -41,8 +40,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     """
     faults: list[str] = []
     read = [_read_message(message, f"messages.{index}", faults) for index, message in enumerate(messages)]
-    if faults:
-        raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param="messages")
+    raise_faults(faults, "messages")
     return read
 
 
@@ -143,10 +141,10 @@ class RenderedPrompt:
     """One prompt of a request.
 
     Attributes:
-        content: what the response cache knows the prompt by.
+        content: identity of the prompt in the response cache.
         sent: text by the chat template, or token ids.
         tokens: number of tokens.
-        variables: what the chat template was given besides messages and tools.
+        variables: variables of the chat template besides messages and tools.
     """
 
     content: Content
@@ -155,11 +153,7 @@ class RenderedPrompt:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def text(self, model: ServedModel) -> str:
-        """Return the prompt as text; token ids are decoded, special tokens too.
-
-        Args:
-            model: whose tokenizer decodes.
-        """
+        """Return the prompt as text; token ids are decoded, special tokens too."""
         return self.sent if isinstance(self.sent, str) else model.tokenizer.decode(self.sent)
 
 
@@ -167,12 +161,6 @@ def render_prompts(
     request: GenerationRequest, contents: Sequence[Content], model: ServedModel, tools: RequestTools
 ) -> list[RenderedPrompt]:
     """Render the prompts of a request for a model, and count their tokens.
-
-    Args:
-        request: with fields for the chat template, or a suffix.
-        contents: of each prompt.
-        model: that gets the prompts.
-        tools: of the request.
 
     Raises:
         ApiError: 400; a token id is unknown, or the model cannot fill gaps.
@@ -195,15 +183,9 @@ def render_prompts(
 
 
 def echoed_text(request: GenerationRequest, prompt: RenderedPrompt, model: ServedModel) -> str:
-    """Return what an answer begins with if the request wants the prompt echoed.
+    """Return what an answer begins with if the request wants the prompt echoed; else "".
 
-    Args:
-        request: of the client.
-        prompt: of the answer.
-        model: that generates the answer.
-
-    Returns:
-        The prompt of a completion; of a chat, as vLLM does it, the last message if it is the assistant's; else "".
+    It is the prompt of a completion; of a chat, as vLLM does it, the last message if it is the assistant's.
     """
     if isinstance(request, CompletionRequest):
         return prompt.text(model) if request.echo else ""
@@ -232,8 +214,7 @@ def _fill_in_the_middle(text: str, suffix: str, model: ServedModel) -> str:
         if all(model.tokenizer.has_token(token) for token in tokens):
             before, between, after = tokens
             return f"{before}{text}{between}{suffix}{after}"
-    reason = "suffix: this model's vocabulary has no tokens for filling in the middle"
-    raise ApiError(400, reason, param="suffix", code="unsupported_parameter")
+    raise unsupported("suffix", "suffix: this model's vocabulary has no tokens for filling in the middle")
 
 
 def _token_prompt(ids: TokenIds, model: ServedModel) -> RenderedPrompt:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.client import Refused, Sampling
-from pipeline.gateway.api.parsing import OpenModel
+from pipeline.gateway.api.parsing import OpenModel, unsupported
 from pipeline.gateway.bounds import Choices, check_guide, read_json
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
@@ -77,7 +77,7 @@ class AnswerForm:
     Attributes:
         kind: "json", "json_schema", "regex" or "ebnf_grammar", as TensorRT-LLM names them.
         guide: the schema, expression or grammar; None for "json".
-        place: of the form in the request, such as response_format.json_schema.schema.
+        place: place of the form in the request, such as response_format.json_schema.schema.
     """
 
     kind: str
@@ -87,23 +87,14 @@ class AnswerForm:
     @property
     def sampling(self) -> Sampling:
         """Sampling parameters that make the engine enforce the form."""
-        return (
-            {"guide_type": self.kind}
-            if self.guide is None
-            else {"guide_type": self.kind, "guide": self.guide}
-        )
+        return {"guide_type": self.kind, "guide": self.guide}
 
     def unsupported(self, error: Refused) -> ApiError | None:
-        """Map the refusal of an engine that cannot enforce the form to an API error; None if it refuses something else.
-
-        Args:
-            error: of the engine.
-        """
+        """Map an engine's refusal to enforce the form to an API error; None if it refuses something else."""
         text = str(error)
         if not text.startswith(_GUIDE):
             return None
-        reason, param = text.partition(": ")[2], self.place.partition(".")[0]
-        return ApiError(400, f"{self.place}: {reason}", param=param, code="unsupported_parameter")
+        return unsupported(self.place.partition(".")[0], f"{self.place}: {text.partition(': ')[2]}")
 
 
 class FormFields(BaseModel):
@@ -136,9 +127,6 @@ class FormFields(BaseModel):
 
     def form(self, schema_faults: SchemaFaults) -> AnswerForm | None:
         """Return the form that the answer must have, with its schema checked; None for plain text.
-
-        Args:
-            schema_faults: finds the faults of a schema.
 
         Raises:
             ApiError: 400, if the form is incomplete or too large, its schema invalid, or there are several.
@@ -227,22 +215,22 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-def check_json_schema(schema: str, where: str, param: str, faults: SchemaFaults) -> None:
+def check_json_schema(schema: str, where: str, param: str, schema_faults: SchemaFaults) -> None:
     """Hold a JSON schema against its meta-schema.
 
     Args:
         schema: the schema as JSON.
-        where: its place in the request, such as tools.0.function.parameters.
-        param: field of the request that holds it.
-        faults: finds its faults.
+        where: place of the schema in the request, such as tools.0.function.parameters.
+        param: field of the request that holds the schema.
+        schema_faults: finds its faults.
 
     Raises:
         ApiError: 400, with the location of each fault.
     """
     try:
-        found = faults(schema)
+        faults = schema_faults(schema)
     except OverBudget as error:
         raise ApiError(400, f"{where}: {error}", param=param, code=OVER_BUDGET) from error
-    if found:
-        listed = "; ".join(f"{where}{path}: {fault}" for path, fault in found)
+    if faults:
+        listed = "; ".join(f"{where}{path}: {fault}" for path, fault in faults)
         raise ApiError(400, f"{listed} (in a JSON schema)", param=param)

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipeline.gateway.api.parsing import OpenModel, Shape
+from pipeline.client.sampling import is_neutral
+from pipeline.gateway.api.parsing import OpenModel, Shape, unsupported
 from pipeline.gateway.api.response_format import FormFields
 from pipeline.gateway.bounds import (
     MAX_PROMPTS,
@@ -28,28 +29,6 @@ from pipeline.gateway.bounds import (
 )
 from pipeline.gateway.errors import ApiError
 
-# Fields that change nothing here.
-_IDLE = frozenset({
-    "guided_decoding_backend", "include_reasoning", "metadata", "prompt_cache_key", "prompt_cache_retention",
-    "reasoning_effort", "request_id", "safety_identifier", "service_tier", "session_id",
-    "spaces_between_special_tokens", "store", "user", "verbosity",
-})  # fmt: skip
-# Field -> values that ask for nothing; all others are refused, but for those of `_OPTIONAL`.
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "add_special_tokens": (None,), "allowed_token_ids": (None, []), "audio": (None,), "cache_salt": (None,),
-    "chat_template": (None,), "detokenize": (None, True), "disaggregated_params": (None,),
-    "early_stopping": (None, False), "function_call": (None, "none"), "functions": (None, []),
-    "guided_whitespace_pattern": (None,), "kv_transfer_params": (None,), "length_penalty": (None, 1),
-    "logits_processors": (None, []), "lora_request": (None,), "mm_processor_kwargs": (None,),
-    "modalities": (None, ["text"]), "prediction": (None,), "priority": (None, 0), "prompt_embeds": (None,),
-    "prompt_ignore_length": (None, 0), "return_context_logits": (None, False), "return_token_ids": (None, False),
-    "return_tokens_as_token_ids": (None, False), "suffix": (None, ""), "thinking_token_budget": (None, -1),
-    "top_p_min": (None, 0), "truncate_prompt_tokens": (None,), "use_beam_search": (None, False),
-    "vllm_xargs": (None, {}),
-    "web_search_options": (None,),
-}  # fmt: skip
-# They ask for speed, or for a search that the server would have to run.
-_OPTIONAL = frozenset({"prediction", "priority", "web_search_options"})
 _TEXT_PART = Shape(
     known={"type", "text", "refusal"}, idle={"annotations", "cache_control", "citations", "logprobs"}
 )
@@ -61,14 +40,7 @@ _TOOL_CALL = Shape(
 )
 _MESSAGE = Shape(
     known={"role", "content", "name", "refusal", "tool_calls", "tool_call_id"},
-    idle={
-        "annotations",
-        "audio",
-        "cache_control",
-        "function_call",
-        "reasoning",
-        "reasoning_content",
-    },
+    idle={"annotations", "audio", "cache_control", "function_call", "reasoning", "reasoning_content"},
     within={"content": _TEXT_PART, "tool_calls": _TOOL_CALL},
     for_template=True,
 )
@@ -78,8 +50,10 @@ _TOOL_CHOICE = Shape(
     known={"type", "function", "allowed_tools"},
     within={"function": Shape(known={"name"}), "allowed_tools": Shape(known={"mode", "tools"})},
 )
+# Parameters that change what a token is drawn from, in ways that the logits do not tell.
+_RESHAPING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "bad_words")
 _TEMPLATE_ARGUMENTS = {"messages", "self", "tools"}
-# Shows what `messages.read_messages` takes.
+# Shows what `prompts.read_messages` takes.
 MESSAGE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["role"],
@@ -107,20 +81,40 @@ class ModelRequest(OpenModel):
         return False
 
 
+class OpenAIRequest(ModelRequest):
+    """Body of a request of OpenAI's older endpoints."""
+
+    idle: ClassVar = frozenset({
+        "guided_decoding_backend", "include_reasoning", "metadata", "prompt_cache_key", "prompt_cache_retention",
+        "reasoning_effort", "request_id", "safety_identifier", "service_tier", "session_id",
+        "spaces_between_special_tokens", "store", "user", "verbosity",
+    })  # fmt: skip
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_special_tokens": (None,), "allowed_token_ids": (None, []), "audio": (None,), "cache_salt": (None,),
+        "chat_template": (None,), "detokenize": (None, True), "disaggregated_params": (None,),
+        "early_stopping": (None, False), "function_call": (None, "none"), "functions": (None, []),
+        "guided_whitespace_pattern": (None,), "kv_transfer_params": (None,), "length_penalty": (None, 1),
+        "logits_processors": (None, []), "lora_request": (None,), "mm_processor_kwargs": (None,),
+        "modalities": (None, ["text"]), "prediction": (None,), "priority": (None, 0), "prompt_embeds": (None,),
+        "prompt_ignore_length": (None, 0), "return_context_logits": (None, False), "return_token_ids": (None, False),
+        "return_tokens_as_token_ids": (None, False), "suffix": (None, ""), "thinking_token_budget": (None, -1),
+        "top_p_min": (None, 0), "truncate_prompt_tokens": (None,), "use_beam_search": (None, False),
+        "vllm_xargs": (None, {}), "web_search_options": (None,),
+    }  # fmt: skip
+    # They ask for speed, or for a search that the server would have to run.
+    optional: ClassVar = frozenset({"prediction", "priority", "web_search_options"})
+
+
 class StreamOptions(OpenModel):
-    """What is streamed besides the answer."""
+    """Parts of a stream besides the answer."""
 
     idle: ClassVar = frozenset({"continuous_usage_stats", "include_obfuscation"})
 
     include_usage: bool = False
 
 
-class GenerationRequest(ModelRequest, FormFields):
+class GenerationRequest(OpenAIRequest, FormFields):
     """Fields that chat and plain completions share."""
-
-    idle: ClassVar = _IDLE
-    refused: ClassVar = _REFUSED
-    optional: ClassVar = _OPTIONAL
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: LogitBias | None = None
@@ -222,7 +216,7 @@ class TemplateFields(BaseModel):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template is given besides messages and tools, where it is not the default."""
+        """Variables of the chat template besides messages and tools, without defaults."""
         variables = dict(self.chat_template_kwargs or {})
         if self.documents is not None:
             variables["documents"] = self.documents
@@ -333,48 +327,7 @@ def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
     """
     if not request.num_top_logprobs:
         return
-    changed = {
-        "presence_penalty": bool(request.presence_penalty),
-        "frequency_penalty": bool(request.frequency_penalty),
-        "repetition_penalty": request.repetition_penalty not in (None, 1),
-        "min_tokens": bool(request.min_tokens),
-        "bad_words": bool(request.bad_words),
-    }
-    if others := [other for other, changes in changed.items() if changes]:
+    given = {name: getattr(request, name) for name in _RESHAPING}
+    if others := [name for name, value in given.items() if value and not is_neutral(name, value)]:
         text = f"{field}: cannot be told together with {', '.join(others)}, which change what a token is drawn from"
-        raise _unsupported(field, text)
-
-
-def _unsupported(name: str, text: str) -> ApiError:
-    return ApiError(400, text, param=name, code="unsupported_parameter")
-
-
-class EmbeddingRequest(ModelRequest):
-    """Body of POST /v1/embeddings."""
-
-    idle: ClassVar = _IDLE
-    refused: ClassVar = _REFUSED
-    optional: ClassVar = _OPTIONAL
-
-    input: str | Annotated[list[Any], Field(min_length=1, max_length=256)]
-    dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-
-    @model_validator(mode="after")
-    def _check_inputs(self) -> Self:
-        if self.dimensions is not None:
-            raise _unsupported(
-                "dimensions", "dimensions: this model's embeddings have one size and are not shortened"
-            )
-        if not all(isinstance(text, str) for text in self.texts):
-            raise ApiError(
-                400, "input: must be a text or a list of texts; tokens are not taken", param="input"
-            )
-        if not all(self.texts):
-            raise ApiError(400, "input: must not be empty", param="input")
-        return self
-
-    @property
-    def texts(self) -> list[str]:
-        """The inputs, one or more."""
-        return [self.input] if isinstance(self.input, str) else self.input
+        raise unsupported(field, text)

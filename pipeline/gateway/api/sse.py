@@ -36,12 +36,7 @@ encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def encode_event(value: Mapping[str, Any], name: str | None = None) -> bytes:
-    """Encode any JSON object as one event.
-
-    Args:
-        value: the object.
-        name: of the event; None: it has none.
-    """
+    """Encode any JSON object as one event, which may have a name."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {encode_json(value)}\n\n".encode()
 
@@ -53,7 +48,7 @@ class ChunkEncoder:
         """
         Args:
             head: fields of every chunk: id, object, created, model, …
-            chat: whether text stands in `delta.content` (chat completions) or in `text`.
+            chat: whether text is in `delta.content` (chat completions) or in `text`.
         """
         self._head = encode_json(head)[:-1]
         self._chat = chat
@@ -132,13 +127,12 @@ class WriteCoalescer:
     ) -> None:
         """
         Args:
-            send: of the ASGI application.
+            send: ASGI's `send`.
             peer: the client's connection; without it, sending is taken never to block.
             start: makes the message that is sent before the body; None: it was sent.
             keep_alive: sign of life, which is sent after each `keep_alive_s` seconds of silence; empty: none is.
-            keep_alive_s: see `keep_alive`.
             max_unread_bytes: size of the buffer; beyond it, `put` waits for the client.
-            max_wait_s: how long all calls of `put` together wait, in seconds.
+            max_wait_s: most seconds that all calls of `put` together wait.
         """
         self._send, self._peer, self._loop = send, peer, asyncio.get_running_loop()
         self._start, self._keep_alive, self._keep_alive_s = start, keep_alive, keep_alive_s

@@ -7,31 +7,38 @@ tokenized as the engine gets it, unless the request says otherwise.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
-from pipeline.gateway.api.parsing import parse_request
+from pipeline.gateway.api.parsing import OpenModel, hosted_tools, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.prompts import read_messages
-from pipeline.gateway.api.schema import TemplateFields
+from pipeline.gateway.api.schema import ChatRequest, TemplateFields
 from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
-from pipeline.gateway.context import SMALL_BODY_BYTES
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
+from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.records import RequestRecord
+from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
 
-class TokenizeRequest(TemplateFields):
+class TokenizerRequest(OpenModel):
+    """Body of a request to a tokenizer. The model may be left out where there is one."""
+
+    model: Label | None = None
+
+
+class TokenizeRequest(TokenizerRequest, TemplateFields):
     """Body of POST /tokenize: a text, or a chat."""
 
-    model_config = ConfigDict(extra="forbid")
-    model: Label | None = None
+    refused: ClassVar = {"chat_template": (None,), "mm_processor_kwargs": (None,)}
+    shapes: ClassVar = {name: ChatRequest.shapes[name] for name in ("messages", "tools")}
+
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -45,51 +52,43 @@ class TokenizeRequest(TemplateFields):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(TokenizerRequest):
     """Body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="forbid")
-    model: Label | None = None
     tokens: list[TokenId]
+
+
+_Body = TypeVar("_Body", bound=TokenizerRequest)
 
 
 class TokenizationEndpoints(EndpointFamily):
     """Tokenizers of models."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        return (
-            ApiEndpoint(
-                "POST", "/tokenize", self._tokenize, "Tokenize a text or a chat.", request=TokenizeRequest
-            ),
-            ApiEndpoint(
-                "POST", "/detokenize", self._detokenize, "Decode token ids.", request=DetokenizeRequest
-            ),
-            ApiEndpoint("GET", "/tokenizer_info", self._describe, "Describe a tokenizer."),
-        )
-
+    @ApiRoute("POST", "/tokenize", "Tokenize a text or a chat.", request=TokenizeRequest)
     async def _tokenize(self, request: Request) -> Response:
-        def tokenize(parsed: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
+        def tokenize(body: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
             try:
-                ids = token_ids(parsed, model)
+                ids = token_ids(body, model)
             except OverBudget as error:
-                field = "prompt" if parsed.messages is None else "messages"
+                field = "prompt" if body.messages is None else "messages"
                 raise ApiError(400, f"{field}: {error}", param=field, code=OVER_BUDGET) from error
-            strings = [model.tokenizer.token_name(id) for id in ids] if parsed.return_token_strs else None
+            strings = [model.tokenizer.token_name(id) for id in ids] if body.return_token_strs else None
             length = model.prompt_limit.max_tokens + model.max_output_tokens
             return {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings}
 
         return await self._answer(request, TokenizeRequest, tokenize)
 
+    @ApiRoute("POST", "/detokenize", "Decode token ids.", request=DetokenizeRequest)
     async def _detokenize(self, request: Request) -> Response:
-        def detokenize(parsed: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
-            if parsed.tokens:
-                model.tokenizer.check_ids((min(parsed.tokens), max(parsed.tokens)), "tokens")
-            return {"prompt": model.tokenizer.decode(parsed.tokens)}
+        def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
+            if body.tokens:
+                model.tokenizer.check_ids((min(body.tokens), max(body.tokens)), "tokens")
+            return {"prompt": model.tokenizer.decode(body.tokens)}
 
         return await self._answer(request, DetokenizeRequest, detokenize)
 
     async def _answer(
-        self, request: Request, kind: type[Any], answer: Callable[[Any, ServedModel], dict[str, Any]]
+        self, request: Request, kind: type[_Body], answer: Callable[[_Body, ServedModel], dict[str, Any]]
     ) -> Response:
         context = self.context
         tenant = await context.authenticate(request)
@@ -100,6 +99,7 @@ class TokenizationEndpoints(EndpointFamily):
             parsed = parse_request(kind, body)
             model = self._find_model(parsed.model)
             record.fields["model"] = model.name
+            record.headers += ignored_headers(tolerate(parsed, model.template, strict=model.strict))
             return answer(parsed, model)
 
         try:
@@ -109,6 +109,7 @@ class TokenizationEndpoints(EndpointFamily):
         except ClientError as error:
             raise from_client_error(error) from error
 
+    @ApiRoute("GET", "/tokenizer_info", "Describe a tokenizer.")
     async def _describe(self, request: Request) -> Response:
         await self.context.authenticate(request)
         template = self._find_model(request.query_params.get("model")).template
@@ -134,11 +135,7 @@ class TokenizationEndpoints(EndpointFamily):
 
 
 def token_ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
-    """Tokenize what a request names.
-
-    Args:
-        request: with a text, or a chat.
-        model: whose tokenizer and chat template are used.
+    """Tokenize the text or the chat of a request.
 
     Raises:
         ApiError: 400, for malformed messages.
@@ -149,7 +146,9 @@ def token_ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
         if model.template is None:
             raise Refused("This model has no chat template: give a prompt")
         messages = read_messages(request.messages)
-        text = model.render(messages, request.tools or (), request.template_variables)
+        hosted = hosted_tools(request.tools or (), request.function_types)
+        tools = [tool for index, tool in enumerate(request.tools or ()) if index not in hosted]
+        text = model.render(messages, tools, request.template_variables)
     assert text is not None
     if request.add_special_tokens is None:
         return model.tokenizer.encode_prompt(text)

@@ -8,17 +8,21 @@ cut into items, texts and calls of tools one after the other; chats have one tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import PrivateAttr, model_validator
 
 from pipeline.client import Chunk
 from pipeline.gateway.api.chat import ChoiceBuilder
+from pipeline.gateway.api.choice import generate
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.log_probs import chat_log_probs
+from pipeline.gateway.api.model_answer import ModelAnswer
 from pipeline.gateway.api.parsing import validate_request
 from pipeline.gateway.api.response_format import StructuredOutputs
 from pipeline.gateway.api.schema import ChatRequest, ModelRequest
@@ -69,21 +73,13 @@ class TranslatedRequest(ModelRequest):
         return self._chat_fields
 
     def to_chat(self, **fields: Any) -> ChatRequest:
-        """Return the chat request that this one comes to.
-
-        Args:
-            **fields: of the chat, besides those that were given as a chat has them.
+        """Return the chat request with these fields, and those that were given as a chat has them.
 
         Raises:
             ApiError: 400, with what is wrong, in the words of chats; see `own_names`.
         """
-        given = {
-            "model": self.model,
-            "structured_outputs": self.structured_outputs,
-            **self.chat_fields,
-            **fields,
-        }
-        return validate_request(ChatRequest, given)
+        own = {"model": self.model, "structured_outputs": self.structured_outputs}
+        return validate_request(ChatRequest, own | dict(self.chat_fields) | fields)
 
     @classmethod
     @contextmanager
@@ -95,25 +91,42 @@ class TranslatedRequest(ModelRequest):
             pattern = "|".join(
                 (r"(?<!\w)" if name[0].isalpha() else "") + re.escape(name) for name in cls.names
             )
-            error.message = re.sub(rf"({pattern})(?!\w)", lambda found: cls.names[found[0]], error.message)
+            error.message = re.sub(rf"({pattern})(?!\w)", lambda match: cls.names[match[0]], error.message)
             error.param = cls.names.get(error.param or "", error.param)
             raise
 
 
-def unsupported(param: str, text: str) -> ApiError:
-    """Return the answer to a request that asks for what this server does not have."""
-    return ApiError(400, text, param=param, code="unsupported_parameter")
+def chat_tools(
+    tools: Iterable[Mapping[str, Any]] | None, types: Collection[str | None], parameters: str
+) -> list[dict[str, Any]] | None:
+    """Return tools as chats have them. Those that are none of the client's are left to `resolve_tools`.
+
+    Args:
+        tools: tools of an API whose functions are no objects within them.
+        types: types of the tools that the client runs.
+        parameters: field that holds the JSON schema of a tool's parameters.
+    """
+    fields = {"name": "name", "description": "description", parameters: "parameters", "strict": "strict"}
+    return [
+        {
+            "type": "function",
+            "function": {name: tool[own] for own, name in fields.items() if tool.get(own) is not None},
+        }
+        if tool.get("type") in types
+        else {"type": tool.get("type"), "name": tool.get("name")}
+        for tool in tools or ()
+    ] or None
 
 
 @dataclass(slots=True)
 class AnswerItem:
-    """A text, or a call of a tool.
+    """A text, or a call of a tool, as far as it has come.
 
     Attributes:
-        index: counts the items of an answer from 0.
-        call: its head, if it is a call.
-        pieces: of the text, or of the call's arguments, as far as they came.
-        log_probs: of each token of the text, as `chat_log_probs` writes them, if they are asked for.
+        index: number among the items of the answer, from 0.
+        call: head of the call, if it is one.
+        pieces: pieces of the text, or of the call's arguments.
+        log_probs: log probability of each token of the text, as `chat_log_probs` writes it, if asked for.
     """
 
     index: int
@@ -123,18 +136,17 @@ class AnswerItem:
 
     @property
     def text(self) -> str:
-        """The text, or the arguments of the call, as far as they came."""
+        """The text, or the arguments of the call."""
         return "".join(self.pieces)
 
 
 class ItemStep(NamedTuple):
-    """An item begins, has a further piece, or ends.
+    """Beginning, further piece or end of an item.
 
     Attributes:
-        kind: of the step.
-        item: as it is after the step.
-        text: of a piece.
-        log_probs: of the tokens of the piece, if they are asked for.
+        item: the item as it is after the step.
+        text: text of a piece.
+        log_probs: log probabilities of a piece's tokens, if they are asked for.
     """
 
     kind: Literal["begin", "piece", "end"]
@@ -143,32 +155,61 @@ class ItemStep(NamedTuple):
     log_probs: list[dict[str, Any]] = []  # noqa: RUF012 - never changed
 
 
-class AnswerItems:
-    """Cuts the answer of a generation with one choice into items, chunk by chunk."""
+class ItemAnswer(ModelAnswer):
+    """An answer with one choice, cut into items chunk by chunk; one without any text or call has one empty text.
 
-    def __init__(self, generation: Generation) -> None:
-        """
-        Args:
-            generation: whose chunks are cut.
-        """
+    Attributes:
+        items: items so far.
+        finish_reason: OpenAI's; None while the answer goes on.
+    """
+
+    def __init__(self, request: TranslatedRequest, generation: Generation) -> None:
+        super().__init__(generation)
         self.items: list[AnswerItem] = []
-        self.finish_reason: str | None = None  # OpenAI's; None while the answer goes on
-        self._generation, self._choice = generation, ChoiceBuilder(generation, 0)
+        self.finish_reason: str | None = None
+        self._request, self._choice = request, ChoiceBuilder(generation, 0)
         self._open: AnswerItem | None = None
         self._log_probs: list[dict[str, Any]] = []  # of tokens whose text is still to come
 
-    def feed(self, chunk: Chunk) -> Iterator[ItemStep]:
-        """Cut a chunk. With the last one all items end; an answer without any text or call has one empty text.
+    @abstractmethod
+    def first_events(self) -> list[bytes]:
+        """Encode the events before all items."""
 
-        Args:
-            chunk: the next one.
+    @abstractmethod
+    def step_events(self, step: ItemStep) -> bytes:
+        """Encode the events of a step."""
 
-        Yields:
-            Each step. The items change as the iteration goes on.
-        """
-        if chunk.log_probs and self._generation.request.wants_log_probs:
-            tokenizer = self._generation.model.tokenizer
-            self._log_probs += chat_log_probs([chunk], tokenizer)["content"]
+    @abstractmethod
+    async def last_events(self) -> bytes:
+        """Encode the events after all items."""
+
+    @abstractmethod
+    async def body(self) -> Mapping[str, Any] | bytes:
+        """Return the whole answer, when it is complete."""
+
+    async def whole(self) -> Mapping[str, Any] | bytes:
+        with self._request.own_names():
+            async with aclosing(generate(self.generation)) as pairs:
+                async for _, chunk in pairs:
+                    deque(self.steps(chunk), maxlen=0)
+        return await self.body()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        events = self.first_events()
+        with self._request.own_names():
+            async with aclosing(generate(self.generation)) as pairs:
+                async for _, chunk in pairs:
+                    events += map(self.step_events, self.steps(chunk))
+                    if events:
+                        yield b"".join(events)
+                        events.clear()
+        yield await self.last_events()
+
+    def steps(self, chunk: Chunk) -> Iterator[ItemStep]:
+        """Cut the next chunk. The items change as the iteration goes on; with the last chunk all of them end."""
+        self.cached = self.cached or chunk.cached
+        if chunk.log_probs and self.generation.request.wants_log_probs:
+            self._log_probs += chat_log_probs([chunk], self.generation.model.tokenizer)["content"]
         for part in self._choice.parts([chunk]):
             if isinstance(part, TextPart):
                 if self._open is None or self._open.call is not None:
@@ -206,46 +247,3 @@ class AnswerItems:
         if self._open is not None:
             yield ItemStep("end", self._open)
             self._open = None
-
-
-class StopSequenceCutter:
-    """Cuts the stop sequence off an answer that was generated with `include_stop_str_in_output`, chunk by chunk.
-
-    Attributes:
-        found: the sequence that ended the answer; None if none did.
-    """
-
-    def __init__(self, sequences: Sequence[str], *, keeps: bool = False) -> None:
-        """
-        Args:
-            sequences: stop sequences of the request.
-            keeps: whether the sequence stays in the text.
-        """
-        self.found: str | None = None
-        self._sequences, self._keeps = [one for one in sequences if one], keeps
-        self._waiting = ""  # what may be a stop sequence
-
-    def cut(self, chunk: Chunk) -> Chunk:
-        """Return the next chunk with the text that is certain to be no stop sequence."""
-        if not self._sequences:
-            return chunk
-        text, self._waiting = self._waiting + chunk.text, ""
-        if chunk.finish_reason is None:
-            kept = len(text) - max(_overlap(text, sequence) for sequence in self._sequences)
-            text, self._waiting = text[:kept], text[kept:]
-        elif chunk.finish_reason != "length":
-            # Of several, the one that begins first ended the answer.
-            self.found = max(filter(text.endswith, self._sequences), key=len, default=None)
-            if self.found is not None and not self._keeps:
-                text = text.removesuffix(self.found)
-        return replace(chunk, text=text)
-
-
-def _overlap(text: str, sequence: str) -> int:
-    """Length of the longest end of a text with which a stop sequence begins, or that is one.
-
-    >>> _overlap("so ST", "STOP"), _overlap("so STOP", "STOP")
-    (2, 4)
-    """
-    sizes = range(min(len(sequence), len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(sequence[:size])), 0)

@@ -6,7 +6,7 @@ each model, with the places of its engine, and the probes of its servers. A work
 have a `worker.LeasedQueue` and a `worker.SharedReadiness`: it asks the parent for a place over a socket
 (`link.WorkerLink`, one exchange of messages a request), and hears from it whether servers are well.
 
-Limits of tenants are numbers in memory that all workers map (`shared_usage`). Counters and histograms are files that
+Limits of tenants are in memory that all workers map (`link.SharedUsage`). Counters and histograms are files that
 all workers map, too (`prometheus_client.values.MultiProcessValue`); a worker that takes the place of another goes on
 with its files, so no counter falls. The response cache is a file or a server anyway, and stored responses
 (`pipeline.gateway.api.responses.stored`) are on a server, or in a file beside these.

@@ -1,4 +1,4 @@
-"""What the workers of a gateway have in common, in the event loop of their parent.
+"""Queues, probes and figures that the workers of a gateway have in common, in the event loop of their parent.
 
 A place in a model's queue is leased to a worker until it says that it is free, or is gone. Servers are probed here,
 once for all workers. While a package is exchanged some workers are at the old one and some at the new one: requests
@@ -12,37 +12,29 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pipeline.cache.redis import RedisAddress
 from pipeline.client import AsyncClient, ServerLost
 from pipeline.gateway.background import Preempted
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import LostServers
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.readiness import Readiness
 from pipeline.gateway.records import CacheHit, CacheHits
-from pipeline.gateway.redis_losses import RedisLosses
-from pipeline.gateway.work import Work
+from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 
 class Coordinator:
     """Queues, probes and figures of all workers of a gateway."""
 
-    def __init__(
-        self,
-        *,
-        max_waiting: int,
-        batch_slots: int | None = None,
-        losses: RedisLosses | None = None,
-    ) -> None:
-        """
-        Args:
-            max_waiting: requests that may wait for a model.
-            batch_slots: requests of batches that a model answers at once; None: half of what it takes.
-            losses: of servers, counted together with other gateways; None: by this gateway alone.
-        """
+    def __init__(self, settings: GatewaySettings) -> None:
         self.restarts = 0  # of workers
-        self._max_waiting, self._batch_slots, self._losses = max_waiting, batch_slots, losses
+        self._settings, redis = settings, settings.limits_redis
+        # Losses of servers that are counted together with other gateways.
+        self._losses = None if redis is None else RedisLosses(RedisAddress.parse(redis))
         self._workers: dict[int, _Member] = {}
         self._queues: dict[str, FairQueue] = {}
         self._watched: dict[str, _WatchedPackage] = {}
@@ -50,12 +42,7 @@ class Coordinator:
         self._closing: set[asyncio.Task[None]] = set()
 
     def attach(self, number: int, link: WorkerLink) -> None:
-        """Take a worker in.
-
-        Args:
-            number: of the worker.
-            link: to it, whose messages are handed to `receive`.
-        """
+        """Take a worker in; the messages of its link are handed to `receive`."""
         self._workers[number] = _Member(link)
 
     def detach(self, number: int) -> None:
@@ -93,17 +80,17 @@ class Coordinator:
             self._note_watching(number, member, message)
 
     def status(self) -> GatewayStatus:
-        """Return what the workers together say.
+        """Return the status of all workers together.
 
         While they are at different packages, the model counts as being at the one of the worker that changed the
         longest ago.
         """
-        found: dict[str, list[tuple[float, ModelStatus]]] = {}
+        reported: dict[str, list[tuple[float, ModelStatus]]] = {}
         for member in self._workers.values():
             for name, status in member.models.items():
-                found.setdefault(name, []).append((member.since[name], status))
+                reported.setdefault(name, []).append((member.since[name], status))
         models = {}
-        for name, ranked in found.items():
+        for name, ranked in reported.items():
             statuses = [status for _, status in sorted(ranked, key=lambda pair: pair[0])]
             queue, merged = self._queues[name], statuses[0].merge(statuses[1:])
             models[name] = replace(
@@ -193,7 +180,9 @@ class Coordinator:
         key, model = message["key"], message["model"]
         if model not in self._queues:
             queue = self._queues[model] = FairQueue(
-                message["slots"], max_waiting=self._max_waiting, background=self._batch_slots
+                message["slots"],
+                max_waiting=self._settings.max_waiting,
+                background=self._settings.batch_slots,
             )
             queue.pause("it is not watched yet")
             if self._losses is not None:
@@ -238,11 +227,11 @@ class Coordinator:
         queue.resume()
 
     def _active(self, model: str) -> list[_WatchedPackage]:
-        """The packages of a model that a worker is at."""
+        """List the packages of a model that a worker is at."""
         return [one for one in self._watched.values() if one.model == model and one.active]
 
     def _fault(self, model: str) -> str | None:
-        """Why a model cannot be asked: the first fault of a package that a worker is at."""
+        """Return the first fault of a package that a worker is at; None if the model can be asked."""
         if not (active := self._active(model)):
             return "no worker of the gateway serves it"
         return next((one.fault for one in active if one.fault is not None), None)
@@ -275,13 +264,17 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Member:
-    """A worker: the link to it, whether it listens, its leases, and its last report."""
+    """A worker, as its parent knows it.
+
+    Attributes:
+        models: its last report.
+        since: time at which it went over to the package that it is at, by model and by `time.monotonic()`.
+    """
 
     link: WorkerLink
     listens: bool = False
     leases: dict[int, _Lease] = field(default_factory=dict)
     models: dict[str, ModelStatus] = field(default_factory=dict)
-    # By model: when it went over to the package that it is at, by `time.monotonic()`.
     since: dict[str, float] = field(default_factory=dict)
 
 

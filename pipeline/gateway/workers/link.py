@@ -1,12 +1,25 @@
-"""Messages between a worker of the gateway and its parent: JSON objects, one a line, over a socket pair."""
+"""Link between workers of the gateway and their parent: messages over a socket pair, and memory with limits of tenants.
+
+Messages are JSON objects, one a line. A request takes from the buckets of its tenant at once and without asking another
+process: the memory is mapped by all, and locked for a few microseconds while it is changed. The lock is the kernel's
+(`fcntl`): it is free again when the process that holds it is killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from socket import socket
+from types import TracebackType
 from typing import Any, cast
+
+from pipeline.gateway.limits import TenantUsage
+from pipeline.gateway.tenants import Tenants
 
 # {"op": what is meant, …}
 LinkMessage = Mapping[str, Any]
@@ -20,8 +33,8 @@ class WorkerLink(asyncio.Protocol):
     def __init__(self, receive: Callable[[LinkMessage], None], lost: Callable[[], None]) -> None:
         """
         Args:
-            receive: is called with each message.
-            lost: is called once when the other process is gone.
+            receive: called with each message.
+            lost: called once when the other process is gone.
         """
         self._receive, self._lost = receive, lost
         self._transport: asyncio.Transport | None = None
@@ -57,3 +70,58 @@ class WorkerLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
         self._lost()
+
+
+class SharedUsage:
+    """Memory with the usage of each tenant that has limits, for a number of workers."""
+
+    def __init__(self, descriptor: int, tenants: Tenants, workers: int) -> None:
+        """
+        Args:
+            descriptor: file that `create` made, and that this process inherited.
+            tenants: the same as in all other processes.
+        """
+        self.descriptor, self._tenants, self._workers = descriptor, tenants.limited, workers
+        self._memory = memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
+        self._lock = _FileLock(descriptor)
+
+    @classmethod
+    def create(cls, tenants: Tenants, workers: int) -> SharedUsage:
+        """Make the memory, with what the tenants have used so far."""
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, max(1, len(tenants.limited)) * TenantUsage.size(workers))
+        made = cls(descriptor, tenants, workers)
+        for number, tenant in enumerate(tenants.limited):
+            made._usage(number).copy_levels(tenant.usage)
+        return made
+
+    def share(self, worker: int) -> None:
+        """Let all tenants of this process count in this memory from now on, as worker `worker`."""
+        for number, tenant in enumerate(self._tenants):
+            tenant.share(self._usage(number, worker))
+
+    def forget(self, worker: int) -> None:
+        """Count nothing any more as running in a worker, which is gone."""
+        with self._lock:
+            for number in range(len(self._tenants)):
+                self._usage(number).forget_process(worker)
+
+    def _usage(self, number: int, worker: int = 0) -> TenantUsage:
+        size = TenantUsage.size(self._workers)
+        return TenantUsage(self._memory[number * size : (number + 1) * size], worker, self._lock)
+
+
+class _FileLock:
+    """Holds a lock on a file among processes; for one thread of each."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

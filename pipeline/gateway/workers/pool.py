@@ -16,6 +16,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,21 +25,20 @@ from pathlib import Path
 import uvloop
 
 from pipeline.errors import ServerError
-from pipeline.gateway.redis_losses import RedisLosses
+from pipeline.gateway.settings import GatewayStart, WorkerPlace
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
-from pipeline.gateway.workers.link import LinkMessage, WorkerLink
-from pipeline.gateway.workers.shared_usage import SharedUsage
-from pipeline.gateway.workers.worker import REPORT_S, WorkerPlace
+from pipeline.gateway.workers.link import LinkMessage, SharedUsage, WorkerLink
+from pipeline.gateway.workers.worker import REPORT_S
+from pipeline.keeper import RestartPolicy
 from pipeline.process_state import ProcessPulse, ProcessStat, exit_reason
 
 _log = logging.getLogger("pipeline.gateway")
 
 _BACKLOG = 2048
 _START_S = 120.0
-# A worker that ran for so long before it failed is started again at once; else after a pause that doubles.
-_STEADY_S = 60.0
-_LONGEST_PAUSE_S = 30.0
+_RESTARTS = RestartPolicy()
+_REMEMBERED_FAILURES = 16
 _SPARE_S = 5.0  # for workers to end after their drain
 
 
@@ -57,36 +57,24 @@ class WorkerPool:
 
     def __init__(
         self,
+        start: GatewayStart,
         sockets: Sequence[socket.socket],
-        command: Callable[[WorkerPlace], Sequence[str]],
-        workers: int,
-        *,
+        command: Sequence[str],
         tenants: Tenants,
-        max_waiting: int,
-        batch_slots: int | None = None,
-        drain_s: float,
         on_ready: Callable[[], None] = lambda: None,
-        inherit: Sequence[int] = (),
-        losses: RedisLosses | None = None,
     ) -> None:
         """
         Args:
+            start: the gateway's; each worker gets it with its place.
             sockets: bound; workers inherit them under the same numbers.
-            command: command line of a worker.
-            workers: how many there are to be.
-            tenants: whose limits workers share.
-            max_waiting: requests that may wait for a model.
-            batch_slots: requests of batches that a model answers at once; None: half of what it takes.
-            drain_s: how long requests may still take after a stop, in seconds.
+            command: command line of a worker; the descriptor with its `GatewayStart` follows.
+            tenants: tenants of `start.settings.keys`, whose limits workers share.
             on_ready: called when all workers listen for the first time.
-            inherit: descriptors that workers get besides.
-            losses: of servers, counted together with other gateways; None: by this gateway alone.
         """
-        self._sockets, self._command, self._count = sockets, command, workers
-        self._usage = SharedUsage.create(tenants, workers)
-        self._coordinator = Coordinator(max_waiting=max_waiting, batch_slots=batch_slots, losses=losses)
-        self._drain_s, self._on_ready = drain_s, on_ready
-        self._inherit = inherit
+        self._start, self._sockets, self._command, self._on_ready = start, sockets, command, on_ready
+        self._count = start.settings.workers
+        self._usage = SharedUsage.create(tenants, self._count)
+        self._coordinator = Coordinator(start.settings)
         self._running: dict[int, _WorkerProcess] = {}
         self._failure: ServerError | None = None
 
@@ -96,12 +84,24 @@ class WorkerPool:
         Raises:
             ServerError: a worker did not start.
         """
-        for one in self._sockets:
-            one.listen(_BACKLOG)
+        for listening in self._sockets:
+            listening.listen(_BACKLOG)
         with (
+            tempfile.TemporaryFile() as keys,
             _own_folder() as folder,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            settings = self._start.settings
+            if settings.keys is not None:
+                # A worker that is started again must know the same tenants.
+                keys.write(settings.keys.read_bytes())
+                keys.flush()
+                settings = settings.model_copy(update={"keys": Path(f"/dev/fd/{keys.fileno()}")})
+            sockets = tuple(listening.fileno() for listening in self._sockets)
+            self._inherited = (*sockets, keys.fileno())
+            self._start = self._start.model_copy(
+                update={"settings": settings, "sockets": sockets, "parent": os.getpid()}
+            )
             runner.run(self._run(folder))
         if self._failure is not None:
             raise self._failure
@@ -122,11 +122,11 @@ class WorkerPool:
         watching = asyncio.create_task(self._watch())
         await self._stopping.wait()
         watching.cancel()
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
         for worker in self._running.values():
             self._signal(worker, signal.SIGTERM)
-        _, late = await asyncio.wait(keepers, timeout=self._drain_s + _SPARE_S)
+        _, late = await asyncio.wait(keepers, timeout=self._start.settings.drain_s + _SPARE_S)
         for worker in self._running.values():
             self._signal(worker, signal.SIGKILL)
         if late:
@@ -135,9 +135,8 @@ class WorkerPool:
 
     async def _keep(self, number: int, metrics: Path) -> None:
         """Run worker `number`, again and again, until the pool stops."""
-        failures = 0
+        failures: deque[float] = deque(maxlen=_REMEMBERED_FAILURES)
         while not self._stopping.is_set():
-            began = time.monotonic()
             try:
                 why = exit_reason(await self._serve(number, metrics))
             except OSError as error:
@@ -148,8 +147,8 @@ class WorkerPool:
                 self._failure = ServerError(f"worker {number} of the gateway {why} before it was ready")
                 self._stopping.set()
                 return
-            failures = 0 if time.monotonic() - began > _STEADY_S else failures + 1
-            pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 2)) if failures > 1 else 0.0
+            failures.append(time.monotonic())
+            pause_s = _RESTARTS.pause_before_restart(failures, failures[-1])
             _log.error("worker %d of the gateway %s; it is started again", number, why)
             self._coordinator.restarts += 1
             with contextlib.suppress(TimeoutError):
@@ -160,18 +159,25 @@ class WorkerPool:
         """Run worker `number` once. Returns its exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
-            place = WorkerPlace(number, self._count, theirs.fileno(), self._usage.descriptor, metrics)
-            process = await asyncio.create_subprocess_exec(
-                *self._command(place),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(
-                    *(one.fileno() for one in self._sockets),
-                    *(place.link, place.usage),
-                    *self._inherit,
-                ),
-                # Ctrl-C is for the parent, which tells its workers.
-                start_new_session=True,
+            place = WorkerPlace(
+                number=number,
+                workers=self._count,
+                link=theirs.fileno(),
+                usage=self._usage.descriptor,
+                metrics=metrics,
             )
+            message = self._start.model_copy(update={"worker": place}).to_descriptor()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    str(message),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(*self._inherited, place.link, place.usage, message),
+                    # Ctrl-C is for the parent, which tells its workers.
+                    start_new_session=True,
+                )
+            finally:
+                os.close(message)
         worker = self._running[number] = _WorkerProcess(process, ProcessPulse(process.pid))
         link = await WorkerLink.over(ours, partial(self._receive, number, worker), lambda: None)
         self._coordinator.attach(number, link)

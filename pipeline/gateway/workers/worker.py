@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,63 +10,32 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from math import inf
-from pathlib import Path
 from socket import socket
 from typing import Any
 
 from pipeline.client import AsyncClient, ClientError
 from pipeline.gateway.background import PreemptibleBlock
+from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import took_request
+from pipeline.gateway.metrics import share_metrics
 from pipeline.gateway.model_status import GatewayStatus, ModelStatus
 from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.work import Work
-from pipeline.gateway.workers.link import LinkMessage, WorkerLink
+from pipeline.gateway.settings import WorkerPlace
+from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.workers.link import LinkMessage, SharedUsage, WorkerLink
 
 REPORT_S = 0.5
 # The parent answers at once. It does not while it is stopped, and then it is started again with all its workers.
 _ANSWER_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """What a worker inherits of its parent.
-
-    Attributes:
-        number: of the worker, from 0; one that is started again has the same.
-        workers: how many there are.
-        link: descriptor of its end of the socket pair.
-        usage: descriptor of the memory with the limits of tenants.
-        metrics: folder of the files with counters and histograms.
-    """
-
-    number: int
-    workers: int
-    link: int
-    usage: int
-    metrics: Path
-
-    def as_word(self) -> str:
-        """Write it as one word of a command line."""
-        return json.dumps({**asdict(self), "metrics": str(self.metrics)})
-
-    @classmethod
-    def of_word(cls, word: str) -> WorkerPlace:
-        """Read what `as_word` wrote."""
-        values = json.loads(word)
-        return cls(**{**values, "metrics": Path(values["metrics"])})
-
-
 class GatewayWorker:
     """The parent of this worker, as its gateway asks it."""
 
     def __init__(self, place: WorkerPlace) -> None:
-        """
-        Args:
-            place: of this worker.
-        """
         self.place = place
         self.hits: CacheHits = _SharedHits(self)
         self._link: WorkerLink | None = None
@@ -79,12 +47,15 @@ class GatewayWorker:
         self._report: Callable[[], Mapping[str, ModelStatus]] = dict
         self._reporting: asyncio.Task[None] | None = None
 
-    async def connect(self, report: Callable[[], Mapping[str, ModelStatus]]) -> None:
-        """Open the link, and begin to report.
+    @classmethod
+    def join(cls, place: WorkerPlace, tenants: Tenants) -> GatewayWorker:
+        """Share limits and metrics with the other workers from now on, and the rest when the gateway starts."""
+        SharedUsage(place.usage, tenants, place.workers).share(place.number)
+        share_metrics(place.metrics, place.number)
+        return cls(place)
 
-        Args:
-            report: describes the models of this process.
-        """
+    async def connect(self, report: Callable[[], Mapping[str, ModelStatus]]) -> None:
+        """Open the link, and begin to send what `report` returns."""
         self._report = report
         self._link = await WorkerLink.over(socket(fileno=self.place.link), self._receive, self._lose)
         self._reporting = asyncio.create_task(self._keep_reporting())
@@ -132,7 +103,7 @@ class GatewayWorker:
             del self._asked[number]
 
     async def status(self) -> GatewayStatus:
-        """Return what all workers together say."""
+        """Return the status of all workers together."""
         self._send_report()
         return GatewayStatus.of_json(await self.ask("status"))
 
@@ -299,7 +270,7 @@ class SharedReadiness:
         )
 
     def hear(self, message: LinkMessage) -> None:
-        """Take what the parent has found out."""
+        """Take over the state of the servers from the parent."""
         self.fault = message["fault"]
         self._client.use_servers(message["servers"])
         for one in self._client.endpoints:
@@ -338,12 +309,12 @@ class SharedReadiness:
         self.stop()
 
     def last_chunks(self) -> dict[str, float]:
-        """When the last part of an answer came from each server."""
+        """Return the time of the last part of an answer from each server."""
         return {one.url: one.last_chunk_at for one in self._client.endpoints if one.last_chunk_at > -inf}
 
 
 class _SharedHits(CacheHits):
-    """What the cache answered, remembered by the parent: a report may come to another worker than the answer did."""
+    """Hits that the parent remembers: a report may come to another worker than the answer did."""
 
     def __init__(self, worker: GatewayWorker) -> None:
         super().__init__()
@@ -353,5 +324,5 @@ class _SharedHits(CacheHits):
         self._worker.tell("remember", tenant=tenant, id=request_id, hit=hit)
 
     async def take(self, tenant: str, request_id: str) -> CacheHit | None:
-        found = await self._worker.ask("recall", tenant=tenant, id=request_id)
-        return None if found is None else CacheHit(*found)
+        hit = await self._worker.ask("recall", tenant=tenant, id=request_id)
+        return None if hit is None else CacheHit(*hit)

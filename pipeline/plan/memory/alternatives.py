@@ -1,4 +1,4 @@
-"""What to change when a recipe does not fit, or not at its concurrency: each change with figures of the same model.
+"""Changes for a recipe that does not fit, or not at its concurrency: each change with figures of the same model.
 
 Changes are overrides of the recipe (`--set`). A change that its GPU or the release is known not to take is left out;
 what else speaks against one, preflight says when it is planned.
@@ -37,8 +37,7 @@ def alternatives(recipe: Recipe, spec: DeploymentSpec) -> tuple[Alternative, ...
     """List changes that hold more whole sequences than the recipe as it is; none where it fits.
 
     Args:
-        recipe: for `tensorrt`, `pytorch` or `cpu`.
-        spec: what the recipe comes to, of `deployment_spec`.
+        spec: The recipe's demand, of `deployment_spec`.
     """
     now = plan_memory(spec)
     if now.verdict == "fits":

@@ -142,21 +142,13 @@ class RankMemory:
         return self.capacity - self.used
 
     def group(self, name: str, role: str | None = None) -> int:
-        """Sum the bytes of a group of lines, such as "weights"; of one model if `role` is given.
-
-        Args:
-            name: the group: "weights", "kv_cache", "activations", "graphs", "communication" or "runtime".
-            role: "target" or "draft", for the lines of that model only; None sums all lines of the group.
-
-        Returns:
-            Bytes; 0 if there are no such lines.
-        """
+        """Sum the bytes of a group of lines (0 without any); of one model if `role` ("target" or "draft") is given."""
         return sum(line.bytes for line in self.lines if line.group == name and role in (None, line.role))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What fits of a deployment: the lines of every rank, and the tokens that the KV caches hold."""
+    """The memory of a deployment: the lines of every rank, and the tokens that the KV caches hold."""
 
     spec: DeploymentSpec
     ranks: tuple[RankMemory, ...]
@@ -176,7 +168,7 @@ class MemoryPlan:
 
     @property
     def concurrency(self) -> int:
-        """Of those sequences, as many as the recipe lets run at a time."""
+        """Sequences that run at a time: those that are held, up to the recipe's limit."""
         return min(self.sequences, self.spec.concurrency)
 
     @property
@@ -223,9 +215,6 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
 
 def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
     """Work out the memory of every rank, and how many tokens and sequences the KV caches hold.
-
-    Args:
-        spec: models, formats, split and limits that lie together.
 
     Returns:
         The plan; a deployment whose weights do not fit has a negative `headroom` and no tokens.

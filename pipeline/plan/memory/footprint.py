@@ -22,8 +22,7 @@ def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
     """List the weights of a rank by kind of tensor, in bytes, without kinds that it has nothing of.
 
     Args:
-        model: whose weights.
-        stage: of the pipeline, 0 is the first.
+        stage: Pipeline stage, from 0.
     """
     held: dict[str, int] = dict.fromkeys(KINDS, 0)
     for tensor in _held(model, stage):

@@ -32,7 +32,7 @@ def deployment_spec(
         sizes: role -> model; None is returned unless all models are among them.
         steps: role -> what the runtime works out.
         unexplained: role -> weights that a checkpoint has besides those that its sizes explain.
-        ram_bytes: of this machine, for `cpu`; None is returned where it is needed and not known.
+        ram_bytes: Memory of this machine, for `cpu`; None is returned where it is needed and not known.
 
     Raises:
         UserError: the GPU is not known, or the weights of a model cannot be counted: then nothing is said of them.
@@ -71,7 +71,7 @@ def deployment_spec(
 
 
 def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
-    """What of a model is not understood, so that any figure would be a guess."""
+    """Parts of a model that are not understood, so that any figure would be a guess."""
     classes, dtypes, forms = engine_memory.counted_classes(), engine_memory.dtypes(), engine_memory.formats()
     if sizes.architecture not in classes:
         yield (

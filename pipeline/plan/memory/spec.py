@@ -1,4 +1,4 @@
-"""What is to lie in the memory of GPUs (or of the machine) together, which `plan_memory` answers line by line."""
+"""The demand of a deployment on the memory of GPUs (or of the machine), which `plan_memory` answers line by line."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """What lies together. Ranks of all models are on the same GPUs, from the first one on, and load in the order
-    given.
-    """
+    """Models that lie together, in the order in which they load; ranks of all are on the same GPUs, from the first."""
 
     device: str  # "h100-sxm-80g"
     capacity: int  # bytes of one GPU, as its driver reports them

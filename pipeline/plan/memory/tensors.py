@@ -55,7 +55,7 @@ class WeightTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """What one rank holds of a tensor."""
+    """The part of a tensor that one rank holds."""
 
     rows: int
     columns: int
@@ -73,10 +73,7 @@ def rank_part(
     """Return the largest part of a tensor that any rank holds.
 
     Args:
-        tensor: of the whole model.
-        sizes: of the model.
-        split: over how many ranks.
-        vocabulary_multiple: that vocabularies are padded to.
+        vocabulary_multiple: Vocabularies are padded to a multiple of it.
     """
     ways = split.tensor
     if tensor.is_expert:

@@ -52,7 +52,7 @@ _CPU_GUESS = Efficiency(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoad:
-    """What a benchmark saw under one load.
+    """The figures of a benchmark under one load.
 
     Attributes:
         source: File that it is from.
@@ -62,7 +62,7 @@ class MeasuredLoad:
         ttft_p95_ms: Its 95th percentile.
         itl_ms: Mean time of an output token after the first.
         tokens_per_s: Output tokens a second, of the whole deployment.
-        acceptance: Of each token that the draft proposed; None without a draft.
+        acceptance: Acceptance of each token that the draft proposed, 0 to 1; None without a draft.
     """
 
     source: str
@@ -75,7 +75,7 @@ class MeasuredLoad:
     acceptance: float | None = None
 
     def figures(self) -> dict[Figure, float]:
-        """What is held against the model: the first token alone is that of one request at a time."""
+        """Figures that are held against the model: the first token alone is that of one request at a time."""
         first: dict[Figure, float] = (
             {"ttft_alone": self.ttft_p50_ms} if self.concurrency == 1 else {"ttft_loaded": self.ttft_p95_ms}
         )
@@ -92,7 +92,7 @@ class _Section(BaseModel):
 
 
 class CalibratedConstants(_Section):
-    """What replaces the published constants: see `Efficiency`. On a processor `memory` and `cache` are GB/s, and
+    """Constants that replace the published ones: see `Efficiency`. On a processor `memory` and `cache` are GB/s, and
     `arithmetic` and `attention` 10^9 operations a second.
     """
 
@@ -147,13 +147,13 @@ class FigureErrors(_Section):
 
 
 class CalibrationReach(_Section):
-    """What was measured."""
+    """The set-up that was measured."""
 
     model: str
     format: str
     gpus: int
     acceptance: float | None = Field(
-        description="Of each token that the draft proposed; null without a draft."
+        description="Acceptance of each token that the draft proposed; null without a draft."
     )
     concurrency: tuple[int, int]
     prompt_tokens: tuple[int, int]
@@ -193,9 +193,7 @@ class SpeedCalibration(_Section):
         """Put the interval that loads left out fell into around a value.
 
         Args:
-            figure: What it is.
-            value: As computed.
-            doubts: What of it was not measured (`unchecked`); with any there is no interval.
+            doubts: Parts of it that were not measured (`unchecked`); with any there is no interval.
         """
         found = self.errors.get(figure)
         if doubts or found is None or found.low is None or found.high is None:
@@ -208,9 +206,7 @@ class SpeedCalibration(_Section):
         """List what of a deployment was not measured; empty if all of it was, or the like.
 
         Args:
-            spec: What lies in memory.
             model: Where the target comes from, as a recipe has it.
-            work: Lengths.
             batch: Requests at a time.
             drafts: Whether a draft's gain is in the forecast.
         """
@@ -265,11 +261,10 @@ def deployment_model(
     """Give models their constants: those of a calibration, or of published figures.
 
     Args:
-        spec: What lies on the device.
         track: Backend on a GPU; None on a processor, which without a calibration has constants that are but a guess.
-        calibration: Of the device and the runtime.
+        calibration: Calibration of the device and the runtime; None: constants of published figures.
         chunked: Whether prompts may be split over steps.
-        draft_tokens: That the draft proposes in a round.
+        draft_tokens: Tokens that the draft proposes in a round.
 
     Raises:
         UserError: The GPU, its rates or its generation are not known.

@@ -51,7 +51,7 @@ class DeploymentOption:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What of it no held-out figure of throughput covers."""
+        """Parts of it that no held-out figure of throughput covers."""
         return self.forecast.unchecked if self.forecast is not None else ()
 
     @property
@@ -113,7 +113,7 @@ def compare(
     Args:
         sizes: role -> model, of all of the recipe's models.
         steps: role -> what its runtime asks of an engine.
-        judge: what else speaks against a recipe (preflight), as sentences; asked about those that would serve.
+        judge: Gives further objections to a recipe (preflight), as sentences; asked about those that would serve.
     """
     assert not isinstance(recipe.runtime, CpuRuntime), "the caller looked"
     drafts = question.acceptance is not None

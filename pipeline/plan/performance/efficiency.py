@@ -39,9 +39,7 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
     """Look up the constants for a GPU and a backend.
 
     Args:
-        name: the GPU's, as recipes have it.
-        track: `tensorrt` or `pytorch`.
-        given: replaces the fitted constants, while they are being fitted.
+        given: Replaces the fitted constants, while they are being fitted.
 
     Raises:
         UserError: the GPU is not known, or of no listed generation.

@@ -56,9 +56,6 @@ class EngineSpeed:
         """Make the engine of a model on a GPU.
 
         Args:
-            model: sizes, formats and split.
-            device: name of the GPU.
-            track: `tensorrt` or `pytorch`.
             chunked: whether prompts may be split over steps.
             given: replaces the fitted constants.
 
@@ -99,10 +96,6 @@ class EngineSpeed:
         """Compute the seconds of prompts that are done together while nothing else runs.
 
         They are done in pieces of the same size, one after the other.
-
-        Args:
-            prompts: number of prompts.
-            tokens: length of each prompt.
         """
         whole, size = prompts * tokens, self._piece(0, tokens)
         pieces = max(1, math.ceil(whole / size))
@@ -162,7 +155,7 @@ class EngineSpeed:
         What memory holds beyond so many sequences waits.
 
         Args:
-            tokens_each: that a sequence takes up in a step: more than one where drafts are verified.
+            tokens_each: Tokens that a sequence takes up in a step: more than one where drafts are verified.
             progress: tokens of the answer that a step brings a sequence.
         """
         each = tokens_each + progress * work.prompt_tokens / work.output_tokens
@@ -172,8 +165,7 @@ class EngineSpeed:
         """Mean time between tokens of each of so many sequences, prompts of new ones included.
 
         Args:
-            sequences: requests that generate at the same time.
-            work: lengths of prompt and answer, the same for all requests.
+            sequences: Requests that generate at the same time.
 
         Returns:
             Seconds.
@@ -181,7 +173,7 @@ class EngineSpeed:
         return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
 
     def prompt_share(self, sequences: float, work: Workload) -> float:
-        """What the prompts of new sequences add to the mean time between tokens.
+        """Time that the prompts of new sequences add to the mean time between tokens.
 
         Args:
             sequences: requests that generate at the same time.
@@ -198,7 +190,6 @@ class EngineSpeed:
         """Compute the seconds of a batch that starts and ends together: all prompts, then all answers.
 
         Args:
-            batch: number of requests.
             work: lengths of prompt and answer, the same for all requests.
 
         Returns:
@@ -211,7 +202,6 @@ class EngineSpeed:
         """Compute the seconds of so many requests that all wait at the start, at most `most` at a time.
 
         Args:
-            requests: number of requests.
             most: requests that may run at a time; fewer do if `most_decoding` is lower.
             work: lengths of prompt and answer, the same for all requests.
 
@@ -284,7 +274,7 @@ class SpeculativeEngine:
         return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
 
     def prompt_share(self, sequences: float, work: Workload) -> float:
-        """What the prompts of new sequences add to the mean time between tokens."""
+        """Time that the prompts of new sequences add to the mean time between tokens."""
         return sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:

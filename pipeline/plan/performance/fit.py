@@ -78,9 +78,9 @@ def fit_calibration(
     """Fit the constants of a device to loads that were measured on it.
 
     Args:
-        model: What was measured, with the constants that the fit begins from.
+        model: The measured deployment, with the constants that the fit begins from.
         loads: One or more.
-        about: Of the calibration: device, runtime, recipe, made and measured.
+        about: Fields of the calibration: device, runtime, recipe, made and measured.
         source: Where the target comes from, as the recipe has it.
 
     Returns:
@@ -118,7 +118,7 @@ def fit_calibration(
 
 
 def _computed(model: DeploymentModel, load: MeasuredLoad, constants: Efficiency) -> dict[Figure, float]:
-    """What the model says in place of what was measured under a load."""
+    """The model's figures in place of those measured under a load."""
     point = model.service(load.acceptance, constants).at(load.concurrency, load.work)
     computed: dict[Figure, float] = {
         "ttft_alone": point.ttft_ms,

@@ -1,4 +1,4 @@
-"""What a recipe will do before it is built: first token, time between tokens, tokens a second, where its SLO breaks.
+"""Forecast of a recipe before it is built: first token, time between tokens, tokens a second, where its SLO breaks.
 
     forecast(demand, track, work, slo)     of a demand on memory, as `plan.memory` makes it
     forecast_recipe(recipe, demand)        at the recipe's own lengths
@@ -38,7 +38,7 @@ UNDER_LOAD = (
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a draft does at an acceptance."""
+    """The gain of a draft at an acceptance."""
 
     acceptance: float
     alone: float  # times as fast for one request
@@ -83,11 +83,7 @@ class Forecast:
         return self.calibration is None or self.calibration.runtime != "cpu"
 
     def rate(self, value: float) -> Estimate:
-        """Put an interval around something that grows with throughput.
-
-        Args:
-            value: as computed.
-        """
+        """Put an interval around something that grows with throughput."""
         if self.calibration is not None:
             return self.calibration.estimate("tokens_per_s", value, self.unchecked)
         return rate_estimate(value, checked=not self.unchecked)
@@ -105,7 +101,7 @@ class Forecast:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of it was compared with nothing, as sentences."""
+        """Figures that were compared with nothing, as sentences."""
         if self.calibration is not None:
             return tuple(self._beyond_calibration(self.calibration))
         draft = " and what a draft gains are" if self.gains else " is"
@@ -223,9 +219,9 @@ def forecast(
 
     Args:
         track: backend on a GPU; None on a processor, whose constants only a calibration has.
-        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`.
-        draft_tokens: that the draft proposes in a round.
-        sequences: that memory holds; by default as `plan.memory` says.
+        acceptance: Acceptance of each drafted token, 0 to 1; None leaves the draft out of all but `gains`.
+        draft_tokens: Tokens that the draft proposes in a round.
+        sequences: Requests that memory holds; by default as `plan.memory` says.
         gpu_hour: price of an hour of one GPU.
         calibration: constants measured on this device; None: those of published figures.
         source: where the target comes from, which a calibration is compared with.
@@ -295,12 +291,11 @@ def forecast_recipe(
 
     Args:
         recipe: for `tensorrt` or `pytorch`; for `cpu` with a calibration.
-        spec: what it puts on each GPU.
-        acceptance: of each token that the draft proposes, 0 to 1; None leaves the draft out of all but `gains`, unless
-            it was measured with the calibration.
+        spec: The recipe's demand on memory.
+        acceptance: As for `forecast`; None counts the draft, too, if it was measured with the calibration.
         prompt_tokens: by default limits.max_input_tokens.
         output_tokens: by default limits.max_output_tokens.
-        sequences: that memory holds; by default as `plan_memory` says.
+        sequences: Requests that memory holds; by default as `plan_memory` says.
         gpu_hour: price of an hour of one GPU.
         calibration: constants measured on this device; None: those of published figures.
 

@@ -40,7 +40,7 @@ _ACTIVATION_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What a model asks of a rank in the first stage (with the output projection, which the last has); two operations
+    """The work of a rank in the first stage (with the output projection, which the last has); two operations
     a weight.
     """
 
@@ -177,7 +177,7 @@ def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Ef
 
 
 def _stage(step: EngineStep, stages: int) -> EngineStep:
-    """What is in one stage while the others work on the rest. A single sequence cannot be shared out."""
+    """The share that is in one stage while the others work on the rest. A single sequence cannot be shared out."""
     if stages == 1:
         return step
     return EngineStep(

@@ -51,7 +51,7 @@ class LoadPoint:
 
 @dataclass(frozen=True)
 class Service:
-    """What serves requests: an engine, alone or with a draft."""
+    """A server of requests: an engine, alone or with a draft."""
 
     target: EngineSpeed
     speculation: SpeculativeEngine | None = None
@@ -147,7 +147,7 @@ class DeploymentModel:
         """Make what serves requests.
 
         Args:
-            acceptance: of each token that the draft proposes, 0 to 1; None: the draft does nothing.
+            acceptance: Acceptance of each token that the draft proposes, 0 to 1; None: the draft does nothing.
             constants: replace its own.
         """
         engines = self.engines(constants)
@@ -172,7 +172,7 @@ def _over(value: float, limit: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a million tokens cost, in the currency of the price."""
+    """Cost of a million tokens, in the currency of the price."""
 
     per_million_output: float  # with everything charged to the answers
     input_part: float  # of a million input tokens, if prompts are charged for the time that they take

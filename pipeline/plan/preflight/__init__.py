@@ -5,21 +5,15 @@
     refuse(recipe, found)                                # raises what stops a build, returns the others
 
 The rules themselves (severity, reason, sources, what may be allowed) are data: `pipeline.contracts.rules`, one file of
-`contracts/data/rules` a group. The checks of a group are in the module of the same name, of two in a neighbour's:
+`contracts/data/rules` a group. Their checks:
 
-    releases      release, GPU, flags and models that a release must know
-    formats       weights and KV cache, by GPU
-    splitting     what must divide
-    speculation   a draft and its target
-    tokenizers    whether both speak of the same tokens
-    budgets       lengths, and the tokens of a step
-    memory        whether it fits on its GPUs                  in budgets.py
-    serving       what Triton's models will say
-    sourcing      what the hub answers
-    caching       what the response cache answers              in serving.py
-    devices       GPUs of a machine
-    software      what is installed there
-    host          its memory, disks, limits and ports
+    releases.py      releases: release, GPU, flags, models; formats: weights and KV cache, by GPU
+    splitting.py     what must divide
+    speculation.py   speculation: a draft and its target; tokenizers: whether both speak of the same tokens
+    budgets.py       budgets: lengths, and the tokens of a step; memory: whether it fits on its GPUs
+    serving.py       serving: what Triton's models will say; caching: what the response cache answers
+    sourcing.py      what the hub answers, and what a local folder holds
+    machine.py       devices, software and host of a machine
 """
 
 from pipeline.plan.preflight.context import GeneratedConfig

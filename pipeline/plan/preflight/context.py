@@ -1,4 +1,4 @@
-"""What rules look at: a recipe, its models, what is known of them and of the machine, and what will be written.
+"""The facts that rules look at: a recipe, its models, the machine, and the settings that will be written.
 
 What will be written (`GeneratedConfig`: flags of trtllm-build, arguments of the LLM API, settings of a package) is what
 the keys of the artifacts are made from, so a rule about upstream's files judges the very values that go into them.
@@ -69,11 +69,7 @@ class GeneratedConfig:
         return found
 
     def of_package(self, section: str) -> Mapping[str, Any]:
-        """Return a section of the package's settings; empty if it has none.
-
-        Args:
-            section: its key in the package's settings, such as "limits" or "requirements".
-        """
+        """A section of the package's settings, such as "limits" or "requirements"; empty if it has none."""
         found = self.package.get(section, {})
         assert isinstance(found, Mapping), "sections are mappings"
         return found
@@ -209,14 +205,7 @@ def make_context(
     machine: MachineFacts | None = None,
     emitted: GeneratedConfig | None = None,
 ) -> Context:
-    """Put together what rules look at.
-
-    Args:
-        recipe: to be judged.
-        facts: role -> what is known of the model.
-        machine: where it is to be built or served, if that is judged.
-        emitted: what the runtime will write, if that is known.
-    """
+    """Put together what rules look at. `facts` is by role; None leaves the rules of a machine, or of settings, out."""
     models = [_target(recipe, facts.get(TARGET, ModelFacts()))]
     if recipe.draft is not None:
         models.append(_draft(recipe, facts.get(DRAFT, ModelFacts())))

@@ -1,4 +1,4 @@
-"""What a check objects, what a finding adds to it, and errors that a user lets pass (`--allow RULE`)."""
+"""Objections of checks, findings of rules, and errors that a user lets pass (`--allow RULE`)."""
 
 from __future__ import annotations
 
@@ -63,10 +63,7 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
     """Check the ids of `--allow`.
 
     Args:
-        names: ids of rules, as the user gives them; one may come twice.
-
-    Returns:
-        The ids as a set.
+        names: Ids of rules, as the user gives them; one may come twice.
 
     Raises:
         InvalidInput: with every id that does not exist, or that the data forbids to allow.
@@ -88,15 +85,7 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
 
 
 def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, ...]:
-    """Mark the errors among findings that a user lets pass.
-
-    Args:
-        found: all findings.
-        allowed: ids of the rules that the user lets pass; those that may never be allowed have no effect.
-
-    Returns:
-        All findings in the same order, with `allowed` set on those errors.
-    """
+    """Mark the errors among findings that a user lets pass; rules that may never be allowed are not marked."""
     return tuple(
         replace(one, allowed=True) if one.severity == "error" and one.rule in allowed & ALLOWABLE else one
         for one in found
@@ -104,16 +93,7 @@ def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, .
 
 
 def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
-    """Return what the manifest of an engine or a package keeps of findings.
-
-    These are warnings, and errors that were allowed.
-
-    Args:
-        found: all findings; notes and errors that stop are left out.
-
-    Returns:
-        One key with a record for each of them; an empty mapping if there are none.
-    """
+    """Records of warnings and allowed errors for the manifest of an engine or a package; empty if there are none."""
     worth = [one for one in found if one.severity == "warning" or one.allowed]
     records: list[Json] = [
         {"rule": one.rule, "severity": one.severity, "allowed": one.allowed, "text": str(one)}
@@ -123,12 +103,5 @@ def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """Write a line for each warning, and each error that was allowed.
-
-    Args:
-        found: all findings; notes and errors that stop get no line.
-
-    Returns:
-        The lines in the order of the findings, each with the id of its rule at the end.
-    """
+    """Write a line for each warning, and each error that was allowed, with the id of its rule at the end."""
     return [f"{one.mark}: {one} [{one.rule}]" for one in found if one.severity == "warning" or one.allowed]

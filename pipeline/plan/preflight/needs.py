@@ -1,4 +1,4 @@
-"""What is required of a machine: computed from a recipe before its build, or read from a package after it.
+"""Requirements on a machine: computed from a recipe before its build, or read from a package after it.
 
 Disk and host memory are lower bounds, for the rules of a machine; how GPU memory is used is the matter of
 `pipeline.plan.memory`.
@@ -34,7 +34,7 @@ _KEYS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ServingNeeds:
-    """What serving with TensorRT-LLM requires; a recipe for the CPU has none."""
+    """Requirements of serving with TensorRT-LLM; a recipe for the CPU has none."""
 
     version: str  # of TensorRT-LLM
     image: str  # container that serves

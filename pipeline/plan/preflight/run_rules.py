@@ -12,19 +12,8 @@ from pipeline.contracts.rules import Rule, rule, rules
 from pipeline.errors import InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, offline_facts
-from pipeline.plan.preflight import (
-    budgets,
-    devices,
-    formats,
-    host,
-    releases,
-    serving,
-    software,
-    sourcing,
-    speculation,
-    splitting,
-    tokenizers,
-)
+from pipeline.plan.preflight import budgets, releases, serving, sourcing, speculation, splitting
+from pipeline.plan.preflight import machine as machines
 from pipeline.plan.preflight.context import Context, GeneratedConfig, make_context
 from pipeline.plan.preflight.finding import Check, Finding, Objection
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
@@ -34,11 +23,11 @@ from pipeline.recipe.validators import Problem, RecipeValues
 
 # Group -> checks of a recipe, its models, and what will be written for it.
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
-    "releases": releases.CHECKS,
-    "formats": formats.CHECKS,
+    "releases": releases.RELEASE_CHECKS,
+    "formats": releases.FORMAT_CHECKS,
     "splitting": splitting.CHECKS,
-    "speculation": speculation.CHECKS,
-    "tokenizers": tokenizers.CHECKS,
+    "speculation": speculation.SPECULATION_CHECKS,
+    "tokenizers": speculation.TOKENIZER_CHECKS,
     "budgets": budgets.CHECKS,
     "memory": budgets.MEMORY_CHECKS,
     "serving": serving.CHECKS,
@@ -47,9 +36,9 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
 }
 # Group -> checks of a machine, by what is needed of it.
 MACHINE_GROUPS: Mapping[str, Mapping[str, MachineCheck]] = {
-    "devices": devices.CHECKS,
-    "software": software.CHECKS,
-    "host": host.CHECKS,
+    "devices": machines.DEVICE_CHECKS,
+    "software": machines.SOFTWARE_CHECKS,
+    "host": machines.HOST_CHECKS,
 }
 RECIPE_CHECKS = {name: check for group in RECIPE_GROUPS.values() for name, check in group.items()}
 MACHINE_CHECKS = {name: check for group in MACHINE_GROUPS.values() for name, check in group.items()}
@@ -70,9 +59,9 @@ def findings(
     """Run all rules on a recipe, and return what they find, the gravest first.
 
     Args:
-        models: role -> what is known of it; by default what is known offline.
-        machine: where it is to be built or served; None judges no machine.
-        emitted: what the runtime will write; None leaves those rules out.
+        models: Role -> facts; by default those that are known offline.
+        machine: Where it is to be built or served; None judges no machine.
+        emitted: The runtime's settings; None leaves their rules out.
     """
     context = make_context(recipe, offline_facts(recipe) if models is None else models, machine, emitted)
     found = [
@@ -83,26 +72,15 @@ def findings(
 
 
 def machine_findings(needs: MachineNeeds, machine: MachineFacts) -> tuple[Finding, ...]:
-    """Run the rules of machines on needs alone, as of a package; return what they find, the gravest first.
-
-    Args:
-        needs: what the machine must have.
-        machine: what it has.
-    """
+    """Run the rules of machines on needs alone, as of a package; return what they find, the gravest first."""
     return _sorted(_of_machine(needs, machine))
 
 
 def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Raise if a finding refuses the recipe; else return the findings.
-
-    What is returned are warnings, notes, and errors that are allowed.
-
-    Args:
-        recipe: the recipe that was checked; its file and lines are named in the error.
-        found: all findings of the recipe, after `allow`.
+    """Raise if a finding (after `allow`) refuses the recipe; else return the findings.
 
     Raises:
-        InvalidInput: with every error that is not allowed as a fault, at its line of the recipe.
+        InvalidInput: With every error that is not allowed as a fault, at its line of the recipe.
     """
     stopping = [finding for finding in found if finding.stops]
     if stopping:
@@ -113,7 +91,7 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 
 def _of_recipe(context: Context) -> list[Finding]:
-    """Of a model whose class nothing here can run, only that is said: its sizes are then nobody's."""
+    """Findings of a recipe. A model whose class nothing here can run is refused for that alone, whatever its sizes."""
     found = list(_checked(context))
     classes = [one for one in found if one.rule in _CLASS]
     if not classes:

@@ -1,6 +1,7 @@
-"""Rules about a draft and its target.
+"""Rules about a draft and its target, and about their tokenizers: ids go from one to the other as they are.
 
-Each function is one rule of contracts/data/rules, under its id in CHECKS.
+Each function is one rule of contracts/data/rules, under its id in SPECULATION_CHECKS or TOKENIZER_CHECKS. An Eagle-3
+head has the target's tokenizer.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from typing import Any
 
 from pipeline.contracts import llm_args
 from pipeline.contracts.rules import rule
+from pipeline.plan.model_facts import TokenizerFacts, tokenizer_corpus
 from pipeline.plan.plan import TARGET
 from pipeline.plan.preflight.context import Context
 from pipeline.plan.preflight.finding import Check, Objection
 from pipeline.recipe import PyTorchRuntime
+
+_SAME = "choose a draft with the target's tokenizer"
 
 
 def _gpu_and_formats(context: Context) -> Iterator[Objection]:
@@ -83,7 +87,7 @@ def _draft_length(context: Context) -> Iterator[Objection]:
 
 
 def _backend(context: Context) -> Iterator[Objection]:
-    """Of what will be written: ways to propose tokens that the backend has."""
+    """The settings name only ways to propose tokens that the backend has."""
     known: list[str] = rule("rt.backend_supports_spec").facts[context.kind]
     chosen = {flags["speculative_decoding_mode"] for _, flags in context.engines}
     chosen.add(_speculation(context.arguments).get("decoding_type"))
@@ -121,7 +125,7 @@ def _speculation(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return arguments.get("speculative_config") or {}
 
 
-CHECKS: Mapping[str, Check] = {
+SPECULATION_CHECKS: Mapping[str, Check] = {
     "rt.spec_sm": _gpu_and_formats,
     "rt.spec_len": _draft_length,
     "rt.backend_supports_spec": _backend,
@@ -129,4 +133,82 @@ CHECKS: Mapping[str, Check] = {
     "rt.spec_tokens_budget": _budget,
     "rt.ngram_size": _ngram,
     "draft.ranks": _draft_ranks,
+}
+
+
+def _same_vocabulary(context: Context) -> Iterator[Objection]:
+    draft, target = context.draft, context.target
+    if draft is None or draft.is_head or draft.sizes is None or target.sizes is None:
+        return
+    if draft.sizes.vocab != target.sizes.vocab:
+        yield Objection(
+            (draft.source_key, target.source_key),
+            f"has a vocabulary of {draft.sizes.vocab} tokens, the target of {target.sizes.vocab}; they exchange ids",
+            _SAME,
+        )
+
+
+def _both(context: Context) -> tuple[tuple[str, str], TokenizerFacts, TokenizerFacts] | None:
+    """Keys, and the tokenizers of draft and target, where both are known."""
+    draft, target = context.draft, context.target
+    if draft is None or draft.is_head or draft.facts.tokenizer is None or target.facts.tokenizer is None:
+        return None
+    return (draft.source_key, target.source_key), draft.facts.tokenizer, target.facts.tokenizer
+
+
+def _special_tokens(context: Context) -> Iterator[Objection]:
+    if (both := _both(context)) is None:
+        return
+    keys, ours, theirs = both
+    common = sorted(ours.special.keys() & theirs.special.keys())
+    other = [token for token in common if ours.special[token] != theirs.special[token]]
+    if other:
+        token, rest = other[0], f", and {len(other) - 1} more" if len(other) > 1 else ""
+        yield Objection(
+            keys,
+            f"gives {token} the id {ours.special[token]}, the target {theirs.special[token]}{rest}",
+            _SAME,
+        )
+
+
+def _token_ids(context: Context) -> Iterator[Objection]:
+    if (both := _both(context)) is None:
+        return
+    keys, ours, theirs = both
+    if ours.ids is None or theirs.ids is None:
+        return
+    texts = [
+        text
+        for text, own, other in zip(tokenizer_corpus(), ours.ids, theirs.ids, strict=True)
+        if own != other
+    ]
+    if texts:
+        yield Objection(
+            keys,
+            f"gives other ids than the target to {len(texts)} of {len(ours.ids)} texts, such as {texts[0]!r}",
+            _SAME,
+        )
+
+
+def _tokenizer_files(context: Context) -> Iterator[Objection]:
+    if (both := _both(context)) is None:
+        return
+    keys, ours, theirs = both
+    names = sorted(
+        name
+        for name in ours.files.keys() | theirs.files.keys()
+        if ours.files.get(name) != theirs.files.get(name)
+    )
+    if names:
+        told = (
+            "; the ids of the corpus are the same" if ours.ids is not None and ours.ids == theirs.ids else ""
+        )
+        yield Objection(keys, f"has another {', '.join(names)} than the target{told}")
+
+
+TOKENIZER_CHECKS: Mapping[str, Check] = {
+    "rt.spec_same_vocab": _same_vocabulary,
+    "tokenizer.special": _special_tokens,
+    "tokenizer.ids": _token_ids,
+    "tokenizer.files": _tokenizer_files,
 }

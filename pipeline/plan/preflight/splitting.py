@@ -73,9 +73,8 @@ def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, expert: int) -> t
     """List tensor-parallel sizes that a model can be split by.
 
     Args:
-        sizes: of the model.
-        block: of AWQ; None for other formats.
-        expert: groups of experts.
+        block: Block size of AWQ; None for other formats.
+        expert: Groups of experts.
 
     >>> from pipeline.contracts.models import known_model
     >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1)
@@ -293,7 +292,7 @@ def _dense(context: Context) -> Iterator[Objection]:
 
 
 def _world(context: Context) -> Iterator[Objection]:
-    """Of what will be written: a package's GPUs are those of its largest model, for each instance."""
+    """The settings of a package require the GPUs of its largest model, for each instance."""
     if context.emitted is None:
         return
     required = context.emitted.of_package("requirements").get("gpus")

@@ -43,7 +43,6 @@ def read_samples(path: Path, vocab: int) -> list[list[int]]:
 
     Args:
         path: calibration.jsonl, one {"tokens": […]} a line.
-        vocab: Size of the model's vocabulary.
 
     Raises:
         StageError: There are none, or a token is not in the vocabulary.

@@ -28,7 +28,7 @@ _TOOLS = ("nvidia-modelopt", "torch", "transformers")
 _BATCH_SAMPLES = 8  # where the recipe does not say
 
 
-def run(
+def calibrate(
     checkpoint_dir: Path,
     dataset_dir: Path | None,
     quantization: Quantization,
@@ -36,9 +36,19 @@ def run(
     exports: Sequence[Parallelism],
     into: Path,
     progress: Progress,
-    device: str | None,
+    device: str | None = None,
 ) -> dict[str, Json]:
-    """See `pipeline.stages.calibrate.calibrate`."""
+    """Quantize a checkpoint and write its exports into the folder `into`; returns the facts.
+
+    Args:
+        dataset_dir: Folder of frozen samples; may be None for format `none`, which measures nothing.
+        exports: Sizes of each TensorRT-LLM checkpoint to write; may be empty.
+        device: "cpu" or "cuda"; by default a GPU if there is one.
+
+    Raises:
+        UserError: the model, the format or the parallelism cannot be done; found before the model is loaded.
+        StageError: ModelOpt failed, or a scale or a file is not as it must be; everything that is wrong is listed.
+    """
     began, notes = time.monotonic(), Notes()
     architecture = Architecture.read(checkpoint_dir)
     if device is None:
@@ -189,12 +199,12 @@ class _Calibration:
     def export(self, model: Any, sizes: Sequence[Parallelism]) -> dict[str, Json]:
         """Both kinds of checkpoint, read again and judged."""
         from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
-        from pipeline.stages.calibrate import fusion
+        from pipeline.stages.calibrate import unified
 
         exports: dict[str, Json] = {}
         if self._form is not Format.NONE:
             with self._phase("aligning what engines make one layer"):
-                fusion.align(model, self._form, modelopt_export.torch_dtype(self._architecture))
+                unified.align(model, self._form, modelopt_export.torch_dtype(self._architecture))
         divided = bool(self._architecture.experts) or self._architecture.fused
         if not divided:
             exports |= {size.folder: self._export_ranks(model, size) for size in sizes}

@@ -17,7 +17,7 @@ from pipeline.errors import StageError
 from pipeline.models import Architecture, Format
 from pipeline.progress import Progress
 from pipeline.stages.calibrate.batches import Batch, forward
-from pipeline.stages.calibrate.experts import all_experts
+from pipeline.stages.calibrate.model import all_experts
 from pipeline.store import Json
 
 # ModelOpt's own defaults; the output projection stays as it is in all of them.
@@ -52,14 +52,11 @@ def measure(
     batches: Sequence[Batch],
     progress: Progress,
 ) -> list[float]:
-    """Insert the quantizers into a model and measure their scales.
+    """Insert the quantizers into a model, in place, and measure their scales.
 
     Args:
-        model: As transformers loaded it; it is changed in place.
         awq_block_size: Weights that share a scale, in AWQ formats.
         kv_cache: "fp8" measures keys and values, too.
-        batches: The samples.
-        progress: Shows samples, a task for each pass over them.
 
     Returns:
         Seconds of each pass over the samples.

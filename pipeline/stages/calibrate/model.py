@@ -1,18 +1,22 @@
-"""The model in memory: float32 on a CPU, in its own type on a GPU; what ModelOpt knows of it; a sample of its text."""
+"""The model in memory: float32 on a CPU, in its own type on a GPU; its attention, its experts; a sample of its text."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from pipeline.errors import StageError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.models import Architecture, TensorFiles
 from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
-from pipeline.stages.calibrate import attention, experts
 from pipeline.store import Json
 
 _MOST_TOKENS, _MOST_SECONDS = 64, 60.0
@@ -32,7 +36,7 @@ def check_known(directory: Path, architecture: Architecture) -> None:
     with torch.device("meta"):
         model = auto.from_config(config)
         if architecture.experts:
-            experts.separate(model)
+            separate(model)
     kind = get_model_type(model)
     compatible, _, _ = check_model_compatibility(get_transformer_layers(model))
     if kind != MODEL_TYPES[architecture.family] or not compatible:
@@ -56,12 +60,12 @@ def load(directory: Path, architecture: Architecture, device: str) -> Any:
 
     dtype = torch.float32 if device == "cpu" else getattr(torch, architecture.dtype)
     _check_memory(directory, device)
-    attention.register()
+    _register_attention()
     auto: Any = AutoModelForCausalLM
     model, loading = auto.from_pretrained(
         directory,
         dtype=dtype,
-        attn_implementation=attention.NAME,
+        attn_implementation=_ATTENTION,
         device_map=None if device == "cpu" else "auto",
         local_files_only=True,
         output_loading_info=True,
@@ -74,7 +78,7 @@ def load(directory: Path, architecture: Architecture, device: str) -> Any:
     if wrong:
         raise StageError("\n  ".join([f"{directory} does not fit {architecture.class_name}:", *wrong]))
     if architecture.experts:
-        experts.separate(model)
+        separate(model)
     return model.eval().requires_grad_(False)
 
 
@@ -95,8 +99,7 @@ def generate_sample(model: Any, dataset_dir: Path, tokenizer: Path) -> dict[str,
     """Have the fake-quantized model answer a question that was held out: the figure that everybody can read.
 
     Args:
-        dataset_dir: What `stages.dataset.freeze` left.
-        tokenizer: The checkpoint's tokenizer.json.
+        dataset_dir: Folder of frozen samples.
 
     Returns:
         "prompt", "answer" (greedy, at most 64 tokens), and "expected", the answer of the data set.
@@ -120,3 +123,162 @@ def generate_sample(model: Any, dataset_dir: Path, tokenizer: Path) -> dict[str,
     words: Any = Tokenizer.from_file(str(tokenizer))
     text = words.decode(generated.tolist(), skip_special_tokens=True)
     return {"prompt": prompt["text"], "answer": text.strip(), "expected": prompt["expected"]}
+
+
+# Attention within samples
+
+_ATTENTION = "sample_by_sample"
+
+
+def _register_attention() -> None:
+    """Register `attend` with transformers (5.14) as an attention of its own, which ModelOpt finds among its modules.
+
+    A row of 4,000 tokens then costs what its samples cost, and not the square of its length; samples of equal length go
+    together. ModelOpt rounds keys and values before it.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(_ATTENTION, attend)
+    AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+
+
+def attend(
+    module: Any,
+    query: Tensor,  # [1, heads, tokens, head_dim]
+    key: Tensor,  # [1, kv_heads, tokens, head_dim]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sample_lengths: tuple[int, ...] | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each sample; samples lie one after the other in the row.
+
+    Args:
+        sample_lengths: Tokens of each sample; None: a call of generation, which goes to transformers' `sdpa`.
+
+    Returns:
+        [1, tokens, heads, head_dim], and None in place of attention weights.
+    """
+    if sample_lengths is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        given = {"scaling": scaling, "sliding_window": sliding_window, **others}
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+        return output, None
+    outputs, start = [], 0
+    for length, run in groupby(sample_lengths):
+        count = len(list(run))
+        rows = slice(start, start + count * length)
+        q, k, v = (_stacked(part[0, :, rows], count) for part in (query, key, value))
+        outputs.append(_causal(q, k, v, scaling, sliding_window))
+        start = rows.stop
+    return torch.cat(outputs, dim=1), None
+
+
+def _stacked(part: Tensor, count: int) -> Tensor:
+    """[heads, count * length, head_dim] -> [count, heads, length, head_dim]"""
+    heads, _, size = part.shape
+    return part.reshape(heads, count, -1, size).transpose(0, 1)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    """[count, heads, length, head_dim] each -> [1, count * length, heads, head_dim]"""
+    count, heads, length, size = query.shape
+    mask = None
+    if window is not None and window < length:
+        at = torch.arange(length, device=query.device)
+        distance = at[:, None] - at[None, :]
+        mask = (distance >= 0) & (distance < window)
+    output = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2).reshape(1, count * length, heads, size)
+
+
+# Mixtral's experts
+#
+# transformers 5 keeps all experts of a layer in two tensors. ModelOpt 0.47 can measure and write those for the Hugging
+# Face export (under other names), but not for TensorRT-LLM; and an expert that no sample reaches has no scales. Here
+# each layer's block is replaced by one that holds router and experts as linear layers: the layout of transformers 4, of
+# the hub's files, and the one that ModelOpt's name-based rules for Mixtral are written for. Weights are not copied.
+
+
+class MixtralExpert(nn.Module):
+    """One expert: w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        super().__init__()
+        gate, up = gate_up.chunk(2)
+        self.w1, self.w2, self.w3 = _linear(gate), _linear(down), _linear(up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> the same."""
+        result: Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
+        return result
+
+
+class MixtralSparseMoeBlock(nn.Module):
+    """Router and experts. ModelOpt knows it by its name, and by `top_k`, `num_experts`, `gate` and `experts`.
+
+    While `everywhere` is set, each expert sees all tokens, and the result is that of the chosen ones all the same.
+    """
+
+    def __init__(self, fused: Any) -> None:
+        super().__init__()
+        self.top_k, self.num_experts = int(fused.top_k), int(fused.experts.num_experts)
+        self.gate = _linear(fused.gate.weight)
+        weights = zip(fused.experts.gate_up_proj, fused.experts.down_proj, strict=True)
+        self.experts = nn.ModuleList(MixtralExpert(upper, lower) for upper, lower in weights)
+        self.everywhere = False
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, tokens, hidden] -> the same."""
+        x = hidden.reshape(-1, hidden.shape[-1])
+        shares = torch.softmax(self.gate(x).float(), dim=-1)
+        top, chosen = torch.topk(shares, self.top_k, dim=-1)
+        top = (top / top.sum(dim=-1, keepdim=True)).to(x.dtype)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            tokens, place = torch.where(chosen == number)
+            if self.everywhere:
+                result.index_add_(0, tokens, expert(x)[tokens] * top[tokens, place, None])
+            elif len(tokens):
+                result.index_add_(0, tokens, expert(x[tokens]) * top[tokens, place, None])
+        return result.reshape(hidden.shape)
+
+
+def separate(model: Any) -> None:
+    """Replace the fused blocks of a Mixtral model, in place; `model` may be on the meta device."""
+    for layer in model.model.layers:
+        block = MixtralSparseMoeBlock(layer.mlp)
+        del layer.mlp
+        layer.block_sparse_moe = block
+        # transformers calls `mlp`; as a submodule of that name, too, the block would be saved twice.
+        kind = type(layer)
+        layer.__class__ = type(
+            kind.__name__, (kind,), {"mlp": property(lambda layer: layer.block_sparse_moe)}
+        )
+
+
+@contextlib.contextmanager
+def all_experts(model: Any) -> Iterator[None]:
+    """Show every token to every expert; does nothing where there are none."""
+    blocks = [module for module in model.modules() if isinstance(module, MixtralSparseMoeBlock)]
+    for block in blocks:
+        block.everywhere = True
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block.everywhere = False
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return layer

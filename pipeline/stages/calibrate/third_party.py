@@ -1,6 +1,6 @@
-"""What libraries print, log and warn about, kept out of our output and not lost.
+"""Output, logs and warnings of libraries, kept out of our output and not lost.
 
-Warnings that are known, and of which we know why they do not matter, are dropped; every other one becomes a
+Warnings that are known not to matter are dropped; every other one becomes a
 note that is said and kept in calibration.json. What is printed is kept for the message of a failure.
 """
 
@@ -40,7 +40,7 @@ class Notes:
         """Keep a warning, unless it is known.
 
         Args:
-            doing: What was being done: "loading the model".
+            doing: Work that was being done: "loading the model".
         """
         text = " ".join(message.split())
         if not any(re.match(pattern, text) for pattern, _ in _KNOWN):
@@ -52,8 +52,7 @@ def quietly(doing: str, notes: Notes) -> Iterator[None]:
     """Run library code with its output kept back and its warnings noted.
 
     Args:
-        doing: What is being done, for messages: "loading the model".
-        notes: Takes the warnings.
+        doing: Work that is being done, for messages: "loading the model".
 
     Raises:
         StageError: The code failed; says what was being done, why it failed, and what was printed last.

@@ -151,7 +151,7 @@ class Decoder:
         return result
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """What one linear layer makes of x [tokens, in]: smoothed, rounded as its kernel would, multiplied."""
+        """The output of one linear layer for x [tokens, in]: smoothed, rounded as its kernel would, multiplied."""
         layer = self._checkpoint.linear(name)
         weight = self._weight(layer.dequantize())
         bias = None if layer.bias is None else self._weight(layer.bias)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import StageError
 from pipeline.progress import Progress
-from pipeline.stages.evaluate.metrics import Export
+from pipeline.stages.evaluate.results import Export, perplexity
 
 _LOGITS = 1 << 24  # that are held at once
 
@@ -23,9 +23,9 @@ class EngineAnswer:
     """A greedy answer, token by token.
 
     Attributes:
-        prompt: token ids, as the engine was given them.
-        tokens: ids of the answer.
-        log_probs: natural logarithms of the tokens' probabilities, as the engine says; None if it does not.
+        prompt: Token ids, as the engine was given them.
+        tokens: Ids of the answer.
+        log_probs: Natural logarithms of the tokens' probabilities, as the engine says; None if it does not.
     """
 
     prompt: tuple[int, ...]
@@ -35,12 +35,12 @@ class EngineAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerScores:
-    """What a checkpoint says of an engine's answers.
+    """A checkpoint's scores of an engine's answers.
 
     Attributes:
-        positions: tokens that were scored.
-        agreement: share of them, 0 to 1, that are the checkpoint's own best token.
-        perplexity: of the answers, by the checkpoint.
+        positions: Tokens that were scored.
+        agreement: Share of them, 0 to 1, that are the checkpoint's own best token.
+        perplexity: Perplexity of the answers, by the checkpoint.
     """
 
     positions: int
@@ -49,14 +49,10 @@ class AnswerScores:
 
 
 def engine_perplexity(answers: Sequence[EngineAnswer]) -> float | None:
-    """Perplexity of answers by the engine itself; None unless it told the log probability of every token.
-
-    Args:
-        answers: of one engine.
-    """
-    told = [value for answer in answers for value in answer.log_probs or ()]
+    """Perplexity of answers by the engine itself; None unless it told the log probability of every token."""
+    log_probs = [value for answer in answers for value in answer.log_probs or ()]
     complete = all(len(answer.tokens) == len(answer.log_probs or ()) for answer in answers)
-    return math.exp(-sum(told) / len(told)) if told and complete else None
+    return perplexity(-sum(log_probs), len(log_probs)) if log_probs and complete else None
 
 
 def score_answers(
@@ -70,15 +66,14 @@ def score_answers(
     """Score answers by a checkpoint, layer by layer from its files; needs torch.
 
     Args:
-        checkpoint: the original's folder, or an export of its calibration.
-        answers: with one token or more between them.
-        reference: folder of the original, which says what the model is.
-        progress: Where it is said how far the work is.
+        checkpoint: The original's folder, or an export of its calibration.
+        answers: Answers with one token or more between them.
+        reference: Folder of the original.
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Raises:
-        StageError: there is nothing to score, or what is computed is not a number.
-        CheckpointError: the checkpoint is damaged.
+        StageError: There is nothing to score, or what is computed is not a number.
+        CheckpointError: The checkpoint is damaged.
     """
     import torch
     from torch.nn import functional
@@ -117,4 +112,4 @@ def score_answers(
             hits += int((logits.argmax(dim=-1) == wanted).sum())
     if not math.isfinite(loss):
         raise StageError(f"{reader.directory} computes log probabilities that are not finite")
-    return AnswerScores(len(aims), hits / len(aims), math.exp(loss / len(aims)))
+    return AnswerScores(len(aims), hits / len(aims), perplexity(loss, len(aims)))

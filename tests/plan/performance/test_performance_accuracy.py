@@ -18,22 +18,20 @@ from pipeline.plan.performance import Workload, forecast
 from pipeline.plan.performance.accuracy import (
     COVERAGE,
     FigureError,
+    PublishedFigure,
+    Use,
     checked_range,
+    compute_figure,
     error_summary,
     figure_errors,
+    figure_source,
+    figures,
+    fills_steps,
     summarize,
     unchecked,
 )
 from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.engine import EngineSpeed
-from pipeline.plan.performance.published import (
-    PublishedFigure,
-    Use,
-    compute_figure,
-    figure_source,
-    figures,
-    fills_steps,
-)
 from pipeline.recipe import Slo
 
 USES: tuple[Use, ...] = ("calibrate", "held-out")

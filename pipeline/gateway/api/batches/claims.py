@@ -14,18 +14,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from pipeline.gateway.api.batches.objects import BatchFaults, BatchObject, BatchStatus, FileObject
-from pipeline.gateway.api.batches.rows import (
-    SELECT_BATCHES,
-    UNFINISHED,
-    BatchPlace,
-    OwnedBatch,
-    insert_file,
-    new_file_id,
-    read_batches,
-    remove_contents,
-    update_batch,
-)  # fmt: skip
-from pipeline.gateway.state.database import Execute, marks
+from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchRows, OwnedBatch, new_file_id
+from pipeline.gateway.database import Execute, marks
 
 # Seconds after which a claim ends that was not renewed.
 CLAIM_S = 15.0
@@ -52,15 +42,11 @@ class ClaimLost(Exception):
     """Another gateway runs the batch by now."""
 
 
-class BatchClaims:
-    """See the module."""
+class BatchClaims(BatchRows):
+    """Batches as the gateways that run them see them.
 
-    def __init__(self, place: BatchPlace) -> None:
-        """
-        Args:
-            place: place of files and batches.
-        """
-        self._place = place
+    Methods that take a claim raise `ClaimLost` if another gateway runs the batch, or it is over.
+    """
 
     def claimable(self) -> Sequence[OwnedBatch]:
         """Return the batches of all tenants that are not over and that nobody runs, the oldest first."""
@@ -68,7 +54,7 @@ class BatchClaims:
             f"{SELECT_BATCHES} LEFT JOIN claims ON batch = id"
             f" WHERE {UNFINISHED} AND (until IS NULL OR until <= clock()) ORDER BY n"
         )
-        return read_batches(self._place, rows)
+        return self._batches(rows)
 
     def claim(self, tenant: str, id: str) -> Claim | None:
         """Claim a batch for `CLAIM_S` seconds; None if it is over, or another gateway runs it."""
@@ -88,30 +74,18 @@ class BatchClaims:
         return Claim(tenant, id, run)
 
     def claimed(self, claim: Claim) -> BatchObject:
-        """Return the batch of a claim with the counts of now.
-
-        Raises:
-            ClaimLost: another gateway runs it, or it is over.
-        """
+        """Return the batch of a claim with the counts of now."""
         return self._only(self._place.read(_CLAIMED, claim.id, claim.tenant, claim.run), claim)
 
     def change(self, claim: Claim, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
-        """Replace a batch by what `change` makes of it, in one transaction.
-
-        Raises:
-            ClaimLost: another gateway runs it, or it is over.
-        """
+        """Replace a batch by what `change` makes of it, in one transaction."""
         with self._place.transaction(claim.id) as execute:
             changed = change(self._claimed(execute, claim))
-            update_batch(self._place, execute, changed)
+            self._update_batch(execute, changed)
         return changed
 
     def renew(self, claim: Claim) -> None:
-        """Keep a claim for another `CLAIM_S` seconds.
-
-        Raises:
-            ClaimLost: another gateway has claimed the batch, or it is over.
-        """
+        """Keep a claim for another `CLAIM_S` seconds."""
         self._claim_until(claim, CLAIM_S)
 
     def release(self, claim: Claim) -> None:
@@ -125,9 +99,6 @@ class BatchClaims:
         Args:
             claim: claim of the batch.
             answers: number of the line of the input file, whether the request failed, line of the output or error file.
-
-        Raises:
-            ClaimLost: another gateway runs the batch.
         """
         id, left = claim.id, iter(answers)
         with self._place.transaction(id) as execute:
@@ -165,17 +136,9 @@ class BatchClaims:
         return dict(self._place.read("SELECT line, times FROM losses WHERE batch = %s", id))
 
     def finish(self, claim: Claim, status: BatchStatus, errors: BatchFaults | None = None) -> BatchObject:
-        """Write the answers of a batch into its output and error files, and end it.
+        """Write the answers of a batch into its output and error files, and end it with `status`.
 
-        It may be called again after a failure or a death in its middle.
-
-        Args:
-            claim: claim of the batch.
-            status: final status.
-            errors: faults of the input file, if it failed for them.
-
-        Raises:
-            ClaimLost: another gateway runs the batch.
+        It may be called again after a failure or a death in its middle. `errors` are faults of the input file.
         """
         id, tenant, now = claim.id, claim.tenant, int(time.time())
         ((expires_s,),) = self._place.read("SELECT output_expires_s FROM batches WHERE id = %s", id)
@@ -185,24 +148,24 @@ class BatchClaims:
                 answers = self._answers(id, failed)
                 if (first := next(answers, None)) is None:
                     continue
-                file = new_file_id()
-                size = self._place.write(file, (line + b"\n" for line in chain((first,), answers)))
+                file_id = new_file_id()
+                size = self._place.write(file_id, (line + b"\n" for line in chain((first,), answers)))
                 files[f"{kind}_file_id"] = FileObject(
-                    id=file, bytes=size, created_at=now, expires_at=None if expires_s is None else now + expires_s,
+                    id=file_id, bytes=size, created_at=now, expires_at=None if expires_s is None else now + expires_s,
                     filename=f"{id}_{kind}.jsonl", purpose="batch_output",
                 )  # fmt: skip
             with self._place.transaction(id) as execute:
                 batch = self._claimed(execute, claim)
-                for one in files.values():
-                    insert_file(self._place, execute, tenant, one)
+                for file in files.values():
+                    self._insert_file(execute, tenant, file)
                 ended = batch.entered(
-                    status, now, errors=errors, **{key: one.id for key, one in files.items()}
+                    status, now, errors=errors, **{key: file.id for key, file in files.items()}
                 )
-                update_batch(self._place, execute, ended)
+                self._update_batch(execute, ended)
                 for table in ("answers", "losses", "claims"):
                     execute(f"DELETE FROM {table} WHERE batch = %s", id)
         except BaseException:
-            remove_contents(self._place, [one.id for one in files.values()])
+            self._remove_contents([file.id for file in files.values()])
             raise
         return ended
 
@@ -210,9 +173,9 @@ class BatchClaims:
         return self._only(execute(_CLAIMED, claim.id, claim.tenant, claim.run).fetchall(), claim)
 
     def _only(self, rows: Sequence[Sequence[object]], claim: Claim) -> BatchObject:
-        if not (found := read_batches(self._place, rows)):
-            raise ClaimLost(claim.id)
-        return found[0].batch
+        for owned in self._batches(rows):
+            return owned.batch
+        raise ClaimLost(claim.id)
 
     def _claim_until(self, claim: Claim, seconds: float) -> None:
         with self._place.transaction(claim.id) as execute:

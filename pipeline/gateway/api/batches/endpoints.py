@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Literal
 from urllib.parse import quote
@@ -30,15 +30,16 @@ from pipeline.gateway.api.batches.objects import (
 from pipeline.gateway.api.batches.runner import BatchRunner
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.parsing import parse_request, validate_request
-from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily, json_answer
+from pipeline.gateway.context import EndpointFamily, GatewayContext
+from pipeline.gateway.database import disk_errors
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.state.database import disk_errors
+from pipeline.gateway.routes import ApiRoute, json_answer
 
-_FORM_BYTES = 64 * 1024  # of a form besides its file
+_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+_FORM_BYTES = 64 * 1024  # bytes of a form besides its file
 _UPLOADS_OF_TENANT = 4  # at once: each takes room on the disk before it is known whether it may be kept
-_PART_BYTES = 256 * 1024  # of a file that is read
+_PART_BYTES = 256 * 1024  # bytes of a file that are read at once
 _MAX_NAME = 255  # characters of a file's name
 
 
@@ -59,32 +60,26 @@ class FileForm(BaseModel):
     expires_after: ExpiresAfter | None = None
 
 
-class FileEndpoints(EndpointFamily):
+class StorageEndpoints(EndpointFamily):
+    """Endpoints over files and batches."""
+
+    @property
+    def storage(self) -> BatchStorage:
+        """Storage of files and batches. Raises `ApiError` (501) if there is none."""
+        return self.context.batch_storage
+
+
+class FileEndpoints(StorageEndpoints):
     """Files."""
 
     def __init__(self, context: GatewayContext) -> None:
         super().__init__(context)
         self._uploads: Counter[str] = Counter()  # under way, by tenant
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        one = "/v1/files/{file_id}"
-        return (
-            ApiEndpoint(
-                "POST", "/v1/files", self._upload, "Upload a file for a batch.", form=FileForm, response=FileObject
-            ),
-            ApiEndpoint("GET", "/v1/files", self._list, "List files.", query=FileQuery, response=Page[FileObject]),
-            ApiEndpoint("GET", one, self._show, "Describe a file.", response=FileObject),
-            ApiEndpoint("DELETE", one, self._delete, "Delete a file.", response=FileDeleted),
-            ApiEndpoint("GET", f"{one}/content", self._content, "Read a file.", media_type="application/octet-stream"),
-        )  # fmt: skip
-
-    @property
-    def _storage(self) -> BatchStorage:
-        return self.context.batch_storage
-
+    @ApiRoute("POST", "/v1/files", "Upload a file for a batch.", form=FileForm, response=FileObject)
     async def _upload(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        limited = _limited(request, self._storage.limits.file_bytes)
+        limited = _limited(request, self.storage.limits.file_bytes)
         with disk_errors("the folder of temporary files"), self._uploading(tenant):
             async with limited.form(max_files=1, max_fields=8) as form:
                 fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
@@ -95,7 +90,7 @@ class FileEndpoints(EndpointFamily):
                     raise ApiError(400, f"file: its name has more than {_MAX_NAME} characters", param="file")
                 expires_s = None if parsed.expires_after is None else parsed.expires_after.seconds
                 made = await self.context.use_state(
-                    self._storage.add_file, tenant.name, upload.file, upload.filename or "file", expires_s
+                    self.storage.add_file, tenant.name, upload.file, upload.filename or "file", expires_s
                 )
         return json_answer(made)
 
@@ -110,32 +105,36 @@ class FileEndpoints(EndpointFamily):
         finally:
             self._uploads[tenant.name] -= 1
 
+    @ApiRoute("GET", "/v1/files", "List files.", query=FileQuery, response=Page[FileObject])
     async def _list(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         query = validate_request(FileQuery, dict(request.query_params))
-        found = await self.context.use_state(
-            self._storage.files,
+        files = await self.context.use_state(
+            self.storage.files,
             tenant.name,
             after=query.after,
             limit=query.limit + 1,
             newest_first=query.order == "desc",
             purpose=query.purpose,
         )
-        return json_answer(Page.of(found, query.limit))
+        return json_answer(Page.of(files, query.limit))
 
+    @ApiRoute("GET", _FILE, "Describe a file.", response=FileObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await self.context.use_state(self._storage.file, tenant.name, _file_id(request)))
+        return json_answer(await self.context.use_state(self.storage.file, tenant.name, _file_id(request)))
 
+    @ApiRoute("DELETE", _FILE, "Delete a file.", response=FileDeleted)
     async def _delete(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
-        await self.context.use_state(self._storage.delete_file, tenant.name, id)
+        await self.context.use_state(self.storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
+    @ApiRoute("GET", f"{_FILE}/content", "Read a file.", media_type="application/octet-stream")
     async def _content(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
-        file = await self.context.use_state(self._storage.file, tenant.name, id)
-        content = await self.context.use_state(self._storage.open_content, tenant.name, id)
+        file = await self.context.use_state(self.storage.file, tenant.name, id)
+        content = await self.context.use_state(self.storage.open_content, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
         headers = {
             "content-disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
@@ -198,26 +197,12 @@ class BatchQuery(BaseModel):
     limit: int = Field(default=20, ge=1, le=100)
 
 
-class BatchEndpoints(EndpointFamily):
+class BatchEndpoints(StorageEndpoints):
     """Batches, and what runs them."""
 
     def __init__(self, context: GatewayContext) -> None:
         super().__init__(context)
         self._runner = None if context.batches is None else BatchRunner(context.batches, context)
-
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        one = "/v1/batches/{batch_id}"
-        return (
-            ApiEndpoint(
-                "POST", "/v1/batches", self._create, "Make a batch of the requests in a file.",
-                request=BatchRequest, response=BatchObject,
-            ),
-            ApiEndpoint(
-                "GET", "/v1/batches", self._list, "List batches.", query=BatchQuery, response=Page[BatchObject]
-            ),
-            ApiEndpoint("GET", one, self._show, "Describe a batch.", response=BatchObject),
-            ApiEndpoint("POST", f"{one}/cancel", self._cancel, "Cancel a batch.", response=BatchObject),
-        )  # fmt: skip
 
     async def start(self) -> None:
         if self._runner is not None:
@@ -226,14 +211,13 @@ class BatchEndpoints(EndpointFamily):
     async def aclose(self) -> None:
         if self._runner is not None:
             await self._runner.aclose()
-            self._storage.close()
+            self.storage.close()
 
-    @property
-    def _storage(self) -> BatchStorage:
-        return self.context.batch_storage
-
+    @ApiRoute(
+        "POST", "/v1/batches", "Make a batch of the requests in a file.", request=BatchRequest, response=BatchObject
+    )  # fmt: skip
     async def _create(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, storage = await self.context.authenticate(request), self.storage
         asked = parse_request(BatchRequest, await self.context.receive_body(request))
         now = int(time.time())
         batch = BatchObject(
@@ -245,18 +229,21 @@ class BatchEndpoints(EndpointFamily):
         self._wake()
         return json_answer(made)
 
+    @ApiRoute("GET", "/v1/batches", "List batches.", query=BatchQuery, response=Page[BatchObject])
     async def _list(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         query = validate_request(BatchQuery, dict(request.query_params))
-        found = await self.context.use_state(
-            self._storage.batches, tenant.name, after=query.after, limit=query.limit + 1
+        batches = await self.context.use_state(
+            self.storage.batches, tenant.name, after=query.after, limit=query.limit + 1
         )
-        return json_answer(Page.of(found, query.limit))
+        return json_answer(Page.of(batches, query.limit))
 
+    @ApiRoute("GET", _BATCH, "Describe a batch.", response=BatchObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await self.context.use_state(self._storage.batch, tenant.name, _batch_id(request)))
+        return json_answer(await self.context.use_state(self.storage.batch, tenant.name, _batch_id(request)))
 
+    @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a batch.", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _batch_id(request)
 
@@ -266,7 +253,7 @@ class BatchEndpoints(EndpointFamily):
                 raise ApiError(409, text, code="batch_not_cancellable")
             return batch if batch.status == "cancelling" else batch.entered("cancelling", time.time())
 
-        cancelled = await self.context.use_state(self._storage.change, tenant.name, id, cancel)
+        cancelled = await self.context.use_state(self.storage.change, tenant.name, id, cancel)
         self._wake()
         return json_answer(cancelled)
 

@@ -11,8 +11,9 @@ import io
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Self
 
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from pipeline.gateway.api.batches.endpoints import StorageEndpoints
 from pipeline.gateway.api.batches.objects import (
     EXPIRED,
     FINAL,
@@ -31,13 +33,18 @@ from pipeline.gateway.api.batches.objects import (
     RequestCounts,
 )
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
-from pipeline.gateway.api.models import AnthropicPageQuery, rfc3339
-from pipeline.gateway.api.parsing import parse_request, validate_request
+from pipeline.gateway.api.models import AnthropicPageQuery, list_page, rfc3339
+from pipeline.gateway.api.parsing import parse_request, raise_faults, validate_request
 from pipeline.gateway.bounds import MAX_FAULTS
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint, EndpointFamily
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import Tenant
+from pipeline.gateway.routes import ApiRoute
 
-_LINE_BYTES = 2**26  # of a request; the body of the batch is bounded
+_BATCHES = f"{MESSAGES}/batches"
+_BATCH = f"{_BATCHES}/{{batch_id}}"
+_LINE_BYTES = 2**26  # bytes of a request; the body of the batch is bounded
+_RESULTS_S = 29 * 24 * 3600
+_RESULT_LINES = 64  # lines read at once
 
 
 class MessageBatchItem(BaseModel):
@@ -58,26 +65,22 @@ class MessageBatchRequest(BaseModel):
     def _check_ids(self) -> Self:
         first: dict[str, int] = {}
         faults = [
-            f"requests.{index}.custom_id: is that of requests.{first[one.custom_id]}, too"
-            for index, one in enumerate(self.requests)
-            if first.setdefault(one.custom_id, index) != index
+            f"requests.{index}.custom_id: is that of requests.{first[item.custom_id]}, too"
+            for index, item in enumerate(self.requests)
+            if first.setdefault(item.custom_id, index) != index
         ]
-        if faults:
-            raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param="requests")
+        raise_faults(faults, "requests")
         return self
 
     def input_file(self, models: Sequence[str]) -> tuple[io.BytesIO, str]:
-        """Return the input file of the batch, and the model that all requests name.
-
-        Args:
-            models: names that a request may have.
+        """Return the input file of the batch, and the model that all requests name, one of `models`.
 
         Raises:
             ApiError: 400; a request names no model, another one than the first or one that is not there, or a stream.
         """
         lines = (
-            {"custom_id": one.custom_id, "method": "POST", "url": MESSAGES, "body": one.params}
-            for one in self.requests
+            {"custom_id": item.custom_id, "method": "POST", "url": MESSAGES, "body": item.params}
+            for item in self.requests
         )
         content = io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         model, faults = InputFile(content, _LINE_BYTES).check(MESSAGES, models)
@@ -91,20 +94,13 @@ class MessageBatchRequest(BaseModel):
 
 
 def message_batch(batch: BatchObject, base_url: str, storage: BatchStorage, tenant: str) -> dict[str, Any]:
-    """Return Anthropic's object of a batch.
-
-    Args:
-        batch: the batch.
-        base_url: URL of this server, with a slash at its end.
-        storage: of the batch; it is asked how many requests have expired.
-        tenant: tenant of the batch.
-    """
+    """Return Anthropic's object of a batch of a tenant; the URL of the server ends with a slash."""
     ended, counts = batch.status in FINAL, batch.request_counts
     left = counts.total - counts.completed - counts.failed
     expired = _count_expired(batch, storage, tenant) if batch.status == "expired" else 0
-    told = {"processing": counts.total, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+    counted = {"processing": counts.total, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
     if ended:
-        told = {
+        counted = {
             "processing": 0, "succeeded": counts.completed, "expired": expired,
             "errored": counts.failed - expired + (left if batch.status == "failed" else 0),
             "canceled": left if batch.status == "cancelled" else 0,
@@ -115,10 +111,10 @@ def message_batch(batch: BatchObject, base_url: str, storage: BatchStorage, tena
         "id": batch.id,
         "type": "message_batch",
         "processing_status": status,
-        "request_counts": told,
+        "request_counts": counted,
         "created_at": rfc3339(batch.created_at),
         "expires_at": rfc3339(batch.expires_at),
-        "ended_at": next((rfc3339(one) for one in ends if ended and one is not None), None),
+        "ended_at": next((rfc3339(end) for end in ends if ended and end is not None), None),
         "cancel_initiated_at": None if batch.cancelling_at is None else rfc3339(batch.cancelling_at),
         "archived_at": None,
         "results_url": f"{base_url}v1/messages/batches/{batch.id}/results" if ended else None,
@@ -127,11 +123,6 @@ def message_batch(batch: BatchObject, base_url: str, storage: BatchStorage, tena
 
 def results(batch: BatchObject, storage: BatchStorage, tenant: str) -> Iterator[bytes]:
     """Read the results of a batch that has ended, one line of JSON for each request.
-
-    Args:
-        batch: the batch.
-        storage: of the batch.
-        tenant: tenant of the batch.
 
     Raises:
         ApiError: 404, if its files were deleted.
@@ -186,49 +177,21 @@ def _count_expired(batch: BatchObject, storage: BatchStorage, tenant: str) -> in
         return batch.request_counts.failed
 
 
-_RESULTS_S = 29 * 24 * 3600
-_RESULT_LINES = 64  # that are read at once
-
-
-class MessageBatchEndpoints(EndpointFamily):
+class MessageBatchEndpoints(StorageEndpoints):
     """Message batches; `BatchEndpoints` runs them."""
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        all_of_them = f"{MESSAGES}/batches"
-        one = f"{all_of_them}/{{batch_id}}"
-        return (
-            ApiEndpoint(
-                "POST", all_of_them, self._create, "Make a message batch, as Anthropic's API does.",
-                request=MessageBatchRequest,
-            ),
-            ApiEndpoint("GET", all_of_them, self._list, "List message batches.", query=AnthropicPageQuery),
-            ApiEndpoint("GET", one, self._show, "Describe a message batch."),
-            ApiEndpoint("DELETE", one, self._delete, "Delete a message batch that has ended."),
-            ApiEndpoint("POST", f"{one}/cancel", self._cancel, "Cancel a message batch."),
-            ApiEndpoint(
-                "GET", f"{one}/results", self._results, "Read the results of a message batch.",
-                media_type="application/x-jsonl",
-            ),
-        )  # fmt: skip
-
-    @property
-    def _storage(self) -> BatchStorage:
-        return self.context.batch_storage
-
+    @ApiRoute("POST", _BATCHES, "Make a message batch, as Anthropic's API does.", request=MessageBatchRequest)
     async def _create(self, request: Request) -> Response:
-        context, storage = self.context, self._storage
+        context, storage = self.context, self.storage
         tenant = await context.authenticate(request)
         body = await context.receive_body(request)
         asked = await context.parsers.run(
             lambda: parse_request(MessageBatchRequest, body), request, len(body), tenant
         )
-        id, now, names = (
-            f"{MESSAGE_BATCH_PREFIX}{secrets.token_hex(12)}",
-            int(time.time()),
-            context.model_names(),
-        )
+        id, now = f"{MESSAGE_BATCH_PREFIX}{secrets.token_hex(12)}", int(time.time())
+        names = context.model_names()
 
-        def make() -> dict[str, Any]:
+        def make() -> BatchObject:
             content, model = asked.input_file(names)
             file = storage.add_file(tenant.name, content, f"{id}_input.jsonl")
             batch = BatchObject(
@@ -236,45 +199,40 @@ class MessageBatchEndpoints(EndpointFamily):
                 expires_at=now + WINDOW_S, request_counts=RequestCounts(total=len(asked.requests)),
             )  # fmt: skip
             try:
-                made = storage.add_batch(tenant.name, batch, _RESULTS_S)
+                return storage.add_batch(tenant.name, batch, _RESULTS_S)
             except ApiError:
                 storage.delete_file(tenant.name, file.id)
                 raise
-            return message_batch(made, str(request.base_url), storage, tenant.name)
 
-        return JSONResponse(await context.use_state(make))
+        return await self._described(request, tenant, make)
 
+    @ApiRoute("GET", _BATCHES, "List message batches.", query=AnthropicPageQuery)
     async def _list(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, storage = await self.context.authenticate(request), self.storage
         query = validate_request(AnthropicPageQuery, dict(request.query_params))
 
         def page() -> dict[str, Any]:
-            found = storage.batches(
+            batches = storage.batches(
                 tenant.name,
                 prefix=MESSAGE_BATCH_PREFIX,
                 after=query.after_id,
                 before=query.before_id,
                 limit=query.limit + 1,
             )
-            shown = found[-query.limit :] if query.before_id is not None else found[: query.limit]
-            data = [message_batch(one, str(request.base_url), storage, tenant.name) for one in shown]
-            first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-            return {"data": data, "has_more": len(found) > query.limit, "first_id": first, "last_id": last}
+            shown = batches[-query.limit :] if query.before_id is not None else batches[: query.limit]
+            data = [message_batch(batch, str(request.base_url), storage, tenant.name) for batch in shown]
+            return list_page(data, has_more=len(batches) > query.limit)
 
         return JSONResponse(await self.context.use_state(page))
 
+    @ApiRoute("GET", _BATCH, "Describe a message batch.")
     async def _show(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, id = await self.context.authenticate(request), _id(request)
+        return await self._described(request, tenant, partial(self.storage.batch, tenant.name, id))
 
-        def show() -> dict[str, Any]:
-            return message_batch(
-                storage.batch(tenant.name, _id(request)), str(request.base_url), storage, tenant.name
-            )
-
-        return JSONResponse(await self.context.use_state(show))
-
+    @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a message batch.")
     async def _cancel(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, id = await self.context.authenticate(request), _id(request)
 
         def cancel(batch: BatchObject) -> BatchObject:
             if batch.status in FINAL:
@@ -282,14 +240,25 @@ class MessageBatchEndpoints(EndpointFamily):
             running = batch.status not in ("cancelling", "finalizing")
             return batch.entered("cancelling", time.time()) if running else batch
 
-        def change() -> dict[str, Any]:
-            changed = storage.change(tenant.name, _id(request), cancel)
-            return message_batch(changed, str(request.base_url), storage, tenant.name)
+        change = partial(self.storage.change, tenant.name, id, cancel)
+        return await self._described(request, tenant, change)
 
-        return JSONResponse(await self.context.use_state(change))
+    async def _described(self, request: Request, tenant: Tenant, call: Callable[[], BatchObject]) -> Response:
+        """Answer with the message batch that a call returns."""
+        storage = self.storage
 
+        def describe() -> dict[str, Any]:
+            return message_batch(call(), str(request.base_url), storage, tenant.name)
+
+        return JSONResponse(await self.context.use_state(describe))
+
+    @ApiRoute("DELETE", _BATCH, "Delete a message batch that has ended.")
     async def _delete(self, request: Request) -> Response:
-        tenant, storage, id = await self.context.authenticate(request), self._storage, _id(request)
+        tenant, storage, id = (
+            await self.context.authenticate(request),
+            self.storage,
+            _id(request),
+        )
 
         def delete() -> None:
             batch = storage.delete_batch(tenant.name, id)
@@ -302,8 +271,15 @@ class MessageBatchEndpoints(EndpointFamily):
         await self.context.use_state(delete)
         return JSONResponse({"id": id, "type": "message_batch_deleted"})
 
+    @ApiRoute(
+        "GET", f"{_BATCH}/results", "Read the results of a message batch.", media_type="application/x-jsonl"
+    )
     async def _results(self, request: Request) -> Response:
-        tenant, storage, id = await self.context.authenticate(request), self._storage, _id(request)
+        tenant, storage, id = (
+            await self.context.authenticate(request),
+            self.storage,
+            _id(request),
+        )
         batch = await self.context.use_state(storage.batch, tenant.name, id)
         if batch.status not in FINAL:
             text = f"Batch {id} has no results yet: its processing_status is in_progress or canceling."
@@ -325,11 +301,7 @@ class MessageBatchEndpoints(EndpointFamily):
 
 
 def _id(request: Request) -> str:
-    """The id of a message batch.
-
-    Raises:
-        ApiError: 404, if it is none; a batch of OpenAI's API has another kind of id.
-    """
+    """Id of a message batch; 404 for that of another batch, which is OpenAI's."""
     id = str(request.path_params["batch_id"])
     if not id.startswith(MESSAGE_BATCH_PREFIX):
         raise no_batch(id)

@@ -20,7 +20,7 @@ BatchStatus = Literal[
 ]
 WINDOW_S = 24 * 3600  # from the making of a batch until it expires
 MESSAGES: Literal["/v1/messages"] = "/v1/messages"
-MESSAGE_BATCH_PREFIX = "msgbatch_"  # of the ids of message batches
+MESSAGE_BATCH_PREFIX = "msgbatch_"  # beginning of their ids
 # Code of a request that had no answer when the time of its batch was over.
 EXPIRED = "batch_expired"
 # No batch leaves these.
@@ -70,7 +70,7 @@ class BatchRequest(BaseModel):
 
 
 class BatchFault(BaseModel):
-    """What is wrong with a line of an input file."""
+    """Fault of a line of an input file."""
 
     code: str
     message: str
@@ -144,21 +144,16 @@ class Page(BaseModel, Generic[_Listed]):
     has_more: bool = False
 
     @classmethod
-    def of(cls, found: Sequence[FileObject | BatchObject], limit: int) -> Page[Any]:
-        """Make a page of at most `limit` objects.
-
-        Args:
-            found: one more than that, if there is one more.
-            limit: of the page.
-        """
-        shown = found[:limit]
+    def of(cls, objects: Sequence[FileObject | BatchObject], limit: int) -> Page[Any]:
+        """Make a page of at most `limit` of `objects`, which are one more if there is one more."""
+        shown = objects[:limit]
         first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return Page[Any](data=list(shown), first_id=first, last_id=last, has_more=len(found) > limit)
+        return Page[Any](data=list(shown), first_id=first, last_id=last, has_more=len(objects) > limit)
 
 
 _MAX_REQUESTS = 50_000
 _MAX_LINES = 2 * _MAX_REQUESTS  # with empty ones
-_MAX_FAULTS = 100  # that are told
+_MAX_FAULTS = 100  # faults in one answer
 _MAX_QUOTED = 64  # characters of the file in the message of a fault
 
 
@@ -169,8 +164,8 @@ class InputFile:
         """Find where each line begins, as far as the file keeps its limits; `check` tells where it does not.
 
         Args:
-            file: is read from where it is, and closed by `close`.
-            max_line_bytes: of a line, with its end.
+            file: file that is read from where it is, and closed by `close`.
+            max_line_bytes: most bytes of a line, with its end.
         """
         self._file, self._lock = file, threading.Lock()
         self._spans: list[tuple[int, int, int]] = []  # first byte, bytes, number of the line from 1
@@ -193,11 +188,7 @@ class InputFile:
         return len(self._spans)
 
     def read(self, index: int) -> BatchLine:
-        """Return a request that `check` has found right.
-
-        Args:
-            index: from 0.
-        """
+        """Return a request that `check` has found right, by its number from 0."""
         at, size, _ = self._spans[index]
         return BatchLine.model_validate_json(self._read(at, size))
 
@@ -212,14 +203,10 @@ class InputFile:
             return self._file.read(size)
 
     def check(self, endpoint: str, models: Sequence[str]) -> tuple[str | None, list[BatchFault]]:
-        """Check all requests.
-
-        Args:
-            endpoint: of the batch.
-            models: names that a request may have.
+        """Check all requests of a batch of `endpoint`, each of which may name one of `models`.
 
         Returns:
-            The model that all requests name, and what is wrong, the first hundred faults of it.
+            The model that all requests name, and the first hundred faults.
         """
         if self._beyond is not None:
             return None, [self._beyond]
@@ -229,10 +216,10 @@ class InputFile:
         seen: dict[str, int] = {}
         model: str | None = None
         for at, size, number in self._spans:
-            text = self._read(at, size)
+            request = self._read(at, size)
             try:
-                check_json(text)
-                line = BatchLine.model_validate_json(text)
+                check_json(request)
+                line = BatchLine.model_validate_json(request)
             except ApiError as error:
                 faults.append(BatchFault(code="invalid_request", message=error.message, line=number))
             except ValidationError as error:
@@ -242,9 +229,9 @@ class InputFile:
                 model = model or (named if isinstance(named, str) else None)
                 faults += self._faults_of(line, number, endpoint, model, models)
                 if (first := seen.setdefault(line.custom_id, number)) != number:
-                    told = f"The custom_id {line.custom_id!r} is that of line {first}, too."
+                    text = f"The custom_id {line.custom_id!r} is that of line {first}, too."
                     faults.append(
-                        BatchFault(code="duplicate_custom_id", message=told, line=number, param="custom_id")
+                        BatchFault(code="duplicate_custom_id", message=text, line=number, param="custom_id")
                     )
             if len(faults) >= _MAX_FAULTS:
                 break

@@ -21,16 +21,16 @@ from typing import Any, BinaryIO
 
 from pipeline.cache.encryption import Codec, UnreadableEntry
 from pipeline.gateway.api.batches.rows import BATCH_TABLES, LATER_TABLES
-from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import (
+from pipeline.gateway.database import (
     Execute,
+    PostgresDatabase,
     SqliteDatabase,
     StorageFailed,
     Unsealed,
     disk_errors,
     sqlite_tables,
 )
-from pipeline.gateway.state.postgres import PostgresDatabase
+from pipeline.gateway.errors import ApiError
 from pipeline.sqlite_file import open_database
 
 _VERSION = 1
@@ -42,10 +42,7 @@ class BatchFolder:
     codec: Codec = Unsealed()
 
     def __init__(self, folder: Path) -> None:
-        """
-        Args:
-            folder: it is made when something is stored for the first time.
-        """
+        """`folder` is made when something is stored for the first time."""
         self._folder = folder
         self._contents = folder / "contents"
         self._database = SqliteDatabase(self._open_database, folder)
@@ -121,10 +118,7 @@ class PostgresBatches:
     in_use = True
 
     def __init__(self, database: PostgresDatabase) -> None:
-        """
-        Args:
-            database: a database with `BATCH_TABLES` and `CONTENT_TABLES`.
-        """
+        """`database` has `BATCH_TABLES` and `CONTENT_TABLES`."""
         self._database = database
 
     @property

@@ -34,9 +34,9 @@ _POLL_S = 1.0  # how soon a batch, or its cancellation, of another gateway is se
 _SWEEP_S = 3600.0
 _RETRY_S = 5.0  # after the storage, or a model, could not be used
 _RENEW_S = CLAIM_S / 5
-_BATCHES_OF_TENANT = 2  # that are run at once
+_BATCHES_OF_TENANT = 2  # batches of one tenant that run at once
 _CHUNK = 256  # answers in one transaction
-_ENVELOPE_BYTES = 8 * 1024  # of a line besides the body of its request
+_ENVELOPE_BYTES = 8 * 1024  # bytes of a line besides the body of its request
 # Statuses of answers that say that the request may be asked again later.
 _LATER = (429, 503)
 _MAX_LOSSES = BlamePolicy().max_losses
@@ -85,17 +85,12 @@ class BatchRunner:
     """Runs all batches of a storage whose models this gateway serves, but for those that another gateway runs."""
 
     def __init__(self, storage: BatchStorage, context: GatewayContext) -> None:
-        """
-        Args:
-            storage: of the batches.
-            context: of the gateway; its `application` answers the requests.
-        """
         self._storage, self._claims, self._context = storage, storage.claims, context
         self._running: dict[str, asyncio.Task[None]] = {}  # by id of the batch
         self._of_tenant: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._fault = ""  # of the storage
+        self._fault = ""  # last fault of the storage
 
     def start(self) -> None:
         """Begin to look for batches."""
@@ -338,18 +333,7 @@ class BatchRunner:
 async def ask(
     application: ASGIApp, path: str, body: bytes, tenant: Tenant, request_id: str
 ) -> tuple[int, bytes]:
-    """Send a POST request to the gateway's own application.
-
-    Args:
-        application: of the gateway, without the guards against web pages.
-        path: of the endpoint.
-        body: JSON.
-        tenant: whose request it is.
-        request_id: unique among all requests.
-
-    Returns:
-        Status and body of the response.
-    """
+    """Send a POST request to the gateway's own application, without its guards; returns status and body."""
     status, answer, sent = 500, bytearray(), False
     scope: Scope = {
         "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "query_string": b"",

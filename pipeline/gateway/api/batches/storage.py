@@ -15,21 +15,9 @@ from typing import Any, BinaryIO
 
 from pipeline.gateway.api.batches.claims import BatchClaims
 from pipeline.gateway.api.batches.objects import FINAL, BatchObject, FileObject
-from pipeline.gateway.api.batches.rows import (
-    SELECT_BATCHES,
-    UNFINISHED,
-    BatchPlace,
-    OwnedBatch,
-    insert_file,
-    new_file_id,
-    read_batches,
-    read_files,
-    remove_contents,
-    seal_object,
-    update_batch,
-)  # fmt: skip
+from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchPlace, BatchRows, new_file_id
+from pipeline.gateway.database import Execute, known_form, marks
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import Execute, known_form, marks
 
 _ABANDONED_S = 24 * 3600.0  # age of bytes without a file, which no process writes any more
 _KEPT_S = 30 * 24 * 3600  # input files, and batches that are over
@@ -56,22 +44,15 @@ class StorageLimits:
     finished: int = 10_000
 
 
-class BatchStorage:
-    """See the module.
+class BatchStorage(BatchRows):
+    """Files and batches of tenants; `claims` are the same batches for the runner.
 
-    Attributes:
-        limits: bounds for each tenant.
-        claims: the same batches, for the runner.
+    Methods that take an id raise `ApiError` (404) if the tenant has nothing of this id.
     """
 
     def __init__(self, place: BatchPlace, limits: StorageLimits = StorageLimits()) -> None:
-        """
-        Args:
-            place: place of files and batches.
-            limits: bounds for each tenant.
-        """
-        self._place, self.limits = place, limits
-        self.claims = BatchClaims(place)
+        super().__init__(place)
+        self.limits, self.claims = limits, BatchClaims(place)
 
     @property
     def in_use(self) -> bool:
@@ -91,7 +72,7 @@ class BatchStorage:
 
         Args:
             tenant: name of the tenant.
-            content: the whole of it is read.
+            content: file, read from its start to its end.
             filename: name that the client gave it.
             expires_s: seconds for which it is kept; None: 30 days.
 
@@ -111,27 +92,23 @@ class BatchStorage:
         try:
             with self._place.transaction(tenant) as execute:
                 self._check_room(execute, tenant, size)
-                insert_file(self._place, execute, tenant, made)
+                self._insert_file(execute, tenant, made)
         except BaseException:
-            remove_contents(self._place, (made.id,))
+            self._remove_contents((made.id,))
             raise
         return made
 
     def file(self, tenant: str, id: str) -> FileObject:
-        """Return a file.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id.
-        """
+        """Return a file."""
         rows = self._place.read(
             "SELECT id, object FROM files WHERE id = %s AND tenant = %s", known_form(id), tenant
         )
-        if not (found := read_files(self._place, rows)):
-            raise _no_file(id)
-        return found[0]
+        for file in self._files(rows):
+            return file
+        raise _no_file(id)
 
     def open_content(self, tenant: str, id: str) -> BinaryIO:
-        """Open the bytes of a file for reading. Raises what `file` does."""
+        """Open the bytes of a file for reading."""
         return self._place.open(self.file(tenant, id).id)
 
     def files(
@@ -146,14 +123,10 @@ class BatchStorage:
             where += f" AND n {sign} (SELECT n FROM files WHERE id = %s AND tenant = %s)"
             values += [known_form(after), tenant]
         query = f"SELECT id, object FROM files WHERE {where} ORDER BY n {order} LIMIT %s"
-        return read_files(self._place, self._place.read(query, *values, limit))
+        return self._files(self._place.read(query, *values, limit))
 
     def delete_file(self, tenant: str, id: str) -> None:
-        """Delete a file.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id; 409, if a batch that is not over reads it.
-        """
+        """Delete a file. Raises `ApiError` (409) if a batch that is not over reads it."""
         id = known_form(id)
         with self._place.transaction(tenant) as execute:
             self._check_file(execute, tenant, id)
@@ -166,12 +139,7 @@ class BatchStorage:
     # Batches
 
     def add_batch(self, tenant: str, batch: BatchObject, output_expires_s: int | None) -> BatchObject:
-        """Keep a new batch.
-
-        Args:
-            tenant: name of the tenant.
-            batch: the new batch.
-            output_expires_s: seconds for which the files that it ends in are kept; None: until they are deleted.
+        """Keep a new batch, and the files that it ends in for `output_expires_s`; None: until they are deleted.
 
         Raises:
             ApiError: 404, if its input file does not exist; 413, if the tenant's files leave no room for those that
@@ -186,7 +154,7 @@ class BatchStorage:
             if count >= self.limits.unfinished:
                 text = f"{count} batches of yours are not over; wait for one, or cancel it"
                 raise ApiError(429, text, code="batch_limit", retry_after_s=60)
-            row = (batch.id, tenant, batch.status, output_expires_s, seal_object(self._place, batch))
+            row = (batch.id, tenant, batch.status, output_expires_s, self._sealed(batch))
             execute(
                 f"INSERT INTO batches (id, tenant, status, output_expires_s, object) VALUES {marks(row)}",
                 *row,
@@ -199,11 +167,7 @@ class BatchStorage:
         return batch
 
     def batch(self, tenant: str, id: str) -> BatchObject:
-        """Return a batch with the counts of now.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id.
-        """
+        """Return a batch with the counts of now."""
         query = f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s"
         return self._only_batch(self._place.read(query, known_form(id), tenant), id)
 
@@ -227,15 +191,11 @@ class BatchStorage:
         from_end = before is not None and after is None
         order = "ASC" if from_end else "DESC"
         rows = self._place.read(f"{SELECT_BATCHES} WHERE {where} ORDER BY n {order} LIMIT %s", *values, limit)
-        found = [one.batch for one in read_batches(self._place, rows)]
-        return found[::-1] if from_end else found
+        batches = [owned.batch for owned in self._batches(rows)]
+        return batches[::-1] if from_end else batches
 
     def delete_batch(self, tenant: str, id: str) -> BatchObject:
-        """Delete a batch that is over, but not its files, and return it.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id; 400, if it is not over.
-        """
+        """Delete a batch, but not its files, and return it. Raises `ApiError` (400) if it is not over."""
         id = known_form(id)
         with self._place.transaction(id) as execute:
             rows = execute(f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s", id, tenant).fetchall()
@@ -248,16 +208,12 @@ class BatchStorage:
         return batch
 
     def change(self, tenant: str, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
-        """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id.
-        """
+        """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here."""
         id = known_form(id)
         with self._place.transaction(id) as execute:
             rows = execute(f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s", id, tenant).fetchall()
             changed = change(self._only_batch(rows, id))
-            update_batch(self._place, execute, changed)
+            self._update_batch(execute, changed)
         return changed
 
     def sweep(self) -> None:
@@ -273,9 +229,9 @@ class BatchStorage:
                     execute("DELETE FROM files WHERE id = %s AND tenant = %s", id, tenant)
             for id in gone:
                 self._place.remove(id)
-        for one in self._finished_before(now - _KEPT_S):
-            with self._place.transaction(one.batch.id) as execute:
-                execute("DELETE FROM batches WHERE id = %s", one.batch.id)
+        for id in self._finished_before(now - _KEPT_S):
+            with self._place.transaction(id) as execute:
+                execute("DELETE FROM batches WHERE id = %s", id)
         self._place.remove_unknown(_ABANDONED_S)
 
     def _check_room(self, execute: Execute, tenant: str, size: int) -> None:
@@ -298,25 +254,26 @@ class BatchStorage:
             raise _no_file(id)
 
     def _only_batch(self, rows: Iterable[Sequence[Any]], id: str) -> BatchObject:
-        if not (found := read_batches(self._place, rows)):
-            raise no_batch(id)
-        return found[0].batch
+        for owned in self._batches(rows):
+            return owned.batch
+        raise no_batch(id)
 
     def _unfinished_inputs(self, execute: Execute, tenant: str) -> dict[str, str]:
         """Input file -> batch, of the batches of a tenant that are not over."""
         rows = execute(f"{SELECT_BATCHES} WHERE tenant = %s AND {UNFINISHED}", tenant).fetchall()
-        return {one.batch.input_file_id: one.batch.id for one in read_batches(self._place, rows)}
+        batches = [owned.batch for owned in self._batches(rows)]
+        return {batch.input_file_id: batch.id for batch in batches}
 
-    def _finished_before(self, created_at: int) -> Iterator[OwnedBatch]:
-        """Batches that are over, from the oldest to the first that was created later."""
+    def _finished_before(self, created_at: int) -> Iterator[str]:
+        """Ids of batches that are over, from the oldest to the first that was created later."""
         query = f"SELECT n FROM batches WHERE NOT {UNFINISHED} AND n > %s ORDER BY n LIMIT {_PAGE}"
         last = -1
         while numbers := [row[0] for row in self._place.read(query, last)]:
             rows = self._place.read(f"{SELECT_BATCHES} WHERE n IN {marks(numbers)} ORDER BY n", *numbers)
-            for one in read_batches(self._place, rows):
-                if one.batch.created_at > created_at:
+            for owned in self._batches(rows):
+                if owned.batch.created_at > created_at:
                     return
-                yield one
+                yield owned.batch.id
             last = numbers[-1]
 
 

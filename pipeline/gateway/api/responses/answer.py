@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile, islice, takewhile
-from typing import Any, ClassVar
+from typing import Any
 
-from pipeline.client import Cached, Chunk, PromptTooLong
+from pipeline.client import Chunk, PromptTooLong
 from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.api.model_answer import AnswerContext
 from pipeline.gateway.api.responses.request import (
     ResponseRequest,
     item_id,
@@ -30,14 +30,11 @@ from pipeline.gateway.api.responses.request import (
     to_messages,
 )
 from pipeline.gateway.api.responses.stored import Item, StoredConversation, StoredResponse, StoredResponses
-from pipeline.gateway.api.sse import KEEP_ALIVE, encode_event, encode_json, encode_text
-from pipeline.gateway.api.translated import AnswerItem, AnswerItems, ItemStep
+from pipeline.gateway.api.sse import encode_event, encode_json, encode_text
+from pipeline.gateway.api.translated import AnswerItem, ItemAnswer, ItemStep
 from pipeline.gateway.bounds import MAX_MESSAGES, MAX_REFERRED
+from pipeline.gateway.database import known_form
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.limits import Tenant
-from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.state.database import known_form
-from pipeline.gateway.traces import Span
 
 _READ_AT_ONCE = 16
 
@@ -58,7 +55,7 @@ class RecalledResponses:
     @property
     def size(self) -> int:
         """Bytes of JSON."""
-        return self.before.size + sum(one.size for one in self.referred.values())
+        return self.before.size + sum(response.size for response in self.referred.values())
 
     def take_item(self, id: str) -> Item | None:
         """Return an item of a response; None if there is none of this id, or it was taken already."""
@@ -72,13 +69,7 @@ class RecalledResponses:
 def recall(
     request: ResponseRequest, tenant: str, stored: StoredResponses, most_bytes: int
 ) -> RecalledResponses:
-    """Read what a request continues and refers to. It blocks.
-
-    Args:
-        request: body of the client's request.
-        tenant: name of the tenant.
-        stored: responses of all tenants.
-        most_bytes: most bytes of JSON that are read.
+    """Read what a request continues and refers to, at most `most_bytes` of JSON of each. It blocks.
 
     Raises:
         ApiError: 400, if something is not stored, or too large; 501, if nothing is stored here; 503, if what stores
@@ -94,17 +85,17 @@ def _conversation(
     id = request.previous_response_id
     if id is None:
         return StoredConversation()
-    found = stored.conversation(tenant, known_form(id), most_items=MAX_MESSAGES, most_bytes=most_bytes)
-    if found is None:
+    before = stored.conversation(tenant, known_form(id), most_items=MAX_MESSAGES, most_bytes=most_bytes)
+    if before is None:
         text = f"Previous response with id '{id[:64]}' not found."
         raise ApiError(400, text, param="previous_response_id", code="previous_response_not_found")
-    if found.complete:
-        return found
+    if before.complete:
+        return before
     if request.truncation != "auto":
         text = f"The conversation has more than {MAX_MESSAGES} items or {most_bytes} bytes"
         raise ApiError(400, text, param="previous_response_id", code="context_length_exceeded")
     # The results of calls stand after the calls.
-    return found._replace(items=list(dropwhile(lambda item: item.get("role") != "user", found.items)))
+    return before._replace(items=list(dropwhile(lambda item: item.get("role") != "user", before.items)))
 
 
 def _referred(
@@ -113,122 +104,78 @@ def _referred(
     ids = dict.fromkeys(known_form(response_of_item(item)) for item in request.referred_items)
     if len(ids) > MAX_REFERRED:
         raise ApiError(400, f"input: refers to items of more than {MAX_REFERRED} responses", param="input")
-    found: dict[str, StoredResponse] = {}
+    responses: dict[str, StoredResponse] = {}
     left = iter(ids)
     while page := tuple(islice(left, _READ_AT_ONCE)):
-        found |= stored.find(tenant, page)
-        if sum(one.size for one in found.values()) > most_bytes:
+        responses |= stored.find(tenant, page)
+        if sum(response.size for response in responses.values()) > most_bytes:
             raise ApiError(400, "input: refers to too many large responses", param="input")
-    return found
+    return responses
 
 
 # Stores a response under its id, and returns whether it did.
 Store = Callable[[str, StoredResponse], Awaitable[bool]]
 
 
-class ModelResponse:
-    """One response. It may be made in any thread; its methods are for the event loop."""
-
-    keep_alive: ClassVar = KEEP_ALIVE
+class ModelResponse(ItemAnswer):
+    """One response."""
 
     def __init__(
         self,
         request: ResponseRequest,
-        model: ServedModel,
-        tenant: Tenant,
-        request_id: str,
-        span: Span,
-        *,
+        context: AnswerContext,
         recalled: RecalledResponses,
         store: Store | None,
     ) -> None:
-        """Check the request, render its prompt, and count its tokens.
-
+        """
         Args:
-            request: of the client.
-            model: that it names.
-            tenant: whose request it is.
-            request_id: unique among all requests.
-            span: of the request.
+            request: body of the client's request.
+            context: model, tenant and record of the request.
             recalled: stored responses that it continues and refers to.
-            store: is called when the response is complete, unless the request wants it not to be stored; None: nothing
-                is stored here.
-
-        Raises:
-            ApiError: 400, with what is wrong.
-            PromptTooLong: the conversation has more tokens than the engine takes.
-            ClientError: the template does not take the messages.
+            store: stores the response when it is complete, unless the request says no; None: nothing is stored here.
         """
         # Nobody can guess it: where no keys are needed, whoever knows it may ask for the response.
         self.id = f"resp_{secrets.token_hex(16)}"
-        self.cached: Cached | None = None
-        self._request, self._store = request, None if request.store is False else store
-        with ResponseRequest.own_names():
-            tenant.check_choices(1)
+        with request.own_names():
             items = read_items(request.input, self.id, recalled.take_item)
             messages = to_messages(request.instructions, [*recalled.before.items, *items])
             chat = request.chat(messages)
 
             def generation(messages: Sequence[dict[str, Any]]) -> Generation:
-                return Generation(model, tenant, chat, [messages], request_id, span)
+                return context.generation(chat, [messages])
 
             try:
-                self.generation = generation(messages)
+                made = generation(messages)
             except PromptTooLong:
                 if request.truncation != "auto":
                     raise
-                self.generation = _last_that_fits(messages, generation)
+                made = _last_that_fits(messages, generation)
+        super().__init__(request, made)
+        self._store = None if request.store is False else store
+        self._previous = request.previous_response_id
         self._input, self._first_output = encode_json(items).encode(), len(items)
-        self._items = AnswerItems(self.generation)
         self._output: list[dict[str, Any]] = []
         self._sequence = 0
-        self._piece_head = ""  # of the events of the item's pieces: what is the same in all
+        self._piece_head = ""  # beginning that the events of all pieces of the item share
         constant = {
-            "id": self.id, "object": "response", "created_at": int(time.time()), "model": model.name,
+            "id": self.id, "object": "response", "created_at": int(time.time()), "model": context.model.name,
             **request.echo(),
         }  # fmt: skip
         # Encoded once: what a response repeats of its request may be large.
         self._head = encode_json(constant)[:-1]
 
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is to be streamed."""
-        return bool(self._request.stream)
-
-    async def whole(self) -> bytes:
-        """Generate the whole answer, and return the JSON of one object."""
-        with ResponseRequest.own_names():
-            async with aclosing(self.generation.chunks()) as pairs:
-                async for _, chunk in pairs:
-                    for _ in self._steps(chunk):
-                        pass
-        _, response = await self._end()
+    async def body(self) -> bytes:
+        _, response = await self._complete()
         return response.encode()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Generate the answer as server-sent events, those of a chunk as soon as it has come."""
+    def first_events(self) -> list[bytes]:
         response = self._object("in_progress")
-        events = [self._response_event(kind, response) for kind in ("created", "in_progress")]
-        with ResponseRequest.own_names():
-            async with aclosing(self.generation.chunks()) as pairs:
-                async for _, chunk in pairs:
-                    for step in self._steps(chunk):
-                        if step.kind == "piece":
-                            events.append(self._piece_event(step))
-                        else:
-                            events += self._step_events(step)
-                    if events:
-                        yield b"".join(events)
-                        events.clear()
-        yield self._response_event(*await self._end())
+        return [self._response_event(kind, response) for kind in ("created", "in_progress")]
+
+    async def last_events(self) -> bytes:
+        return self._response_event(*await self._complete())
 
     def error_events(self, error: ApiError, request_id: str) -> bytes:
-        """Encode what ends a stream that fails after it began.
-
-        Args:
-            error: by which it fails.
-            request_id: of the request.
-        """
         failure = {"code": "server_error", "message": error.message}
         response = self._object("failed", error=failure, output=self._output)
         # OpenAI's types have the fields of an error at the top, its service has them in `error`: clients read either.
@@ -236,15 +183,17 @@ class ModelResponse:
         failed = self._event("error", **fields, **error.body(request_id))
         return failed + self._response_event("failed", response)
 
-    def _steps(self, chunk: Chunk) -> Iterator[ItemStep]:
-        self.cached = self.cached or chunk.cached
-        for step in self._items.feed(chunk):
+    def steps(self, chunk: Chunk) -> Iterator[ItemStep]:
+        for step in super().steps(chunk):
             if step.kind == "end":
-                cut_off = self._items.finish_reason == "length"
+                cut_off = self.finish_reason == "length"
                 self._output.append(self._item(step.item, "incomplete" if cut_off else "completed"))
             yield step
 
-    def _step_events(self, step: ItemStep) -> Iterator[bytes]:
+    def step_events(self, step: ItemStep) -> bytes:
+        return self._piece_event(step) if step.kind == "piece" else b"".join(self._item_events(step))
+
+    def _item_events(self, step: ItemStep) -> Iterator[bytes]:
         """Encode the beginning or the end of an item."""
         item, is_text = step.item, step.item.call is None
         of_item = {"item_id": self._item_id(item), "output_index": item.index}
@@ -291,7 +240,7 @@ class ModelResponse:
     def _item_id(self, item: AnswerItem) -> str:
         return item_id("msg" if item.call is None else "fc", self.id, self._first_output + item.index)
 
-    async def _end(self) -> tuple[str, str]:
+    async def _complete(self) -> tuple[str, str]:
         """Return the status and the JSON of the response when the generation is over, and keep it."""
         usage = self.generation.usage()
         fields: dict[str, Any] = {
@@ -306,11 +255,11 @@ class ModelResponse:
             },
         }
         status = "completed"
-        if self._items.finish_reason == "length":
+        if self.finish_reason == "length":
             status, fields["incomplete_details"] = "incomplete", {"reason": "max_output_tokens"}
         response = self._object(status, **fields)
         if self._store is not None:
-            stored = StoredResponse(response.encode(), self._input, self._request.previous_response_id)
+            stored = StoredResponse(response.encode(), self._input, self._previous)
             if not await self._store(self.id, stored):
                 # The answer is there all the same, and says that it is not stored.
                 self._store = None
@@ -358,8 +307,8 @@ def _last_that_fits(
 
 def _part(item: AnswerItem) -> dict[str, Any]:
     log_probs = [
-        {**_with_bytes(one), "top_logprobs": [_with_bytes(other) for other in one["top_logprobs"]]}
-        for one in item.log_probs
+        {**_with_bytes(token), "top_logprobs": [_with_bytes(other) for other in token["top_logprobs"]]}
+        for token in item.log_probs
     ]
     return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": log_probs}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -12,18 +11,20 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from pipeline.gateway.api.model_answer import Asker, GeneratingEndpoints
-from pipeline.gateway.api.parsing import validate_request
+from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints
+from pipeline.gateway.api.models import list_page
+from pipeline.gateway.api.parsing import unsupported, validate_request
 from pipeline.gateway.api.responses.answer import ModelResponse, RecalledResponses, recall
 from pipeline.gateway.api.responses.request import ResponseRequest
 from pipeline.gateway.api.responses.stored import StoredResponse
 from pipeline.gateway.context import GatewayContext
-from pipeline.gateway.endpoints.endpoint import ApiEndpoint
+from pipeline.gateway.database import known_form
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.state.database import known_form
+from pipeline.gateway.routes import ApiRoute
 
 _FORGET_S = 60.0  # from one look for what nobody has used for too long to the next
+_RESPONSE = "/v1/responses/{response_id}"
 
 
 class InputItemsQuery(BaseModel):
@@ -42,29 +43,6 @@ class ResponseEndpoints(GeneratingEndpoints):
         self._stored = context.stored_responses
         self._forgetting: asyncio.Task[None] | None = None
 
-    def endpoints(self) -> Sequence[ApiEndpoint]:
-        one = "/v1/responses/{response_id}"
-        return (
-            ApiEndpoint(
-                "POST", "/v1/responses", self._create, "Answer the next turn of a conversation.",
-                request=ResponseRequest, direct=True,
-            ),
-            ApiEndpoint(
-                "POST", "/v1/responses/input_tokens", self._count, "Count the tokens that a response would read.",
-                request=ResponseRequest,
-            ),
-            ApiEndpoint(
-                "POST", "/v1/responses/compact", self._compact, "Refused: no conversation is compacted here."
-            ),
-            ApiEndpoint("POST", f"{one}/cancel", self._cancel, "Refused: no response is made in the background."),
-            ApiEndpoint("GET", one, self._show, "Return a response that is stored."),
-            ApiEndpoint("DELETE", one, self._delete, "Forget a response."),
-            ApiEndpoint(
-                "GET", f"{one}/input_items", self._list_input, "List the input of a response.",
-                query=InputItemsQuery,
-            ),
-        )  # fmt: skip
-
     async def start(self) -> None:
         self._forgetting = asyncio.create_task(self._forget_old())
 
@@ -73,20 +51,28 @@ class ResponseEndpoints(GeneratingEndpoints):
             self._forgetting.cancel()
         self._stored.close()
 
+    @ApiRoute(
+        "POST", "/v1/responses", "Answer the next turn of a conversation.", request=ResponseRequest, direct=True
+    )  # fmt: skip
     async def _create(self, request: Request) -> Response:
-        one = _Request(self.context)
+        stored = _StoredOfRequest(self.context)
         return await self.generate(
-            request, ResponseRequest, one.response, prompt_field="input", recall=one.recall
+            request, ResponseRequest, stored.response, prompt_field="input", recall=stored.recall
         )
 
+    @ApiRoute(
+        "POST", "/v1/responses/input_tokens", "Count the tokens that a response would read.",
+        request=ResponseRequest,
+    )  # fmt: skip
     async def _count(self, request: Request) -> Response:
-        one = _Request(self.context)
-        checked = await self.check(
-            request, ResponseRequest, one.response, prompt_field="input", recall=one.recall
+        stored = _StoredOfRequest(self.context)
+        response = await self.check(
+            request, ResponseRequest, stored.response, prompt_field="input", recall=stored.recall
         )
-        tokens = checked.generation.prompt_tokens
+        tokens = response.generation.prompt_tokens
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
+    @ApiRoute("POST", "/v1/responses/compact", "Refused: no conversation is compacted here.")
     async def _compact(self, request: Request) -> Response:
         await self.context.authenticate(request)
         # A compaction item stands for a conversation that only the model which wrote it can read.
@@ -96,24 +82,28 @@ class ResponseEndpoints(GeneratingEndpoints):
         )
         raise ApiError(400, text, code="compaction_not_supported")
 
+    @ApiRoute("POST", f"{_RESPONSE}/cancel", "Refused: no response is made in the background.")
     async def _cancel(self, request: Request) -> Response:
         await self._find(request)
         text = "Cannot cancel a synchronous response: only those in the background can be, and there are none here."
         raise ApiError(400, text, code="response_not_cancellable")
 
+    @ApiRoute("GET", _RESPONSE, "Return a response that is stored.")
     async def _show(self, request: Request) -> Response:
         _, stored = await self._find(request)
         if request.query_params.get("stream") == "true":
             text = "stream: only responses in the background can be streamed again, and there are none"
-            raise ApiError(400, text, param="stream", code="unsupported_parameter")
+            raise unsupported("stream", text)
         return Response(stored.response, media_type="application/json")
 
+    @ApiRoute("DELETE", _RESPONSE, "Forget a response.")
     async def _delete(self, request: Request) -> Response:
         tenant, _ = await self._find(request)
         id = request.path_params["response_id"]
         await self.context.use_state(self._stored.delete, tenant.name, id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
+    @ApiRoute("GET", f"{_RESPONSE}/input_items", "List the input of a response.", query=InputItemsQuery)
     async def _list_input(self, request: Request) -> Response:
         _, stored = await self._find(request)
         items: list[dict[str, Any]] = json.loads(stored.input)
@@ -125,20 +115,15 @@ class ResponseEndpoints(GeneratingEndpoints):
             if not places:
                 raise ApiError(400, "after: is no item of this response", param="after")
             items = items[places[0] + 1 :]
-        listed = items[: query.limit]
-        return JSONResponse(
-            {
-                "object": "list", "data": listed, "has_more": len(listed) < len(items),
-                "first_id": listed[0]["id"] if listed else None, "last_id": listed[-1]["id"] if listed else None,
-            }
-        )  # fmt: skip
+        page = list_page(items[: query.limit], has_more=len(items) > query.limit)
+        return JSONResponse({"object": "list", **page})
 
     async def _find(self, request: Request) -> tuple[Tenant, StoredResponse]:
         tenant, id = await self.context.authenticate(request), request.path_params["response_id"]
-        found = await self.context.use_state(self._stored.find, tenant.name, (known_form(id),))
-        if id not in found:
+        responses = await self.context.use_state(self._stored.find, tenant.name, (known_form(id),))
+        if id not in responses:
             raise ApiError(404, f"Response with id '{id[:64]}' not found.", code="response_not_found")
-        return tenant, found[id]
+        return tenant, responses[id]
 
     async def _forget_old(self) -> None:
         while True:
@@ -148,33 +133,28 @@ class ResponseEndpoints(GeneratingEndpoints):
                 await self.context.use_state(self._stored.forget_old)
 
 
-class _Request:
+class _StoredOfRequest:
     """Stored responses as one request reads and writes them."""
 
     def __init__(self, context: GatewayContext) -> None:
-        self._context = context
+        self._context, self._stored = context, context.stored_responses
         self._recalled = RecalledResponses()
 
     async def recall(self, body: ResponseRequest, tenant: Tenant) -> int:
         """Read what a body continues and refers to; returns its bytes of JSON."""
         if body.previous_response_id is not None or body.referred_items:
-            context = self._context
-            self._recalled = await context.use_state(
-                recall, body, tenant.name, context.stored_responses, context.max_body_bytes
+            self._recalled = await self._context.use_state(
+                recall, body, tenant.name, self._stored, self._context.max_body_bytes
             )
         return self._recalled.size
 
-    def response(self, body: ResponseRequest, asker: Asker) -> ModelResponse:
+    def response(self, body: ResponseRequest, context: AnswerContext) -> ModelResponse:
         """Make the response to a body."""
 
         async def store(id: str, response: StoredResponse) -> bool:
             try:
-                return await self._context.use_state(stored.put, asker.tenant.name, id, response)
+                return await self._context.use_state(self._stored.put, context.tenant.name, id, response)
             except ApiError:
                 return False
 
-        stored = self._context.stored_responses
-        return ModelResponse(
-            body, asker.model, asker.tenant, asker.record.id, asker.record.span,
-            recalled=self._recalled, store=store if stored.enabled else None,
-        )  # fmt: skip
+        return ModelResponse(body, context, self._recalled, store if self._stored.enabled else None)

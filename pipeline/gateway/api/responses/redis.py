@@ -26,7 +26,7 @@ from pipeline.gateway.api.responses.stored import (
     seal_response,
     unseal_responses,
 )
-from pipeline.gateway.state.database import ServerFaults
+from pipeline.gateway.database import ServerFaults
 
 # ARGV[1]: responses that were used last before this time (s) are forgotten.
 _HEAD = """
@@ -112,7 +112,7 @@ return chain
 
 
 class RedisStoredResponses:
-    """See `stored_responses.StoredResponses`."""
+    """See `stored.StoredResponses`."""
 
     enabled = True
 
@@ -123,12 +123,7 @@ class RedisStoredResponses:
         limits: StoredResponseLimits,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            address: address of the server; the password comes from the environment. It connects at the first use.
-            codec: seals responses and inputs.
-            limits: for each tenant.
-            clock: seconds since the epoch, about the same in all gateways.
+        """Connects at the first use, with the password of the environment.
 
         Raises:
             ValueError: the distribution `redis` is missing.
@@ -159,11 +154,12 @@ class RedisStoredResponses:
         if not ids:
             return {}
         with self._faults.attempt():
-            found = self._find(_key(tenant), [self._oldest(), *ids])
+            stored = self._find(_key(tenant), [self._oldest(), *ids])
         rows = [
-            (id, one[0], one[1], one[2].decode() or None)
-            for id, one in zip(ids, found, strict=True)
-            if one is not None
+            (id, response, given, previous.decode() or None)
+            for id, (response, given, previous) in (
+                pair for pair in zip(ids, stored, strict=True) if pair[1] is not None
+            )
         ]
         return dict(unseal_responses(self._codec, tenant, rows))
 
@@ -175,8 +171,8 @@ class RedisStoredResponses:
         self, tenant: str, id: str, *, most_items: int, most_bytes: int
     ) -> StoredConversation | None:
         with self._faults.attempt():
-            told = self._chain(_key(tenant), [self._oldest(), repr(self._clock()), self._age_ms, id])
-        chain = [(id.decode(), int(size)) for id, size in zip(told[::2], told[1::2], strict=True)]
+            chained = self._chain(_key(tenant), [self._oldest(), repr(self._clock()), self._age_ms, id])
+        chain = [(id.decode(), int(size)) for id, size in zip(chained[::2], chained[1::2], strict=True)]
         if not chain:
             return None
         return conversation_of(chain, lambda wanted: self.find(tenant, wanted), most_items, most_bytes)

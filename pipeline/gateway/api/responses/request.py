@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools
+from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools, raise_faults, unsupported
 from pipeline.gateway.api.prompts import read_arguments
 from pipeline.gateway.api.responses.stored import Item
 from pipeline.gateway.api.schema import ChatRequest
-from pipeline.gateway.api.translated import OF_CHATS_ALONE, TranslatedRequest, unsupported
-from pipeline.gateway.bounds import MAX_FAULTS, MAX_MESSAGES, Label, Metadata, Tools
+from pipeline.gateway.api.translated import OF_CHATS_ALONE, TranslatedRequest, chat_tools
+from pipeline.gateway.bounds import MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.errors import ApiError
 
 LOG_PROBS = "message.output_text.logprobs"
@@ -27,6 +27,9 @@ Includable = Literal[
     "message.input_image.image_url", "message.output_text.logprobs", "reasoning.encrypted_content",
     "web_search_call.action.sources", "web_search_call.results",
 ]  # fmt: skip
+_ROLES = ("user", "assistant", "system", "developer")
+_TAKEN = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _FUNCTION = '{"type": "function", "name": …}'
 _CHOICES = f'none, auto, required, {_FUNCTION}, or {{"type": "allowed_tools", "mode": …, "tools": […]}}'
 
@@ -139,14 +142,7 @@ class ResponseRequest(TranslatedRequest):
         return forced or self.text.format.schema_ is not None
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
-        """Return the chat request that this one comes to.
-
-        Args:
-            messages: of the conversation.
-
-        Raises:
-            ApiError: 400, with what is wrong, in the words of chats; see `own_names`.
-        """
+        """Return the request as one for a chat of `messages`. Raises what `to_chat` does."""
         form = self.text.format
         described = {} if form.schema_ is None else {"json_schema": form.model_dump(by_alias=True)}
         log_probs = LOG_PROBS in (self.include or ()) or bool(self.top_logprobs)
@@ -158,7 +154,7 @@ class ResponseRequest(TranslatedRequest):
             response_format={"type": form.type, **described},
             logprobs=log_probs,
             top_logprobs=self.top_logprobs if log_probs else None,
-            tools=[_tool(tool) for tool in self.tools or ()] or None,
+            tools=chat_tools(self.tools, self.function_types, "parameters"),
             tool_choice=_choice(
                 self.tool_choice, hosted_tools(self.tools or (), self.function_types).values()
             ),
@@ -197,18 +193,6 @@ class ResponseRequest(TranslatedRequest):
         }
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chats have it."""
-    if tool.get("type") != "function":
-        # `resolve_tools` leaves it out, and refuses it where it must be called.
-        return {"type": tool.get("type"), "name": tool.get("name")}
-    fields = ("name", "description", "parameters", "strict")
-    return {
-        "type": "function",
-        "function": {name: tool[name] for name in fields if tool.get(name) is not None},
-    }
-
-
 def _choice(choice: str | Mapping[str, Any] | None, hosted: Collection[str]) -> Any:
     """A choice of tools as chats have it; one of a type in `hosted` stays as it is."""
     if not isinstance(choice, Mapping):
@@ -225,18 +209,13 @@ def _choice(choice: str | Mapping[str, Any] | None, hosted: Collection[str]) -> 
     raise unsupported("tool_choice", f"tool_choice: must be {_CHOICES}")
 
 
-_ROLES = ("user", "assistant", "system", "developer")
-_TAKEN = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-
-
 def item_id(kind: str, response_id: str, index: int) -> str:
     """Return the id of an item, which names its response.
 
     Args:
-        kind: of the item, such as msg.
-        response_id: of the response that it belongs to.
-        index: of the item among all of the response, those of its input first.
+        kind: kind of the item, such as msg.
+        response_id: id of its response.
+        index: number among all items of the response, those of its input first.
     """
     return f"{kind}_{response_id.partition('_')[2]}{index:04x}"
 
@@ -256,8 +235,8 @@ def read_items(
     """Check the input of a response, and bring it into the form in which it is kept and listed.
 
     Args:
-        given: of the request.
-        response_id: of the response.
+        given: input of the request.
+        response_id: id of the response.
         find: returns the item that an id names; None if there is none.
 
     Raises:
@@ -271,23 +250,16 @@ def read_items(
         where, kind = f"input.{index}", item.get("type", "message")
         if kind == "item_reference":
             id = item.get("id")
-            if (found := find(id) if isinstance(id, str) else None) is None:
+            if (referred := find(id) if isinstance(id, str) else None) is None:
                 faults.append(f"{where}.id: no item {id!r} of yours is remembered, or it stands twice")
                 continue
-            read.append(found)
-        elif kind == "message":
-            kept = _message(item, where, faults)
-            read.append({"id": item_id("msg", response_id, index), **kept})
-        elif kind == "function_call":
-            kept = _function_call(item, where, faults)
-            read.append({"id": item_id("fc", response_id, index), **kept})
-        elif kind == "function_call_output":
-            kept = _function_call_output(item, where, faults)
-            read.append({"id": item_id("fco", response_id, index), **kept})
+            read.append(referred)
+        elif isinstance(kind, str) and kind in _READERS:
+            prefix, keep = _READERS[kind]
+            read.append({"id": item_id(prefix, response_id, index), **keep(item, where, faults)})
         elif kind != "reasoning":
             faults.append(f"{where}.type: {str(kind)[:64]!r} is not supported; there are {', '.join(_TAKEN)}")
-    if faults:
-        raise ApiError(400, "; ".join(faults[:MAX_FAULTS]), param="input")
+    raise_faults(faults, "input")
     return read
 
 
@@ -297,8 +269,8 @@ def to_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     A call of a function joins the message of the assistant before it, and a result has the name of what was called.
 
     Args:
-        instructions: of the request.
-        items: of the conversation, as `read_items` returns them, and items of answers.
+        instructions: instructions of the request.
+        items: items of the conversation, as `read_items` returns them, and items of answers.
 
     Raises:
         ApiError: 400, if a result belongs to no call.
@@ -368,6 +340,13 @@ def _function_call_output(item: Item, where: str, faults: list[str]) -> Item:
         "call_id": item.get("call_id"),
         "output": output,
     }
+
+
+# Type of an item -> prefix of its id, and what is kept of it.
+_READERS: Mapping[str, tuple[str, Callable[[Item, str, list[str]], Item]]] = {
+    "message": ("msg", _message), "function_call": ("fc", _function_call),
+    "function_call_output": ("fco", _function_call_output),
+}  # fmt: skip
 
 
 def _parts(content: Any, kind: str, where: str, faults: list[str]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 They are bounded for each tenant in number, size and age, and no tenant ever learns of another's. A response is stored
 with its own input and output; the conversation before it is found by the ids of its predecessors, so that a
 conversation of many turns is stored once. Here is the protocol, and its form in an SQL database: the memory of the
-process, a file that the workers of one gateway share while they run, or a server. `redis_responses` is the other form.
+process, a file that the workers of one gateway share while they run, or a server. `redis` has the other form.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pipeline.cache.encryption import Codec, UnreadableEntry
+from pipeline.gateway.database import SqliteDatabase, StateDatabase, marks, sqlite_tables
 from pipeline.gateway.errors import ApiError
-from pipeline.gateway.state.database import SqliteDatabase, StateDatabase, marks, sqlite_tables
 from pipeline.sqlite_file import open_database
 
-Item = Mapping[str, Any]  # of the input or the output of a response
+Item = Mapping[str, Any]  # item of the input or the output of a response
 _MIB = 2**20
 RESPONSE_TABLES = """
 CREATE TABLE responses (
@@ -39,7 +39,7 @@ CREATE TABLE responses (
 CREATE INDEX responses_of ON responses (tenant, used);
 CREATE INDEX responses_used ON responses (used);
 """
-_VERSION = 2  # of the tables
+_VERSION = 2  # version of the tables
 _FORGET_OLD = "DELETE FROM responses WHERE tenant = %s AND used < %s"
 # Beyond the bounds of a tenant: most responses, most bytes.
 _FORGET_LONGEST_UNUSED = """
@@ -140,14 +140,8 @@ class StoredResponses(Protocol):
     ) -> StoredConversation | None:
         """Return the conversation up to a response, and count all of it as used.
 
-        Args:
-            tenant: name of the tenant.
-            id: id of the last response.
-            most_items: stop before there are more.
-            most_bytes: stop before there are more, of JSON.
-
-        Returns:
-            The conversation; None if the response, or one before it, is not stored.
+        It has the newest turns within `most_items`, and `most_bytes` of JSON. None if the response, or one before it,
+        is not stored.
         """
 
     def forget_old(self) -> None:
@@ -197,22 +191,12 @@ class SqlStoredResponses:
     def __init__(
         self, database: StateDatabase, limits: StoredResponseLimits, clock: Callable[[], float] = time.time
     ) -> None:
-        """
-        Args:
-            database: a database with `RESPONSE_TABLES`.
-            limits: bounds for each tenant.
-            clock: seconds since the epoch.
-        """
+        """`database` has `RESPONSE_TABLES`; `clock` gives seconds since the epoch."""
         self._database, self._limits, self._clock = database, limits, clock
 
     @classmethod
     def of_gateway(cls, limits: StoredResponseLimits, file: Path | None = None) -> SqlStoredResponses:
-        """Store responses on this machine, for as long as the gateway runs.
-
-        Args:
-            limits: bounds for each tenant.
-            file: database that the workers of a gateway share; None for the memory of this process.
-        """
+        """Store responses for as long as the gateway runs: in a file that its workers share, or in memory."""
         if file is None:
             return cls(SqliteDatabase.in_memory(RESPONSE_TABLES), limits)
         tables = sqlite_tables(RESPONSE_TABLES)
@@ -297,19 +281,19 @@ def conversation_of(
     Args:
         chain: id and bytes of each response, the newest first.
         find: reads responses.
-        most_items: stop before there are more.
-        most_bytes: stop before there are more, of JSON.
+        most_items: most items.
+        most_bytes: most bytes of JSON.
 
     Returns:
         The conversation; None if one of these responses was forgotten meanwhile.
     """
     totals = accumulate(size for _, size in chain)
     ids = [id for (id, _), total in zip(chain, totals, strict=True) if total <= most_bytes]
-    found = find(ids)
+    responses = find(ids)
     turns: list[list[Item]] = []
     read = 0
     for id in ids:
-        if (response := found.get(id)) is None:
+        if (response := responses.get(id)) is None:
             return None
         turn = response.items()
         most_items -= len(turn)
@@ -324,20 +308,14 @@ def conversation_of(
 def seal_response(codec: Codec, tenant: str, id: str, response: StoredResponse) -> tuple[bytes, bytes]:
     """Return response and input as a server stores them."""
     content = (("response", response.response), ("input", response.input))
-    sealed, given = (codec.seal(one, _key(tenant, id, what)) for what, one in content)
-    return sealed, given
+    response_blob, input_blob = (codec.seal(part, _key(tenant, id, what)) for what, part in content)
+    return response_blob, input_blob
 
 
 def unseal_responses(
     codec: Codec, tenant: str, rows: Iterable[tuple[str, bytes, bytes, str | None]]
 ) -> Iterator[tuple[str, StoredResponse]]:
-    """Return responses by their ids, without those that were sealed with another key.
-
-    Args:
-        codec: codec of the server.
-        tenant: name of the tenant.
-        rows: id, response, input and previous.
-    """
+    """Return responses of rows of id, response, input and previous, without those sealed with another key."""
     for id, response, given, previous in rows:
         with suppress(UnreadableEntry):
             opened = (

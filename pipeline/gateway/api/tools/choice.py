@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.api.parsing import hosted_tools
+from pipeline.gateway.api.parsing import hosted_tools, unsupported
 from pipeline.gateway.api.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, ToolDialect
@@ -42,7 +42,7 @@ class RequestTools:
 
     @property
     def stop(self) -> Sequence[str]:
-        """What ends the answer after the only call that it may have, so that no others are generated in vain."""
+        """Text that ends the answer after the only call that it may have, so that no others are generated in vain."""
         close = None if self.dialect is None or self.max_calls != 1 else self.dialect.close
         return () if close is None else (close,)
 
@@ -53,8 +53,8 @@ def resolve_tools(
     """Check the tools of a request, and how they may be called.
 
     Args:
-        request: with `tools`, `tool_choice` and `parallel_tool_calls`.
-        template: of the model, which has to take tools if the request has some.
+        request: request with `tools`, `tool_choice` and `parallel_tool_calls`.
+        template: the model's, which has to take tools if the request has some.
         schema_faults: finds the faults of the parameters of tools that must be called.
 
     Raises:
@@ -67,7 +67,7 @@ def resolve_tools(
             raise _refused("'tool_choice' is only allowed when 'tools' are specified", "tool_choice")
         return RequestTools()
     hosted = hosted_tools(tools, request.function_types)
-    names: dict[str, int] = {}  # of the tools that may be called -> index
+    names: dict[str, int] = {}  # name of a tool that may be called -> index
     for index, tool in enumerate(tools):
         if index not in hosted:
             names.setdefault(_name(tool, index), index)
@@ -126,7 +126,7 @@ def _check_callable(
             allowed.get("tools") if isinstance(allowed, dict) and allowed.get("mode") == "required" else None
         )
         required = wanted if isinstance(wanted, list) else [choice]
-        if not required or not all(_is_hosted(one, tools, names, hosted) for one in required):
+        if not required or not all(_is_hosted(tool, tools, names, hosted) for tool in required):
             return
     elif choice != "required" or names:
         return
@@ -134,7 +134,7 @@ def _check_callable(
         f"tools.{index} ({kind[:MAX_SHOWN]})" for index, kind in list(hosted.items())[:MAX_FAULTS]
     )
     text = f"tool_choice: requires a tool that this server does not run; it runs none of {listed}"
-    raise ApiError(400, text, param="tool_choice", code="unsupported_parameter")
+    raise unsupported("tool_choice", text)
 
 
 def _is_hosted(

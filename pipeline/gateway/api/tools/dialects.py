@@ -73,8 +73,8 @@ def parse_call(
     """Parse the call with which a text begins.
 
     Args:
-        form: in which calls are written.
-        text: of an answer, from where a call may begin.
+        form: form in which calls are written.
+        text: text of an answer, from where a call may begin.
         tools: name -> function of the request. The form xml needs the types of its parameters.
 
     Returns:
@@ -146,8 +146,8 @@ def _parse_xml(text: str, tools: Mapping[str, Any]) -> ParsedCall | Incomplete |
 
 def _members(schema: Any, key: str) -> Mapping[str, Any]:
     """The object under a key of a JSON schema, which a client may have written in any form."""
-    found = schema.get(key) if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    members = schema.get(key) if isinstance(schema, Mapping) else None
+    return members if isinstance(members, Mapping) else {}
 
 
 def _typed(text: str, schema: Any) -> Any:

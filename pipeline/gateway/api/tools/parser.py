@@ -60,12 +60,7 @@ class ToolCallParser:
     def __init__(
         self, dialect: ToolDialect, tools: Sequence[Mapping[str, Any]], *, max_calls: int | None = None
     ) -> None:
-        """
-        Args:
-            dialect: of the model.
-            tools: of the request, as OpenAI writes them.
-            max_calls: further calls are left out; None keeps all.
-        """
+        """`tools` are as OpenAI writes them; calls beyond `max_calls` are left out."""
         self.calls = 0
         self._dialect, self._max_calls = dialect, max_calls
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
@@ -186,7 +181,7 @@ class ToolCallParser:
         return iter(())
 
     def _no_call(self) -> Iterator[Part]:
-        """What stands here is text, and so is what led to it, unless a call was parsed from there."""
+        """Take what stands here as text, and what led to it, unless a call was parsed from there."""
         text, self._passed, self._state = self._passed, "", self._text
         if text:
             return iter((TextPart(text),))
@@ -235,8 +230,16 @@ def held_back(text: str, mark: str) -> int:
     >>> held_back("so <tool", "<tool_call>")
     6
     """
-    size = next(
-        (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0
-    )
+    size = overlap(text, mark)
     kept = text[: len(text) - size]
     return size + len(kept) - len(kept.rstrip())
+
+
+def overlap(text: str, sequence: str) -> int:
+    """Length of the longest end of a text with which a sequence begins, or that is one.
+
+    >>> overlap("so ST", "STOP"), overlap("so STOP", "STOP")
+    (2, 4)
+    """
+    sizes = range(min(len(sequence), len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(sequence[:size])), 0)

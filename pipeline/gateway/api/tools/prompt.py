@@ -39,10 +39,6 @@ class ToolSectionTemplate(ChatTemplate):
     """A chat template that takes no tools, with a section of the prompt that tells the model of them."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        """
-        Args:
-            template: of the model.
-        """
         super().__init__(template.sources, template.special_tokens)
 
     def render(
@@ -64,8 +60,8 @@ def with_tool_section(
     """Write tools, calls and results as texts of a conversation without tools.
 
     Args:
-        messages: as OpenAI's API has them, the arguments of calls as objects.
-        tools: of the request; none if the model is to call none any more.
+        messages: messages as OpenAI's API has them, the arguments of calls as objects.
+        tools: tools of the request; none if the model is to call none any more.
 
     Returns:
         Messages of systems, users and assistants. The section stands in the system message, or where there is none,
@@ -98,17 +94,21 @@ def with_tool_section(
 
 def _add_section(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
     functions = [
-        one for tool in tools if isinstance(one := tool.get("function"), Mapping) and one.get("name")
+        function
+        for tool in tools
+        if isinstance(function := tool.get("function"), Mapping) and function.get("name")
     ]
     if len(functions) < len(tools):
         raise TemplateError('each tool must be {"type": "function", "function": {"name": …}}')
-    described = ({key: _short(one[key]) for key in _DESCRIBED if one.get(key)} for one in functions)
-    section = _SECTION.format(tools="\n".join(json.dumps(one, ensure_ascii=False) for one in described))
+    described = (
+        {key: _short(function[key]) for key in _DESCRIBED if function.get(key)} for function in functions
+    )
+    section = _SECTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in described))
     first = messages[0]
     if first["role"] == "system":
         first["content"] = f"{first['content']}\n\n{section}"
         return
-    user = next((one for one in messages if one["role"] == "user"), None)
+    user = next((message for message in messages if message["role"] == "user"), None)
     if user is None:
         messages.insert(0, {"role": "user", "content": section})
     else:
@@ -138,7 +138,7 @@ def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate |
     """Load the chat template beside a packaged tokenizer.
 
     Args:
-        tokenizer: its folder.
+        tokenizer: folder of the tokenizer.
         tool_section: whether tools stand in a section of the prompt where the template takes none.
 
     Returns:
@@ -155,20 +155,16 @@ def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate |
 def takes_tools(template: ChatTemplate) -> bool:
     """Whether a template puts tools into the prompt."""
     return isinstance(template, ToolSectionTemplate) or any(
-        "tools" in one for one in template.sources.values()
+        "tools" in source for source in template.sources.values()
     )
 
 
 def dialect_of(template: ChatTemplate | None) -> ToolDialect | None:
-    """Find the dialect of a model by its chat template.
-
-    Returns:
-        The dialect, or None if the template takes no tools, or writes calls in no dialect of dialects.yaml.
-    """
+    """Dialect of a model, by its chat template; None if it takes no tools, or has none of dialects.yaml."""
     if template is None or not takes_tools(template):
         return None
     if isinstance(template, ToolSectionTemplate):
         source = _SECTION
     else:
         source = template.sources.get("tool_use") or template.sources.get("default", "")
-    return next((one for one in dialects() if all(mark in source for mark in one.marks)), None)
+    return next((dialect for dialect in dialects() if all(mark in source for mark in dialect.marks)), None)

@@ -1,1 +1,0 @@
-"""Endpoints of the HTTP API: each module has one family of them, which `pipeline.gateway.app` lists."""

@@ -1,0 +1,137 @@
+"""Choices of a first recipe: a draft, the GPU of this machine, a release; and reasons why an option is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.contracts.releases import Track, releases
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.compatibility import check_compatibility
+from pipeline.plan.machine_facts import GpuFacts, contract_name
+from pipeline.plan.memory.tensors import parameter_counts
+from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
+from pipeline.plan.performance.compare import Comparison, DeploymentOption
+from pipeline.plan.report import PlanReport
+from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
+from pipeline.recipe.catalog import entries
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDraft:
+    """A draft as a packaged recipe has it, and a sentence that says why it is known to fit."""
+
+    draft: Draft
+    why: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values for a recipe, defaults left out."""
+        keys = {"source", "revision", "method", "max_draft_tokens"}
+        return self.draft.model_dump(mode="json", include=keys, exclude_defaults=True, exclude_none=True)
+
+
+def known_draft(source: HubSource | LocalSource, sizes: ModelSizes, *, eagle: bool) -> KnownDraft | None:
+    """Find a draft for a model.
+
+    Args:
+        eagle: Whether the runtime takes Eagle-3 heads.
+
+    Returns:
+        For a repository of the Hub, the draft of a packaged recipe for the same one; for a local folder, a local draft
+        of at most half its size, whose tokenizer gives the same ids. None if there is none.
+    """
+    mine = TokenizerFacts.read(source.path) if isinstance(source, LocalSource) else None
+    for entry in entries():
+        other = entry.recipe
+        if other is None or other.draft is None or (other.draft.method == "eagle3" and not eagle):
+            continue
+        theirs = other.draft.source
+        if isinstance(source, HubSource):
+            if other.model.source == source:
+                return KnownDraft(other.draft, f"the draft of the recipe {other.name} for the same model")
+        elif (
+            mine is not None
+            and isinstance(theirs, LocalSource)
+            and TokenizerFacts.read(theirs.path) == mine
+            and _is_smaller(theirs.path, sizes)
+        ):
+            why = f"the draft of the recipe {other.name}, whose tokenizer gives the same ids"
+            return KnownDraft(other.draft, why)
+    return None
+
+
+def _is_smaller(folder: Path, than: ModelSizes) -> bool:
+    sizes = read_model_facts(folder).sizes
+    return sizes is not None and 2 * _weights(sizes) <= _weights(than)
+
+
+def _weights(sizes: ModelSizes) -> int:
+    return sum(parameter_counts(sizes).values())
+
+
+def machine_gpu(seen: Sequence[GpuFacts]) -> tuple[str, int]:
+    """The GPU of this machine in the contracts, and how many there are of it."""
+    named = [name for one in seen if (name := contract_name(one)) is not None]
+    if not named:
+        raise UserError(f"{seen[0].name} is none of the known GPUs; name one like it with --gpu")
+    most = max(dict.fromkeys(named), key=named.count)
+    return most, named.count(most)
+
+
+def newest_release(kind: Track, device: str) -> str:
+    """The newest release that has the runtime, a container, and knows the GPU."""
+    reasons = []
+    for one in reversed(releases()):
+        if not one.containers:
+            continue
+        judged = check_compatibility(one.version, kind, device)
+        if judged.offered:
+            return one.version
+        reasons += [reason.text for reason in judged.reasons if reason.severity == "error"]
+    raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
+
+
+def example_recipe(form: str) -> Recipe:
+    """A packaged recipe with a budget for this format."""
+    fitting = (entry.recipe for entry in entries() if entry.quantization == form)
+    return next(one for one in fitting if one is not None and one.quantization.gate is not None)
+
+
+def draft_pays(best: DeploymentOption, found: Comparison) -> bool:
+    """Whether the same deployment with its draft takes less time of the GPUs."""
+    alike = (best.gpu, best.tensor_parallel, best.form)
+    return any(
+        one.draft and (one.gpu, one.tensor_parallel, one.form) == alike and one.gpu_seconds < best.gpu_seconds
+        for one in found.serving
+    )
+
+
+def lacking(found: Comparison, gpus: int, kind: Track) -> Iterator[Fault]:
+    """Why each option that could have been is none."""
+    if not (found.serving or found.refused):
+        yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
+    for one in found.refused:
+        if one.gpus <= gpus and not one.draft:
+            yield Fault("; ".join(one.reasons), key=f"{one.label}, runtime {kind}")
+    enough = sorted(
+        {one.gpus: one.label for one in found.serving if one.gpus > gpus and not one.draft}.items()
+    )
+    if enough:
+        yield Fault(
+            "is not enough", key="--gpus", value=gpus, fix=f"{enough[0][1]} would serve it, runtime {kind}"
+        )
+
+
+def refusals(report: PlanReport, form: str) -> Iterator[Fault]:
+    """Why `pipeline plan` refuses a recipe."""
+    for finding in report.findings:
+        if finding.stops:
+            yield Fault(finding.problem, key=form or finding.keys[0], rule=finding.rule, fix=finding.fix)
+    if report.memory is None:
+        yield Fault(f"whether it fits is not known: {report.unknown.get('memory', '')}", key=form)
+    elif report.memory.verdict == "does not fit":
+        yield Fault(report.verdict, key=form or "memory")

@@ -1,0 +1,111 @@
+"""The results of an evaluation: figures of each export that it compared with the original, kept in metrics.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from pipeline.errors import StageError
+
+SCHEMA = 2
+FILE = "metrics.json"
+
+
+def perplexity(loss: float, positions: int) -> float:
+    """Perplexity of a text, from the summed negative log-likelihood (nats) of its tokens, `positions` of them."""
+    return math.exp(loss / positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A checkpoint that is compared with its original.
+
+    Attributes:
+        directory: A unified Hugging Face checkpoint; or, if its name begins with "trtllm-", a TensorRT-LLM checkpoint,
+            all ranks of which are put together.
+        kv_scale: The scale of an FP8 cache, if the runtime computes with one of its own; None: those of the files.
+    """
+
+    directory: Path
+    kv_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapEstimate:
+    """A figure, and the interval that holds 95 % of its bootstrap resamples (of samples, not of positions)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorstPosition:
+    """A position where the two models differ much."""
+
+    sample: int  # 0-based line of heldout.jsonl
+    position: int  # 0-based index of the token that is predicted
+    kl: float  # nats
+    before: str  # the text that leads to it
+    actual: str  # the token that follows in the text
+    reference: str  # the best token of the original
+    reference_probability: float
+    quantized: str  # the best token of the quantized model
+    quantized_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class KlHistogram:
+    """Positions counted by their KL divergence; bins are equal on a logarithmic scale."""
+
+    edges: tuple[float, ...]  # one more than counts; nats
+    counts: tuple[int, ...]
+    below: int  # positions under the first edge
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationMetrics:
+    """The figures of one export, over `positions`: each token of each held-out sample but the first."""
+
+    files: str  # the folder that was read: "hf", "trtllm-tp2"
+    format: str
+    group_size: int | None
+    kv_cache: str | None
+    kv_scale: float | None  # of the cache, if the runtime computes with its own; None: the files'
+    samples: int
+    positions: int
+    calibration_samples: int | None  # None where it is not known
+    reference_perplexity: float
+    quantized_perplexity: float
+    perplexity_increase: BootstrapEstimate  # relative: 0.02 is 2 percent
+    top1_agreement: BootstrapEstimate  # share of positions where both have the same best token
+    mean_kl: BootstrapEstimate  # KL(reference || quantized), nats
+    p99_kl: float
+    max_kl: float
+    histogram: KlHistogram
+    worst: tuple[WorstPosition, ...]
+
+
+def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:
+    """Write metrics.json, the figures of all exports, into a folder."""
+    content = {"schema": SCHEMA, "exports": [dataclasses.asdict(export) for export in metrics]}
+    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
+    (directory / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_metrics(directory: Path) -> tuple[EvaluationMetrics, ...]:
+    """Read the figures that an evaluation left in its folder, for each export.
+
+    Raises:
+        StageError: Another version of pipeline wrote them.
+    """
+    content = json.loads((directory / FILE).read_text(encoding="utf-8"))
+    if content.get("schema") != SCHEMA:
+        raise StageError(f"{directory / FILE} was written by another version of pipeline; evaluate again")
+    return TypeAdapter(tuple[EvaluationMetrics, ...]).validate_python(content["exports"])
