@@ -78,14 +78,14 @@ class EngineCall:
         """
         Args:
             model: The engine model.
-            request: Of the client.
-            prompts: Of the request, as the engine takes them.
+            request: The client's request.
+            prompts: Prompts of the request, as the engine takes them.
             context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
             vocab_size: Without the engine's padding.
             prior_output: At the end of the prompt.
 
         Raises:
-            RequestRefused: an input is given by two names.
+            RequestRefused: An input is given by two names.
         """
         self._model = model
         self._id = engine_id(request)
@@ -104,7 +104,7 @@ class EngineCall:
         """Each response of the engine that holds tensors, as name -> array.
 
         Raises:
-            RequestRefused: the engine refused the request, or failed; the text is the engine's.
+            RequestRefused: The engine refused the request, or failed; the text is the engine's.
         """
         for tensors in self._model.responses(self._id, self._inputs, self._outputs):
             yield tensors if self._prompt_logits is None else tensors | self._prompt_logits.reduced(tensors)
@@ -136,7 +136,7 @@ class PromptLogits:
         """The log probabilities, where a response has logits [1, tokens, vocabulary with the engine's padding].
 
         Raises:
-            RuntimeError: the engine did not compute all of them.
+            RuntimeError: The engine did not compute all of them.
         """
         if "context_logits" not in tensors:
             return {}
@@ -214,10 +214,10 @@ UNIQUE_ID = 16  # characters: an id of that length or more is taken to be its cl
 
 
 def engine_inputs(request: Any, prompts: Prompts) -> dict[str, Array]:
-    """Return the inputs of the engine for a request.
+    """Inputs of the engine.
 
     Raises:
-        RequestRefused: an input is given by two names.
+        RequestRefused: An input is given by two names.
     """
     return _prompt_inputs(prompts) | _passed_inputs(request)
 

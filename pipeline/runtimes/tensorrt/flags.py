@@ -44,7 +44,7 @@ _KV_CACHES: dict[str, str | None] = {"auto": None, "fp8": "FP8"}
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Formats of one model's weights and KV cache, as recipes name them."""
+    """Formats of one model's weights and KV cache, as the recipe names them."""
 
     weights: str
     kv_cache: str
@@ -61,17 +61,17 @@ class Formats:
 
 
 def formats(recipe: Recipe, role: str) -> Formats:
-    """Return the formats of the target or the draft. Uncalibrated checkpoints have no scales for the KV cache."""
+    """Formats of the target or the draft. An uncalibrated checkpoint has no scales for another KV cache."""
     drafted = recipe.draft is not None and role == "draft"
     weights = recipe.draft.quantization if drafted and recipe.draft else recipe.quantization.format
     return Formats(weights, recipe.quantization.kv_cache if weights != "none" else "auto")
 
 
 def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
-    """Read the formats of a checkpoint from its config.json, where `auto` or an earlier quantization chose them.
+    """Formats of a checkpoint, by its config.json: the choice of `auto`, or the earlier quantization of a source.
 
     Raises:
-        StageError: the format is none of a recipe.
+        StageError: There is no such format here.
     """
     quantization = config.get("quantization") or {}
     weights = {algorithm: name for name, algorithm in ALGORITHMS.items()}
@@ -92,7 +92,6 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
     Those of `runtime.build_flags` are among them and win.
 
     Args:
-        recipe: The recipe.
         role: `target` or `draft`.
         found: Formats of the checkpoint once it is there; until then the recipe's are taken.
 
