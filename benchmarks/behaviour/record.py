@@ -47,6 +47,7 @@ MASKS = [
     (r'("bytes": \d{3,})\d\d\b', r"\1NN"),
     (r"^( +(?:pass_)?seconds): .*", r"\1: T"),
     (r"\bmade in +[\d.]+ s +", "made in T s  "),
+    (r"\bwarm: [\d.]+ ms", "warm: T ms"),
     (r"\b(took|after|in) +\d+(?:\.\d+)? (s|ms|min)\b", r"\1 T \2"),
     (r"\b\d[\d,]* years? and|\b\d+(?:\.\d+)? (GiB|MiB|KiB) (?:free|available)", "N free"),
     (r'"(?:wall_s|seconds|duration_s|build_s|took_s|elapsed_s|samples_per_s)": ?\d+(?:\.\d+)?', '"seconds": N'),
