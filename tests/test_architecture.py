@@ -16,9 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 # A room may import rooms of the floors below its own, and no other of its own floor. What lies in no room is ground.
 FLOORS = (
     {"cli"},
-    {"doctor", "acceptance"},
-    {"tuning"},
-    {"bench"},
+    {"doctor", "bench"},
     {"frontend"},
     {"stages", "serving", "gateway"},
     {"prepare"},
@@ -31,8 +29,8 @@ FLOORS = (
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
-    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "acceptance",
-    "frontend", "cli",
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "frontend",
+    "cli",
 }  # fmt: skip
 
 
