@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 FLOORS = (
     {"cli"},
     {"doctor", "bench"},
-    {"frontend"},
+    {"frontend", "deploy"},
     {"stages", "serving", "gateway"},
     {"prepare"},
     {"runtimes", "cache"},
@@ -29,8 +29,8 @@ FLOORS = (
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
-    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "frontend",
-    "cli",
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "deploy", "bench", "doctor",
+    "frontend", "cli",
 }  # fmt: skip
 
 

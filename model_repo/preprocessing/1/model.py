@@ -1,6 +1,6 @@
 """Triton model `preprocessing`: text to token ids, for the ensemble and for clients that call models one by one.
 
-Tensors and behaviour are those of TensorRT-LLM's model of the same name (versions 0.19 to 1.2); it runs in front of
+Tensors and behaviour are those of TensorRT-LLM's model of the same name (versions 1.0 to 1.2); it runs in front of
 the C++ backend as well as in front of the cpu engine. Text only: inputs with images or video are refused by name.
 """
 
@@ -76,7 +76,7 @@ class TritonPythonModel:
         return outputs | self._decoder_prompts(request, prompts.pad_id)
 
     def _decoder_prompts(self, request: Any, pad_id: Array) -> dict[str, Array]:
-        """What an encoder-decoder's decoder begins with: by default one pad token."""
+        """First tokens of an encoder-decoder's decoder: by default one pad token."""
         texts = read_texts(request, "DECODER_QUERY")
         rows = [self._tokenizer.encode(row[0]) for row in texts] if texts else pad_id.tolist()
         return {

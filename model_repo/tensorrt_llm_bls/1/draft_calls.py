@@ -59,10 +59,9 @@ class EnginePair:
         self._target, self._speculation, self._id = target, speculation, request_id
         self._streams, self._use_logits = streams, use_logits
         self._outputs = (*_TOKENS, *PERFORMANCE, *(LOG_PROBS if log_probs else ()))
-        tensor_names = speculation.tensor_names
-        seed = inputs.get(tensor_names.seed)
+        seed = inputs.get("seed")
         self._seed = secrets.randbits(64) if seed is None else int(seed.flat[0])
-        own = (*_OF_A_CALL, tensor_names.seed, tensor_names.min_tokens)
+        own = (*_OF_A_CALL, "seed", "min_tokens")
         self._inputs = {name: array for name, array in inputs.items() if name not in own}
         self._draft_inputs = {name: array for name, array in self._inputs.items() if name not in _TARGET_ONLY}
         self._lock = threading.Lock()  # guards the one below
@@ -74,7 +73,7 @@ class EnginePair:
         """See `ModelPair`.
 
         Raises:
-            Exception: the model failed, or its answer is not one.
+            Exception: The model failed, or its answer is not one.
         """
         draft, timeout_s = self._speculation.draft, self._speculation.timeout_s
         inputs = self._draft_inputs | self._round(at, count, _DRAFT)
@@ -91,7 +90,7 @@ class EnginePair:
         logits = response["generation_logits"][0, 0, : len(tokens)]  # of [1, beams, tokens, vocabulary]
         if len(logits) != len(tokens):
             raise ValueError(f"{len(tokens)} tokens came with logits for {len(logits)}")
-        return Proposal(tokens, logits.astype(self._speculation.tensor_names.logits, copy=False))
+        return Proposal(tokens, logits.astype(self._speculation.logits, copy=False))
 
     def verify(self, at: DecodePosition, proposal: Proposal) -> TargetOutput:
         """See `ModelPair`."""
@@ -179,7 +178,6 @@ class EnginePair:
             self.give_up(error)
 
     def _round(self, at: DecodePosition, count: int, whose: int) -> dict[str, Array]:
-        tensor_names = self._speculation.tensor_names
         tag = whose if self._use_logits else _DRAFT
         inputs: dict[str, Array] = {
             "input_ids": np.array([at.tokens], np.int32),
@@ -188,10 +186,10 @@ class EnginePair:
             "streaming": np.array([[False]]),
             "exclude_input_in_output": _true(),
             "return_perf_metrics": _true(),  # says how many draft tokens were checked
-            tensor_names.seed: np.array([[call_seed(self._seed, at.made, tag)]], np.uint64),
+            "seed": np.array([[call_seed(self._seed, at.made, tag)]], np.uint64),
         }
         if at.min_tokens:
-            inputs[tensor_names.min_tokens] = np.array([[at.min_tokens]], np.int32)
+            inputs["min_tokens"] = np.array([[at.min_tokens]], np.int32)
         return inputs
 
 
@@ -204,7 +202,7 @@ def _made(response: Mapping[str, Array], checked: int | None = None) -> TargetOu
 
 
 def _tokens(response: Mapping[str, Array]) -> tuple[int, ...]:
-    """Of the one answer with one beam; none, if the model was stopped or had nothing to say."""
+    """Tokens of the one answer with one beam; none if the model was stopped or generated nothing."""
     if "output_ids" not in response:
         return ()
     length = int(response["sequence_length"].flat[0])
@@ -222,7 +220,7 @@ _TARGET_SUM = "kv_cache_alloc_new_blocks"
 
 
 class AnswerMetrics:
-    """What an answer of many calls cost, as the outputs that describe one call.
+    """Metrics of an answer of many calls, in the outputs that describe one call.
 
     Draft tokens are counted over the whole answer. Times run from the arrival of the first call, of either model, to
     the last token of the last. Blocks of the KV cache are the target's: new ones are added up, reused ones are those of
@@ -290,7 +288,7 @@ def with_retries(
         deadline_s: Time for retries.
 
     Raises:
-        RequestRefused: the engine refused it for another reason, or still after `deadline_s`.
+        RequestRefused: The engine refused it for another reason, or still after `deadline_s`.
     """
     until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:

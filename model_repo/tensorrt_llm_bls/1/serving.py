@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from draft_target_call import DraftTargetCall
-from engine_call import LOG_PROBS, EngineCall, PriorOutput, TensorNames, asked_for
+from engine_call import LOG_PROBS, EngineCall, PriorOutput, asked_for
 from engine_client import EngineClient
 from shared.answer_text import AnswerText
 from shared.prompts import PromptEncoder
@@ -36,13 +36,12 @@ _INDEXES = (
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """What all requests share."""
+    """State that all requests share."""
 
     encoder: PromptEncoder
     decoders: Mapping[bool, TextDecoder]  # by whether special tokens are left out
     skip_special_tokens: bool  # unless a request says otherwise
     engine: EngineClient
-    tensor_names: TensorNames  # of the engine
     speculation: DraftSettings | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
@@ -58,7 +57,7 @@ class TextRequest:
         """Read the request.
 
         Raises:
-            RequestRefused: it asks for something that this model does not do.
+            RequestRefused: It asks for something that this model does not do.
         """
         _refuse(request, has_draft=setup.speculation is not None)
         rows = read_texts(request, "text_input") or []
@@ -119,10 +118,10 @@ class TextRequest:
             self._call.stop()
 
     def responses(self) -> Iterator[Any]:
-        """What goes to the client as it comes; what is left then is in `rests`.
+        """Yield responses as they come; the rest is then in `rests`.
 
         Raises:
-            RequestRefused: the engine refused the request, or failed.
+            RequestRefused: The engine refused the request, or failed.
         """
         stopping, call = False, self._call
         for tensors in () if call is None else call.responses():
@@ -132,7 +131,7 @@ class TextRequest:
                 self.stop()
 
     def rests(self) -> Sequence[Any]:
-        """What goes to the client at the end of a stream: text that waited for more.
+        """Yield the end of a stream: text that waited for more.
 
         The last of these is to be marked as final: text that does not wait any more ends the answer, and an answer that
         broke off between the two could not go on after it.
@@ -157,7 +156,6 @@ class TextRequest:
                 setup.engine,
                 request,
                 self._prompts,
-                tensor_names=setup.tensor_names,
                 context_logits=setup.context_logits,
                 vocab_size=setup.encoder.vocab_size,
                 prior_output=PriorOutput(len(self._prior), setup.engine_takes_prior_output),

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_call import TensorNames
+import numpy as np
+import numpy.typing as npt
 from engine_client import EngineClient
 from shared.prompt_log_probs import RETURN_PROMPT_LOG_PROBS
 from shared.prompts import Prompts
@@ -35,7 +36,7 @@ _OFF = "set num_draft_tokens to 0, or leave it out"
 
 @dataclass(slots=True)
 class TargetBehaviour:
-    """What was learned of the target's engine from its answers."""
+    """Knowledge of the target's engine, from its answers."""
 
     goes_on: bool = False  # without draft tokens it makes more than one token a call, as newer releases do
 
@@ -46,7 +47,7 @@ class DraftSettings:
 
     draft: EngineClient
     health: DraftHealth
-    tensor_names: TensorNames
+    logits: npt.DTypeLike = np.float32  # of `draft_logits`
     max_draft_tokens: int | None = None  # that the target checks in one round, and the default; None: unknown
     max_input_tokens: int | None = None  # of a prompt; the engines take longer ones, because rounds send them
     max_output_tokens: int | None = None
@@ -60,7 +61,7 @@ class DraftSettings:
         `prior_output_len`: tokens at the end of the prompt that belong to the answer.
 
         Raises:
-            RequestRefused: draft tokens are asked for, and something that does not go with them; or a limit is passed.
+            RequestRefused: Draft tokens are asked for, and something that does not go with them; or a limit is passed.
         """
         tensor = read(request, "num_draft_tokens")
         asked = None if tensor is None or tensor.size == 0 else int(tensor.flat[0])

@@ -31,6 +31,7 @@ from pipeline.golden import AnswerPair, BudgetCheck, GoldenBudgets, GoldenCompar
 from pipeline.golden_questions import GoldenQuestion
 from pipeline.reading import read_tokenizer
 from pipeline.stages.evaluate.engine_answers import EngineAnswer
+from pipeline.stages.evaluate.results import perplexity
 from pipeline.triton.deployment import TARGET_MODEL, Deployment
 
 _OTHER: dict[Side, Side] = {"a": "b", "b": "a"}
@@ -206,7 +207,7 @@ class AnswerStudy:
     def _perplexity(self) -> PerplexityComparison | None:
         def of(whose: Side, by: Side) -> float:
             values = [value for answer in self._scores[whose][by] for value in answer]
-            return math.exp(-sum(values) / len(values)) if values else math.nan
+            return perplexity(-sum(values), len(values)) if values else math.nan
 
         counts = [sum(len(one.tokens) for one in self._engine_answers[side]) for side in ("a", "b")]
         if not all(counts):
