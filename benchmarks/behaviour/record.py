@@ -45,6 +45,7 @@ MASKS = [
     # The sample answer of calibration ends after a minute, wherever it is.
     (r"(Your refund of \$26\.99 was sent).*", r"\1…"),
     (r'("bytes": \d{3,})\d\d\b', r"\1NN"),
+    (r"^( +(?:pass_)?seconds): .*", r"\1: T"),
     (r"\bmade in +[\d.]+ s +", "made in T s  "),
     (r"\b(took|after|in) +\d+(?:\.\d+)? (s|ms|min)\b", r"\1 T \2"),
     (r"\b\d[\d,]* years? and|\b\d+(?:\.\d+)? (GiB|MiB|KiB) (?:free|available)", "N free"),
