@@ -39,28 +39,28 @@ BLOCK = re.compile(r"(<!-- measured: (?P<name>\S+) -->\n)(?P<text>.*?)(<!-- end 
 
 
 def measure(name: str, one: Measurement, *, small: bool) -> dict[str, Any] | None:
-    """Run one command. Returns what is kept of it; None if it gave no figures."""
-    words = f"{one.words} {one.small}".strip() if small else one.words
+    """Run one command, and make its record; None if it gave no figures."""
+    line = f"{one.line} {one.small}".strip() if small else one.line
     load = round(os.getloadavg()[0], 1)
-    print(f"{name}: {words} (about {one.minutes:g} minutes)", file=sys.stderr, flush=True)
+    print(f"{name}: {line} (about {one.minutes:g} minutes)", file=sys.stderr, flush=True)
     # The programs of this interpreter's environment first, whatever is called `python` here.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     began = time.monotonic()
     done = subprocess.run(
-        shlex.split(words), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, stdin=subprocess.DEVNULL,
+        shlex.split(line), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, stdin=subprocess.DEVNULL,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1"},
     )  # fmt: skip
     seconds = round(time.monotonic() - began)
     print(f"{name}: exit code {done.returncode} after {seconds} s", file=sys.stderr, flush=True)
-    return kept_of(one, words, done.stdout, datetime.now(UTC), load, done.returncode)
+    return kept_of(one, line, done.stdout, datetime.now(UTC), load, done.returncode)
 
 
 def kept_of(
-    one: Measurement, words: str, printed: str, made: datetime, load: float | None, exit_code: int
+    one: Measurement, line: str, printed: str, made: datetime, load: float | None, exit_code: int
 ) -> dict[str, Any] | None:
-    """What is kept of a command that has run; None if it gave no figures."""
+    """Make the record of a command that has run; None if it gave no figures."""
     kept = {
-        "command": words.replace(" --json", ""),
+        "command": line.replace(" --json", ""),
         "made": made.isoformat(timespec="minutes"),
         "machine": {"processors": os.cpu_count(), "system": platform.system(), "load_before": load},
         "exit_code": exit_code,
@@ -74,7 +74,7 @@ def kept_of(
 
 
 def rendered(name: str, kept: dict[str, Any]) -> str:
-    """What the page has of one measurement."""
+    """Render one measurement for the page."""
     machine = kept["machine"]
     where = f"{machine['processors']} processors"
     if machine["load_before"] is not None:
@@ -87,16 +87,16 @@ def rendered(name: str, kept: dict[str, Any]) -> str:
 
 
 def listed() -> str:
-    """The table of all commands."""
+    """Make the table of all commands."""
     rows = [(f"`{one.command}`", one.what, f"{one.minutes:g}") for one in MEASUREMENTS.values()]
     return markdown(("command", "what it measures", "minutes"), rows) + "\n"
 
 
 def page_of(text: str, results: dict[str, Any]) -> str:
-    """The page with what is kept.
+    """Fill the kept figures into a page.
 
     Raises:
-        KeyError: It has a place for what is no measurement.
+        KeyError: It has a place for something that is no measurement.
     """
 
     def block(found: re.Match[str]) -> str:
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no measurement: {', '.join(unknown)}; there are {', '.join(MEASUREMENTS)}")
     if chosen.list:
         for name, one in MEASUREMENTS.items():
-            print(f"{name:<18}{one.minutes:>5g} min   {one.words}")
+            print(f"{name:<18}{one.minutes:>5g} min   {one.line}")
         return 0
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     if chosen.file and len(chosen.names) != 1:
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             one = MEASUREMENTS[name]
             if chosen.file:
                 made = datetime.fromtimestamp(chosen.file.stat().st_mtime, UTC)
-                kept = kept_of(one, one.words, chosen.file.read_text(encoding="utf-8"), made, None, 0)
+                kept = kept_of(one, one.line, chosen.file.read_text(encoding="utf-8"), made, None, 0)
             else:
                 kept = measure(name, one, small=chosen.small)
             if kept is None or kept["exit_code"]:

@@ -36,8 +36,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common import (
     HERE,
     ROOT,
@@ -49,11 +47,12 @@ from benchmarks.common import (
     serving,
 )
 from pipeline import progress
-from pipeline.bench.arrivals import Load
 from pipeline.bench.result import LevelResult
-from pipeline.bench.run import BenchOptions, run_bench
+from pipeline.bench.run import run_bench
+from pipeline.bench.settings import Lengths, LoadSettings
+from pipeline.bench.statistics import percentile
 from pipeline.bench.subject import Subject
-from pipeline.bench.workload import Lengths, Words
+from pipeline.bench.workload import Words
 from pipeline.prepare import prepare
 from pipeline.progress import Silent
 from pipeline.reading import read_tokenizer
@@ -107,7 +106,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one tool, or the stand-in, said of one run: percentiles by (latency, percent), in ms, and rates."""
+    """Figures of one run by one tool, or by the stand-in: percentiles by (latency, percent), in ms, and rates."""
 
     latencies: dict[tuple[str, int], float]
     tokens_per_s: float | None = None
@@ -150,12 +149,14 @@ class Comparison:
             name=self._server.url, way="gateway", url=self._server.url, model=self._server.model,
             tokenizer=None, max_prompt=1 << 20, max_answer=1 << 20,
         )  # fmt: skip
-        options = BenchOptions(
-            loads=(Load("concurrency", self._chosen.concurrency),),
-            file=file, answers=Lengths(self._chosen.output_tokens), seconds=None, requests=self._chosen.requests,
+        settings = LoadSettings(
+            concurrency=(self._chosen.concurrency,),
+            prompts=str(file),
+            output_tokens=Lengths(self._chosen.output_tokens),
+            requests=self._chosen.requests,
             warm_up_s=WARM_UP_S,
-        )  # fmt: skip
-        (level,) = run_bench(subject, options, Silent()).levels
+        )
+        (level,) = run_bench(subject, settings, Silent()).levels
         return of_level(level)
 
     def _theirs(self, prompts: list[str]) -> Figures:
@@ -194,7 +195,7 @@ class Comparison:
         return Figures(latencies, report["output_token_throughput"]["avg"], report["request_latency"]["avg"])
 
     def _told(self) -> Figures | None:
-        """What the stand-in did since the last call; the warm-up of either tool is a small part of it."""
+        """Figures of the stand-in since the last call; the warm-up of either tool is a small part of them."""
         if not self._server.told_url:
             return None
         with urllib.request.urlopen(self._server.told_url, timeout=60) as answer:
@@ -209,7 +210,7 @@ class Comparison:
         }
         return Figures(
             {
-                (name, percent): float(np.percentile(values[name], percent))
+                (name, percent): percentile(values[name], percent)
                 for name, _, _ in LATENCIES
                 for percent in PERCENTILES
             }
@@ -289,7 +290,7 @@ def _share(one: float, other: float) -> float | None:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     told = any("server" in row for row in result["rows"])
     head = ["", "`pipeline bench`", "AIPerf", "difference", "of single rounds"]
     head += ["the server's own clock", "ours beside it", "AIPerf beside it"] if told else []

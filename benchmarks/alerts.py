@@ -48,13 +48,13 @@ from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, ClientError, PromptLimit
 from pipeline.client.testing import Ending, FakeServer, Reply
+from pipeline.deploy.alerts import TimeScale, alerts_of, target_down
+from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
 from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
-from pipeline.serving.monitoring.alerts import alerts_of, target_down
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
 
@@ -277,7 +277,9 @@ def kill_triton(record: RunningServer) -> None:
             process.kill()
 
 
-def empty_panels(board: Any, prometheus: Prometheus, names: list[str], pace: Pace) -> tuple[int, list[str]]:
+def empty_panels(
+    board: Any, prometheus: Prometheus, names: list[str], scale: TimeScale
+) -> tuple[int, list[str]]:
     """Run every query of the dashboard, for each model until one has data.
 
     Returns:
@@ -287,7 +289,9 @@ def empty_panels(board: Any, prometheus: Prometheus, names: list[str], pace: Pac
     empty = []
     for panel in panels:
         for target in panel["targets"]:
-            query = target["expr"].replace("$__rate_interval", pace(300)).replace("$namespace", ".*")
+            query = (
+                target["expr"].replace("$__rate_interval", scale.duration(300)).replace("$namespace", ".*")
+            )
             if not any(prometheus.has_data(query.replace("$model", name)) for name in names):
                 empty.append(f"{panel['title']}: {query}")
     return len(panels), empty
@@ -315,7 +319,7 @@ class Firings:
 
 
 async def drill(chosen: argparse.Namespace, folder: Path) -> int:
-    pace, trouble = Pace(chosen.speedup), Trouble()
+    scale, trouble = TimeScale(chosen.speedup), Trouble()
     limits = {"max_concurrency": 4, "max_input_tokens": 512, "max_output_tokens": 16}
     own = ("name=deployed", "golden=null", *(f"limits.{key}={value}" for key, value in limits.items()))
     words = ("tiny-cpu", "--build", *(word for override in own for word in ("--set", override)))
@@ -330,23 +334,23 @@ async def drill(chosen: argparse.Namespace, folder: Path) -> int:
         ]
         pages = (urlsplit(record.gateway_url).netloc,), (urlsplit(record.metrics_url).netloc,)
         watched.append(WatchedDeployment(load_recipe("tiny-cpu", own), *pages))
-        files = monitoring_files(watched, runbook_url="https://docs.example/alerts.html", pace=pace)
+        files = monitoring_files(watched, runbook_url="https://docs.example/alerts.html", scale=scale)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        kinds = {target_down(pace).name}
-        kinds |= {alert.name for one in watched for alert in alerts_of(one.recipe, pace)}
+        kinds = {target_down(scale).name}
+        kinds |= {alert.name for one in watched for alert in alerts_of(one.recipe, scale)}
         prometheus = Prometheus(chosen.prometheus, folder)
         fired = Firings(prometheus, trouble)
         with prometheus.running():
             async with scripted_load(server.url, record, trouble):
-                print(f"calm for {CALM_S / pace.speedup:.0f} s", file=sys.stderr)
-                await asyncio.sleep(CALM_S / pace.speedup)
+                print(f"calm for {CALM_S / scale.speedup:.0f} s", file=sys.stderr)
+                await asyncio.sleep(CALM_S / scale.speedup)
                 fired.too_early = prometheus.firing()
                 trouble.began = time.monotonic()
                 await asyncio.to_thread(report_false_hit, server.url)
                 await fired.wait_for(kinds - OF_THE_DEPLOYMENT)
                 board = json.loads(files["dashboard.json"])
-                panels, empty = empty_panels(board, prometheus, [*SCRIPTS, "deployed"], pace)
+                panels, empty = empty_panels(board, prometheus, [*SCRIPTS, "deployed"], scale)
                 for name, url in (("gateway", f"{server.url}/metrics"), ("triton", record.metrics_url)):
                     with urllib.request.urlopen(url, timeout=30) as answer:
                         (folder / f"{name}.txt").write_bytes(answer.read())
@@ -356,7 +360,7 @@ async def drill(chosen: argparse.Namespace, folder: Path) -> int:
             await fired.wait_for({"PipelineRestarted"})
             os.kill(record.pid, signal.SIGINT)
             await fired.wait_for(kinds)
-    print(f"{'alert':<38}{'model':<12}seconds after the trouble began, at {pace.speedup:g} times the pace")
+    print(f"{'alert':<38}{'model':<12}seconds after the trouble began, at {scale.speedup:g} times the pace")
     for name in sorted(kinds, key=lambda name: fired.first.get(name, ("", inf))[1]):
         model, seconds = fired.first.get(name, ("-", inf))
         print(f"  {name:<36}{model:<12}{'did not fire' if seconds == inf else f'{seconds:.1f}'}")

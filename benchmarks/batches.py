@@ -1,4 +1,4 @@
-"""What a batch costs the requests that somebody waits for: streams alone, and beside a batch that never runs dry.
+"""Cost of a batch for the requests that somebody waits for: streams alone, and beside a batch that never runs dry.
 
     python benchmarks/batches.py [--streams N] [--rounds N] [--batch-slots N] [--recipe NAME] [--json]
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import statistics
 import tempfile
@@ -24,11 +23,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.closed_loop import closed_loop
 from benchmarks.common import in_turns, markdown, serving
-from pipeline.bench.arrivals import Load
-from pipeline.bench.load import Period, run_load
-from pipeline.bench.result import ServerFigures
-from pipeline.bench.summary import summarize
 from pipeline.bench.targets import OpenAITarget
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.store import Store
@@ -40,7 +36,7 @@ REQUESTS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one load saw."""
+    """Figures of one load."""
 
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -74,7 +70,7 @@ def batch_running(client: httpx.Client, model: str) -> Iterator[str]:
 
 
 def answered(batch: dict[str, Any]) -> int:
-    """Requests of a batch that are over."""
+    """Count the requests of a batch that are over."""
     return int(batch["request_counts"]["completed"] + batch["request_counts"]["failed"])
 
 
@@ -100,31 +96,23 @@ def measure(client: httpx.Client, model: str, streams: int, beside: bool) -> Sam
 
 
 async def load(url: str, model: str, streams: int, batch_answers: Any) -> Sample:
-    """One load, and what it saw."""
-    period = Period(None, 8 * streams, warm_up_requests=streams)
+    """Run one load."""
     conversation = ScriptedConversation((Turn("Where is my parcel?"),))
     before, began = batch_answers(), time.monotonic()
-    async with OpenAITarget(url.rstrip("/"), model, timeout_s=WAIT_S, headers={}) as target:
-        records = await run_load(
-            target, Load("concurrency", streams), itertools.repeat(conversation), period,
-            sampling={"max_tokens": 64}, seed=0,
-        )  # fmt: skip
-    took_s = time.monotonic() - began
-    level = summarize(records, None, ServerFigures())
-    if level.failed_share:
-        raise SystemExit(f"requests failed: {level.requests} {level.errors}")
+    target = OpenAITarget(url.rstrip("/"), model, timeout_s=WAIT_S)
+    _, level = await closed_loop(target, conversation, streams, 8 * streams, tokens=64)
     ttft, itl = level.latencies["ttft"], level.latencies["itl"]
-    done = (batch_answers() - before) / took_s
+    done = (batch_answers() - before) / (time.monotonic() - began)
     return Sample(ttft.p50, ttft.p99, itl.p50, itl.p99, level.output_tokens_per_s, done)
 
 
 def median(taken: list[Sample], key: str) -> float:
-    """Of one figure, over the rounds."""
+    """Median of one figure over the rounds."""
     return round(statistics.median(getattr(one, key) for one in taken), 2)
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     head = (
         f"{result['streams']} streams",
         "TTFT p50",
@@ -154,7 +142,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="tiny-cpu")
     parser.add_argument("--streams", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--batch-slots", type=int, help="of the gateway")
+    parser.add_argument("--batch-slots", type=int, help="slots of the gateway for batches")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     chosen = parser.parse_args()
     slots = [] if chosen.batch_slots is None else ["--batch-slots", str(chosen.batch_slots)]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.bench.statistics import percentile
 from pipeline.cache.backend import Capacity
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.hot_tier import HotTier
@@ -129,7 +130,7 @@ def timed(call: Callable[[Any], object], items: Iterable[Any]) -> list[float]:
 
 
 def report(what: str, seconds: list[float]) -> None:
-    median, p99 = statistics.median(seconds) * 1e6, float(np.percentile(seconds, 99)) * 1e6
+    median, p99 = statistics.median(seconds) * 1e6, percentile(seconds, 99) * 1e6
     print(f"  {what:<48} median {median:9,.2f} µs   p99 {p99:9,.2f} µs")
 
 

@@ -1,4 +1,4 @@
-"""What a hit, a put and a semantic lookup cost on each backend of the response cache, beside one another in one run.
+"""Cost of a hit, a put and a semantic lookup on each backend of the response cache, in one run.
 
     python benchmarks/cache_backends.py [--entries 10000] [--vectors 20000] [--only redis,pgvector]
 
@@ -10,7 +10,6 @@ nearest question is the first candidate. Bytes are what a server holds more an e
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.bench.statistics import percentile
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.entry import CacheEntry, StoredChunk
@@ -148,8 +148,8 @@ def timed(call: Callable[[Any], object], items: Iterable[Any]) -> list[float]:
     return seconds
 
 
-def us(seconds: list[float], percentile: int = 50) -> str:
-    value = statistics.median(seconds) if percentile == 50 else float(np.percentile(seconds, percentile))
+def us(seconds: list[float], percent: int = 50) -> str:
+    value = percentile(seconds, percent)
     return f"{value * 1e6:6,.0f} µs"
 
 

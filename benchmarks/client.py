@@ -1,4 +1,4 @@
-"""What our client costs beside bare tritonclient: tokens a second and time to the first token, in one run.
+"""Cost of our client beside bare tritonclient: tokens a second and time to the first token, in one run.
 
     python benchmarks/client.py [--rounds 15] [--tokens 500]
 
@@ -214,7 +214,7 @@ def figures(samples: dict[str, list[Sample]]) -> dict[str, Any]:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     rows = [(row["way"], f"{row['ttft_ms']:.3f} ms", f"{row['tokens_per_s']:,.0f}") for row in result["rows"]]
     pairs = [
         (

@@ -1,4 +1,4 @@
-"""What several benchmarks need: environments of peers, programs beside this one, ways that take turns, tables."""
+"""Parts of several benchmarks: environments of peers, programs beside this one, ways that take turns, tables."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def running(program: str | Path, *arguments: object) -> Iterator[tuple[int, int]
 
     Args:
         program: Its text, or its file. It prints its port when it is ready.
-        *arguments: Of its command line.
+        *arguments: Arguments of its command line.
 
     Yields:
-        Its port and its process id.
+        Its port and process id.
     """
-    words = [str(program)] if isinstance(program, Path) else ["-c", program]
-    command = [sys.executable, *words, *map(str, arguments)]
+    source = [str(program)] if isinstance(program, Path) else ["-c", program]
+    command = [sys.executable, *source, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "it was started with a pipe"
         try:
@@ -65,16 +65,16 @@ def running(program: str | Path, *arguments: object) -> Iterator[tuple[int, int]
 
 
 @contextmanager
-def serving(words: Sequence[str], name: str, store: Store, logs: Path) -> Iterator[ServedDeployment]:
+def serving(argv: Sequence[str], name: str, store: Store, logs: Path) -> Iterator[ServedDeployment]:
     """Run `pipeline serve` until the block ends.
 
     Args:
-        words: Of its command line: recipe, overrides, options.
+        argv: Arguments: recipe, overrides, options.
         name: Name of the recipe.
-        store: That has the package, or gets it.
-        logs: Folder for what it prints.
+        store: Store that has the package, or gets it.
+        logs: Folder for its output.
     """
-    served = ServedDeployment.start((*words, *store.words), name, store.running, logs, deadline_s=300)
+    served = ServedDeployment.start((*argv, *store.words), name, store.running, logs, deadline_s=300)
     try:
         yield served
     finally:
@@ -87,10 +87,10 @@ def in_turns(
     """Measure several ways round by round, so that other work on the machine meets all alike.
 
     Args:
-        ways: By their names.
-        measure: Takes one sample of one way.
+        ways: Name -> way.
+        measure: Takes one sample of a way.
         rounds: Samples of each.
-        warm_up: Rounds before, that do not count.
+        warm_up: Rounds before that, which do not count.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in ways}
     for number in range(-warm_up, rounds):
@@ -105,12 +105,12 @@ def in_turns(
 def paired(
     ours: Sequence[Sample], theirs: Sequence[Sample], compare: Callable[[Sample, Sample], float]
 ) -> float:
-    """The median of a comparison over the pairs of samples of a round, which met the same load."""
+    """Median of a comparison over the pairs of samples of a round, which met the same load."""
     return statistics.median(compare(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table that can be read in a terminal, too: columns of even widths, all but the first flush right."""
+    """Render a Markdown table that can be read in a terminal, too: all columns but the first are flush right."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
@@ -122,5 +122,5 @@ def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def or_empty(value: float | None, form: str) -> str:
-    """A formatted number; nothing for None."""
+    """Format a number; empty for None."""
     return "" if value is None else form.format(value)

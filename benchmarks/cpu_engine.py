@@ -158,7 +158,7 @@ def run(rounds: int, count: int, threads: int | None) -> dict[str, object]:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     rows = [
         (
             row["way"],

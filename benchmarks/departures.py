@@ -176,7 +176,7 @@ def restarts(store: Store) -> int:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     head = ("", "answers left", "that had ended before", "failed", "Triton started again")
     rows = [
         (way, *(f"{found[name]:,}" for name in ("left", "ended", "failed", "restarts")))

@@ -39,8 +39,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import itertools
 import json
 import os
 import signal
@@ -50,7 +48,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +57,8 @@ import httpx
 import psutil
 
 from benchmarks.common import markdown, serving
-from pipeline.client import percentile
+from benchmarks.known_answers import BETWEEN_S, POLL_S, KnownAnswerLoad
+from pipeline.bench.statistics import percentile
 from pipeline.machine.processes import processes_below
 from pipeline.recipe import load_recipe
 from pipeline.serving.served import ServedDeployment
@@ -78,13 +77,12 @@ KINDS = (
 WORKER = "worker"  # of a gateway that has several
 SUPERVISOR = "serve"
 SIGNALS = ("KILL", "STOP")
-QUESTIONS, TOKENS = 24, 120
-START_S, POLL_S, BETWEEN_S = 180, 0.05, 1.0
+START_S = 180
 
 
 @dataclass
 class Row:
-    """What happened to one kind of process by one signal; seconds from the signal, one of each time."""
+    """Figures of one kind of process and one signal; seconds from the signal, one value for each time."""
 
     kind: str
     signal: str
@@ -103,119 +101,17 @@ class Row:
         return bool(self.answers["wrong"] or self.answers["hung"] or self.lost)
 
 
-def body(question: int, *, stream: bool) -> dict[str, Any]:
-    # Long enough that many are under way at any time; of equal length, so that no two share an answer.
-    return {
-        "model": "", "prompt": f"Question {question}: where is parcel number {question * 37}?", "temperature": 0,
-        "max_tokens": TOKENS, "min_tokens": TOKENS, "stream": stream, "cache": False,
-    }  # fmt: skip
-
-
-class Load:
-    """Clients that ask all the time, and count what becomes of each answer."""
-
-    def __init__(self, url: str, model: str, *, streams: int, hung_s: float) -> None:
-        self._model, self._streams = model, streams
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(
-            base_url=url, timeout=httpx.Timeout(hung_s, pool=None), limits=limits, trust_env=False
-        )
-        self._expected: dict[int, str] = {}
-        self._done = [0] * streams
-        self.answers: Counter[str] = Counter()
-        self.may_be_cut: tuple[str, ...] = ()  # of "cut" and "refused", what the victim explains
-        self.wrong: list[str] = []
-
-    async def learn(self) -> None:
-        """Ask every question once, while nothing is wrong."""
-        for question in range(QUESTIONS):
-            answer = await self._client.post("/v1/completions", json=self._body(question, stream=False))
-            answer.raise_for_status()
-            self._expected[question] = answer.json()["choices"][0]["text"]
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Ask in the background."""
-        tasks = [asyncio.create_task(self._ask_for_ever(number)) for number in range(self._streams)]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._client.aclose()
-
-    async def settle(self) -> None:
-        """Wait for the end of all answers that are under way now."""
-        before = list(self._done)
-        while any(done == earlier for done, earlier in zip(self._done, before, strict=True)):
-            await asyncio.sleep(POLL_S)
-
-    async def is_right(self) -> bool:
-        """Ask once, and say whether the answer is right."""
-        return await self._ask(0, stream=False) == "right"
-
-    async def _ask_for_ever(self, client: int) -> None:
-        for turn in itertools.count():
-            question = (client + turn * self._streams) % QUESTIONS
-            outcome = await self._ask(question, stream=(client + turn) % 4 != 0)
-            self.answers[outcome] += 1
-            self._done[client] += 1
-            if outcome != "right":
-                # Else clients would take the processors from a deployment that is being started.
-                await asyncio.sleep(BETWEEN_S if outcome == "refused" else POLL_S)
-
-    async def _ask(self, question: int, *, stream: bool) -> str:
-        said: list[str] = []
-        try:
-            outcome = await (self._read_stream if stream else self._read_whole)(question, said)
-        except httpx.TimeoutException:
-            outcome = "hung"
-        except httpx.ConnectError:
-            outcome = "refused"
-        except httpx.TransportError:
-            outcome = "cut"
-        text, expected = "".join(said), self._expected[question]
-        as_expected = text == expected if outcome == "right" else expected.startswith(text)
-        if not as_expected or (outcome in ("cut", "refused") and outcome not in self.may_be_cut):
-            self.wrong.append(f"{outcome}: {text!r} instead of {expected!r}")
-            return "wrong"
-        return outcome
-
-    async def _read_whole(self, question: int, said: list[str]) -> str:
-        answer = await self._client.post("/v1/completions", json=self._body(question, stream=False))
-        if answer.status_code != 200:
-            return "error" if answer.json()["error"]["message"] else "wrong"
-        said.append(answer.json()["choices"][0]["text"])
-        return "right"
-
-    async def _read_stream(self, question: int, said: list[str]) -> str:
-        asked = self._body(question, stream=True)
-        async with self._client.stream("POST", "/v1/completions", json=asked) as answer:
-            if answer.status_code != 200:
-                return "error" if json.loads(await answer.aread())["error"]["message"] else "wrong"
-            ended = ""
-            async for line in answer.aiter_lines():
-                data = line.removeprefix("data: ")
-                if data == "[DONE]":
-                    ended = "right"
-                elif data and "error" in (event := json.loads(data)):
-                    ended = "error"
-                elif data:
-                    said.append(event["choices"][0]["text"])
-            return ended or "cut"
-
-    def _body(self, question: int, *, stream: bool) -> dict[str, Any]:
-        return body(question, stream=stream) | {"model": self._model}
-
-
 class Drill:
-    """One deployment, its processes, and what is seen of it from outside."""
+    """One deployment, its processes, and its state as seen from outside.
+
+    Args:
+        first: Process that the others descend from.
+        url: Address of the gateway.
+    """
 
     def __init__(
-        self, first: int, url: str, store: Store, name: str, load: Load, *, workers: int = 1
+        self, first: int, url: str, store: Store, name: str, load: KnownAnswerLoad, *, workers: int = 1
     ) -> None:
-        """`first`: process that the others descend from. `url`: of the gateway."""
         self._first, self._store, self._name, self._load = first, store, name, load
         self._workers = workers
         self._client = httpx.AsyncClient(base_url=url, timeout=1.0, trust_env=False)
@@ -301,7 +197,7 @@ class Drill:
             return False
 
     async def counts(self) -> Counter[str]:
-        """What the gateway has counted since it began; zeros if it does not answer."""
+        """Read what the gateway has counted since it began; zeros if it does not answer."""
         resumed, ended = (
             f'pipeline_migrations_total{{model="{self._name}",outcome="{outcome}"'
             for outcome in ("resumed", "ended")
@@ -359,7 +255,7 @@ class Detached:
 
 async def drill_supervisor(chosen: argparse.Namespace, one: Detached, store: Store, name: str) -> Row:
     load, row = (
-        Load(one.url, name, streams=chosen.streams, hung_s=chosen.hung_s),
+        KnownAnswerLoad(one.url, name, streams=chosen.streams, hung_s=chosen.hung_s),
         Row(SUPERVISOR, "KILL"),
     )
     drilled = Drill(one.pid, one.url, store, name, load)
@@ -371,13 +267,13 @@ async def drill_supervisor(chosen: argparse.Namespace, one: Detached, store: Sto
             await asyncio.sleep(BETWEEN_S)
             await drilled.strike_supervisor(row, one, chosen.recovery_s)
             await load.settle()
-    _tell(row, load)
+    _report(row, load)
     return row
 
 
-def _tell(row: Row, load: Load) -> None:
-    told = f"{row.kind} SIG{row.signal}: {row.times} times, {dict(row.answers)}, {row.lost} lost"
-    print(told, *load.wrong[:10], sep="\n", file=sys.stderr, flush=True)
+def _report(row: Row, load: KnownAnswerLoad) -> None:
+    summary = f"{row.kind} SIG{row.signal}: {row.times} times, {dict(row.answers)}, {row.lost} lost"
+    print(summary, *load.wrong[:10], sep="\n", file=sys.stderr, flush=True)
     load.wrong.clear()
 
 
@@ -385,7 +281,7 @@ async def drill(
     chosen: argparse.Namespace, kinds: Sequence[str], served: ServedDeployment, store: Store, name: str
 ) -> list[Row]:
     url = served.record.gateway_url
-    load = Load(url, name, streams=chosen.streams, hung_s=chosen.hung_s)
+    load = KnownAnswerLoad(url, name, streams=chosen.streams, hung_s=chosen.hung_s)
     one = Drill(served.process.pid, url, store, name, load, workers=chosen.workers)
     await one.wait_until_ready()
     await load.learn()
@@ -408,12 +304,12 @@ async def drill(
                     row.asked_again, row.saved, row.ended = (
                         counted[name] for name in ("asked_again", "saved", "ended")
                     )
-                _tell(row, load)
+                _report(row, load)
     return rows
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
 
     def both(seconds: Sequence[float]) -> str:
         return f"{percentile(seconds, 50):.1f}, {max(seconds):.1f} s" if seconds else "-"

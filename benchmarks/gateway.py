@@ -1,4 +1,4 @@
-"""What a gateway costs: added time to first token, tokens a second and processor time a token, beside its peers.
+"""Cost of a gateway: added time to first token, tokens a second and processor time a token, beside its peers.
 
     python benchmarks/gateway.py [--peers] [--triton HOST:PORT] [--also HOST:PORT/MODEL] [--json]
 
@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import shlex
@@ -53,15 +52,12 @@ from typing import Any
 
 import psutil
 
+from benchmarks.closed_loop import closed_loop
 from benchmarks.common import in_turns, markdown, or_empty, peer_environment, running
 from benchmarks.gateway_server import CHECKPOINT
-from pipeline.bench.arrivals import Load
-from pipeline.bench.load import Period, run_load
-from pipeline.bench.result import ServerFigures
-from pipeline.bench.summary import summarize
+from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn
-from pipeline.client import percentile
 
 STREAMS, START_S, TIMEOUT_S = (1, 16, 128), 300, 120.0
 GAP_MS = 20.0
@@ -119,7 +115,7 @@ asyncio.run(main())
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A server to ask. `pid`: whose processor time is taken, 0 for none; `behind`: name of what stands behind it."""
+    """A server to ask. `pid`: process whose processor time is taken, 0 for none; `behind`: name of its back end."""
 
     target: Callable[[], Target]
     conversation: ScriptedConversation
@@ -130,7 +126,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one load saw; `cpu_us`: processor time of the server and of its children for each token."""
+    """Figures of one load; `cpu_us`: processor time of the server and of its children for each token."""
 
     ttft_ms: Sequence[float]
     tokens_per_s: float
@@ -236,16 +232,9 @@ def free_port() -> int:
 
 async def measure(way: Way, streams: int, pace: Pace) -> Sample:
     """Put so many streams on one server, for a few answers of each."""
-    period = Period(None, max(pace.requests, pace.per_stream * streams), warm_up_requests=streams)
+    requests = max(pace.requests, pace.per_stream * streams)
     before = processor_s(way.pid)
-    async with way.target() as target:
-        records = await run_load(
-            target, Load("concurrency", streams), itertools.repeat(way.conversation), period,
-            sampling={"max_tokens": pace.tokens}, seed=0,
-        )  # fmt: skip
-    level = summarize(records, None, ServerFigures())
-    if level.failed_share:
-        raise SystemExit(f"requests failed: {level.requests} {level.errors}")
+    records, level = await closed_loop(way.target(), way.conversation, streams, requests, pace.tokens)
     tokens = sum(one.stats.chunks for one in (*records.warm_up, *records.counted))
     cpu_us = (processor_s(way.pid) - before) / tokens * 1e6
     ttft_ms = [one.ttft_ms for one in records.counted if one.ttft_ms is not None]
@@ -288,7 +277,7 @@ def summary(
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements: a table for each pace."""
+    """Render the result as Markdown, for the terminal and the page of measurements: a table for each pace."""
     head = (
         "",
         "streams",

@@ -1,4 +1,4 @@
-"""What guided decoding costs: microseconds a token for the mask, and milliseconds a token of the whole engine with it.
+"""Cost of guided decoding: microseconds a token for the mask, and milliseconds a token of the whole engine with it.
 
     python benchmarks/guided.py [--rounds 5] [--threads 2] [--json]
 
@@ -24,6 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common import markdown
+from pipeline.bench.statistics import percentile
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import (
     EngineRequest,
@@ -85,7 +86,7 @@ LONG = Guide("json_schema", json.dumps({"type": "string", "minLength": 4 * TOKEN
 
 
 def large(into: Path) -> Path:
-    """A tokenizer.json of LARGE tokens."""
+    """Write a tokenizer.json of LARGE tokens."""
     content = json.loads((CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
     vocab: dict[str, int] = content["model"]["vocab"]
     words = [token for token in vocab if token.isascii() and len(token) > 1]
@@ -103,7 +104,7 @@ def large(into: Path) -> Path:
 
 
 def timed(times: list[float], call: Callable[[], Any]) -> Any:
-    """Append microseconds."""
+    """Call a function, and append its microseconds."""
     start = time.perf_counter()
     result = call()
     times.append((time.perf_counter() - start) * 1e6)
@@ -111,7 +112,7 @@ def timed(times: list[float], call: Callable[[], Any]) -> Any:
 
 
 def along(path: Path, name: str, rounds: int) -> dict[str, Any]:
-    """The costs of one form along its text."""
+    """Measure the costs of one form along its text."""
     guide, text = FORMS[name]
     tokenizer = Tokenizer.from_file(str(path))
     size = tokenizer.get_vocab_size()
@@ -134,14 +135,14 @@ def along(path: Path, name: str, rounds: int) -> dict[str, Any]:
         "vocabulary": size,
         "compile_ms": statistics.median(compiling) / 1e3,
         "mask_us": statistics.median(masks),
-        "mask_p99_us": float(np.percentile(masks, 99)),
+        "mask_p99_us": percentile(masks, 99),
         "lay_on_us": statistics.median(laying),
         "go_on_us": statistics.median(going),
     }
 
 
 def run(core: EngineCore, streams: int, guide: Guide | None) -> float:
-    """Milliseconds a step, of which each makes a token for every stream."""
+    """Measure the milliseconds of a step, which makes a token for every stream."""
     prompt = tuple(Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).encode("Where is my parcel?").ids)
 
     def sink(output: RequestOutput) -> None:
@@ -162,7 +163,7 @@ def run(core: EngineCore, streams: int, guide: Guide | None) -> float:
 
 
 def engine(rounds: int, threads: int) -> list[dict[str, Any]]:
-    """With a form and without."""
+    """Measure steps with a form and without."""
     with tempfile.TemporaryDirectory() as folder:
         build_ir(CHECKPOINT, Path(folder), progress=Silent())
         settings = EngineSettings(max_concurrency=max(STREAMS), threads=threads)
@@ -179,7 +180,7 @@ def engine(rounds: int, threads: int) -> list[dict[str, Any]]:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     forms = [
         (
             row["form"],

@@ -74,7 +74,7 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class SingleThreshold:
-    """What recipes have."""
+    """Defaults of recipes."""
 
     least: float
 
@@ -172,7 +172,7 @@ class LearnedThreshold:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the requests of a replay."""
+    """Outcomes of the requests of a replay."""
 
     requests: int = 0
     hits: int = 0
@@ -309,7 +309,7 @@ class Questions:
         return float(self.vectors[asked] @ self.vectors[kept])
 
     def score(self, asked: int, kept: int) -> float:
-        """Of the default verifier; 0 where a guard forbids, or the two are not near."""
+        """Score of the default verifier; 0 where a guard forbids, or the two are not near."""
         if (asked, kept) not in self._scored:
             near = self.cosine(asked, kept)
             made = self._verifier.decide(self.texts[asked], self.texts[kept], near)

@@ -13,30 +13,30 @@ class Measurement:
     """One command.
 
     Attributes:
-        words: As people type it; with `--json` where its program has a `table` that makes Markdown of that.
-        small: Words that make it as small as it can be.
-        what: It measures.
-        minutes: It takes about.
+        line: Command line; with `--json` where its program has a `table` that makes Markdown of that.
+        small: Arguments that make it as small as it can be.
+        what: Subject, for the list.
+        minutes: Approximate duration.
     """
 
-    words: str
+    line: str
     small: str
     what: str
     minutes: float
 
     @property
     def command(self) -> str:
-        """As the page names it."""
-        return self.words.removesuffix(" --json")
+        """Command line as the page names it."""
+        return self.line.removesuffix(" --json")
 
     @property
     def has_table(self) -> bool:
         """Whether it prints JSON; else the page shows what it prints."""
-        return self.command != self.words
+        return self.command != self.line
 
     def table(self, result: Any, part: str = "") -> str:
-        """The Markdown of its JSON, by its own program; one part of it, where that has several."""
-        program = importlib.import_module(f"benchmarks.{PurePath(self.words.split()[1]).stem}")
+        """Render its JSON as Markdown, by its own program; one part of it, where that has several."""
+        program = importlib.import_module(f"benchmarks.{PurePath(self.line.split()[1]).stem}")
         made: str = program.table(result, part) if part else program.table(result)
         return made
 

@@ -11,7 +11,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.acceptance.run import questions
+from pipeline.bench.accept.state import questions
 from pipeline.triton.deployment import DeploymentLimits
 
 LETTERS, LONGEST_ANSWER, POOL = string.ascii_lowercase + "  ", 32, 8

@@ -1,4 +1,4 @@
-"""What spreading does for several replicas: KV reuse and time to first token of conversations, for each `--spread`.
+"""Gain of spreading over several replicas: KV reuse and time to first token of conversations, for each `--spread`.
 
     python benchmarks/replicas.py [--servers 2 4] [--rounds 3] [--json]
 
@@ -37,11 +37,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import in_turns, markdown
-from pipeline.bench.arrivals import Load
 from pipeline.bench.load import Period, run_load
+from pipeline.bench.settings import Lengths, Load
+from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import OpenAITarget
-from pipeline.bench.workload import Lengths, ScriptedConversation, Shape, TemplateTokens, Words, synthetic
-from pipeline.client import ChatTemplate, percentile
+from pipeline.bench.workload import ScriptedConversation, Shape, TemplateTokens, Words, synthetic
+from pipeline.client import ChatTemplate
 from pipeline.reading import read_tokenizer
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.server import TritonServer
@@ -63,7 +64,7 @@ START_S, TIMEOUT_S, SETTLE_S = 120.0, 120.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one load saw: TTFT of each request that was answered, failures, and what the servers counted meanwhile."""
+    """Figures of one load: TTFT of each answered request, failures, and the counters of the servers meanwhile."""
 
     ttft_ms: Sequence[float]
     failed: int
@@ -74,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one server has counted since it began."""
+    """Counters of one server since it began."""
 
     prompt_tokens: float
     reused_tokens: float
@@ -212,7 +213,7 @@ def summary(servers: int, users: int, samples: Mapping[str, Sequence[Sample]]) -
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     rows = [
         (
             f"{row['servers']} servers, {row['users']} users: {row['spread']}",

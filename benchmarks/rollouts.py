@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, markdown, serving
+from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import BenchRequest, OpenAITarget
-from pipeline.client import Message, percentile
+from pipeline.client import Message
 from pipeline.store import Store
 
 NAME = "rollouts"
@@ -192,7 +193,7 @@ def judge(
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     times, ttft = result["exchange_s"], result["ttft_ms"]
     wrong = ("failed", "wrong", "stale")
     rows = [

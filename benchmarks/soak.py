@@ -45,7 +45,7 @@ import httpx
 from benchmarks.common import markdown
 from benchmarks.mixed_load import TENANTS, Mix, Request, reason_of, text_of
 from pipeline import progress
-from pipeline.client import percentile
+from pipeline.bench.statistics import percentile
 from pipeline.machine.processes import ProcessMemory, processes_below
 from pipeline.prepare import prepare
 from pipeline.recipe import load_recipe
@@ -218,7 +218,7 @@ class Soak:
             await asyncio.sleep(min(EVERY_S, self.seconds / 60))
 
     def windows(self) -> list[dict[str, Any]]:
-        """TTFT of each sixth of the time."""
+        """Compute TTFT of each sixth of the time."""
         length, found = self.seconds / WINDOWS, []
         for number in range(WINDOWS):
             inside = [ms for at, ms in self.first_ms if number * length <= at < (number + 1) * length]
@@ -228,7 +228,7 @@ class Soak:
 
 
 def broken(soak: Soak, restarts: dict[str, int], allow_mib: float, allow_ttft: float) -> Iterator[str]:
-    """The bounds that do not hold."""
+    """Yield the bounds that do not hold."""
     if soak.faults:
         yield f"{len(soak.faults)} of {soak.requests} requests failed or were answered wrongly"
     if any(restarts.values()):
@@ -272,7 +272,7 @@ async def exchange(words: tuple[str, ...], soak: Soak, done: list[dict[str, Any]
 
 
 def last_words(logs: Path) -> Iterator[str]:
-    """What each Triton that ended by a signal which nobody sent had printed of it: a line each, and its stack."""
+    """Yield the last output of each Triton that a signal of its own ended: a line each, with its stack."""
     for file in sorted(logs.glob("triton*.log*")):
         lines = file.read_text(errors="replace").splitlines()
         for start, line in enumerate(lines):
@@ -286,7 +286,7 @@ def note(text: str) -> None:
 
 
 def table(result: Any) -> str:
-    """What is printed, and shown on the page of measurements."""
+    """Render the result as Markdown, for the terminal and the page of measurements."""
     memory = [
         (
             one["name"],

@@ -16,10 +16,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
 # A room may import rooms of the floors below its own, and no other of its own floor. What lies in no room is ground.
 FLOORS = (
     {"cli"},
-    {"doctor", "acceptance"},
-    {"tuning"},
-    {"bench"},
-    {"frontend"},
+    {"doctor", "bench"},
+    {"frontend", "deploy"},
     {"stages", "serving", "gateway"},
     {"prepare"},
     {"runtimes", "cache"},
@@ -31,7 +29,7 @@ FLOORS = (
 # What goes into the environment of an application or a gateway imports nothing of the build side.
 LIGHT = {"client", "cache", "gateway"}
 BUILD = {
-    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "bench", "doctor", "acceptance",
+    "store", "sources", "plan", "machine", "runtimes", "prepare", "stages", "serving", "deploy", "bench", "doctor",
     "frontend", "cli",
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ class Memory(SQLite):
 
 
 class Unchecked(SQLite):
-    """What is near counts as the same: as the peers do, and to see what guards and score cost."""
+    """Near questions count as the same: as with the peers, and to see what guards and score cost."""
 
     def verifier(self) -> Verifier:
         return _Anything()

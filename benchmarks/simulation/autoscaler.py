@@ -1,4 +1,4 @@
-"""How many replicas there should be: the algorithm of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2).
+"""Number of replicas by the algorithm of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2).
 
 KEDA makes a HorizontalPodAutoscaler of a ScaledObject and answers it with the result of a query, so that both scale
 alike. Every 15 seconds, for each trigger:
@@ -6,9 +6,9 @@ alike. Every 15 seconds, for each trigger:
     AverageValue    ceil(value / target): the value is of all replicas together
     Value           ceil(replicas that are ready * value / target)
 
-and the number as it is if value and target differ by a tenth or less. The largest of all triggers counts. Of what was
-found within the stabilization window, the smallest counts on the way up, and the largest on the way down. Policies
-then bound what changes within a period. Written against the documentation of Kubernetes 1.27 and newer and the
+and the number as it is if value and target differ by a tenth or less. The largest of all triggers counts. Of the
+numbers within the stabilization window, the smallest counts on the way up, and the largest on the way down. Policies
+then bound the changes within a period. Written against the documentation of Kubernetes 1.27 and newer and the
 controller's source (pkg/controller/podautoscaler: horizontal.go, replica_calculator.go); pods without metrics are not
 modelled, which triggers on external metrics do not know either.
 
@@ -32,10 +32,10 @@ class Trigger:
     """One metric that replicas are scaled by.
 
     Attributes:
-        metric: `requests`: that run and wait, of all replicas; `waiting`: those that wait; `kv_use`: mean share of
-            the pages that requests hold; `queue_time_s`: p95 of the time that requests waited which got a slot in the
+        metric: `requests`: requests that run and wait, of all replicas; `waiting`: requests that wait; `kv_use`: mean
+            share of the pages that requests hold; `queue_time_s`: p95 of the wait of requests that got a slot in the
             last minute.
-        target: Value that is aimed at: of each replica with `AverageValue`, else of the metric itself.
+        target: Target value: of each replica with `AverageValue`, else of the metric itself.
         kind: How Kubernetes compares it.
         spare: Replicas on top of those that the metric asks for: `spare * target` is added to it in the query.
     """
@@ -51,7 +51,7 @@ class ChangePolicy:
     """A bound on changes.
 
     Attributes:
-        kind: `Pods`: so many; `Percent`: of those at the beginning of the period.
+        kind: `Pods`: a number; `Percent`: a share of the replicas at the beginning of the period.
         value: See `kind`.
         period_s: Seconds for which it holds.
     """
@@ -67,29 +67,29 @@ class Behavior:
 
     Attributes:
         window_s: Stabilization window.
-        policies: Of which the one that allows the most counts.
+        policies: The one that allows the most counts.
     """
 
     window_s: float
     policies: tuple[ChangePolicy, ...]
 
 
-# What Kubernetes does if a manifest says nothing.
+# Defaults of Kubernetes.
 DEFAULT_UP = Behavior(0.0, (ChangePolicy("Percent", 100, 15), ChangePolicy("Pods", 4, 15)))
 DEFAULT_DOWN = Behavior(300.0, (ChangePolicy("Percent", 100, 15),))
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """What a HorizontalPodAutoscaler is told.
+    """Settings of a HorizontalPodAutoscaler.
 
     Attributes:
-        triggers: Of which the one that asks for the most replicas counts.
+        triggers: The one that asks for the most replicas counts.
         least: `minReplicas`.
         most: `maxReplicas`.
-        up: On the way up.
-        down: On the way down.
-        tolerance: Relative difference that is let be.
+        up: Behavior on the way up.
+        down: Behavior on the way down.
+        tolerance: Relative difference that changes nothing.
     """
 
     triggers: tuple[Trigger, ...]
@@ -100,12 +100,12 @@ class ScalingRule:
     tolerance: float = 0.1
 
     def replicas(self, current: int, ready: int, values: Mapping[str, float]) -> int:
-        """Work out what the triggers ask for, before windows, policies and bounds.
+        """Compute the replicas that the triggers ask for, before windows, policies and bounds.
 
         Args:
-            current: Replicas that there are to be by now.
-            ready: Of these, that are ready.
-            values: Metric -> its value.
+            current: Replicas wanted by now.
+            ready: Replicas that are ready.
+            values: Metric -> value.
         """
         return max(self._of(trigger, current, ready, values[trigger.metric]) for trigger in self.triggers)
 
@@ -119,21 +119,21 @@ class ScalingRule:
 
 
 class Autoscaler:
-    """A rule, and what it remembers."""
+    """A rule with its history."""
 
     def __init__(self, rule: ScalingRule) -> None:
         self.rule = rule
-        self._found: list[tuple[float, int]] = []
+        self._wanted: list[tuple[float, int]] = []
         self._changes: list[tuple[float, int]] = []
 
     def decide(self, now: float, *, current: int, ready: int, values: Mapping[str, float]) -> int:
-        """Decide how many replicas there are to be from now on.
+        """Decide the number of replicas from now on.
 
         Args:
             now: Seconds; later than at the last call.
-            current: Replicas that there are to be by now.
-            ready: Of these, that are ready.
-            values: Metric -> its value.
+            current: Replicas wanted by now.
+            ready: Replicas that are ready.
+            values: Metric -> value.
         """
         rule = self.rule
         wanted = self._stabilized(now, current, rule.replicas(current, ready, values))
@@ -147,17 +147,17 @@ class Autoscaler:
         return wanted
 
     def _stabilized(self, now: float, current: int, wanted: int) -> int:
-        """The smallest number of the window on the way up, the largest on the way down."""
+        """Take the smallest number of the window on the way up, the largest on the way down."""
         rule = self.rule
         longest = max(rule.up.window_s, rule.down.window_s)
-        self._found = [(when, number) for when, number in self._found if when > now - longest]
+        self._wanted = [(when, number) for when, number in self._wanted if when > now - longest]
         window_s = rule.up.window_s if wanted >= current else rule.down.window_s
-        within = [number for when, number in self._found if when > now - window_s]
-        self._found.append((now, wanted))
+        within = [number for when, number in self._wanted if when > now - window_s]
+        self._wanted.append((now, wanted))
         return min([wanted, *within]) if wanted >= current else max([wanted, *within])
 
     def _limit(self, now: float, current: int, behavior: Behavior, sign: int) -> int:
-        """As far as the policies let the number go in a direction (1 is up)."""
+        """Compute how far the policies let the number go in a direction (1 is up)."""
         longest = max(policy.period_s for rule in (self.rule.up, self.rule.down) for policy in rule.policies)
         self._changes = [(when, change) for when, change in self._changes if when > now - longest]
         limits = []

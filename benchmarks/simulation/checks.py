@@ -1,4 +1,4 @@
-"""Whether the simulation is right: beside a formula that is exact, and beside engines that were measured."""
+"""Checks of the simulation: against an exact formula, and against engines that were measured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def erlang_c(servers: int, load: float) -> float:
     """Probability that a request waits in a queue with random arrivals, random service and several servers (M/M/c).
 
     Args:
-        servers: How many.
+        servers: Number of servers.
         load: Arrivals a second times seconds of service; below `servers`.
 
     >>> round(erlang_c(1, 0.8), 3), round(erlang_c(4, 3.2), 3)
@@ -49,8 +49,8 @@ def random_queue(servers: int, load: float, requests: int, seed: int) -> FleetRe
     Args:
         servers: Replicas.
         load: Arrivals a second; service takes one second on average.
-        requests: How many come.
-        seed: Of the arrivals and lengths.
+        requests: Number of requests.
+        seed: Seed of the arrivals and lengths.
     """
     chance = np.random.default_rng(seed)
     times = accumulate(chance.exponential(1 / load, requests).tolist())
@@ -69,7 +69,7 @@ def against_erlang_c(servers: int = 4, load: float = 3.2, requests: int = 20_000
     Args:
         servers: Replicas.
         load: Arrivals a second; service takes one second on average.
-        requests: Of each run.
+        requests: Requests of each run.
 
     Returns:
         The formula's mean wait, that of the runs, and half of its 95 % interval, in seconds.
@@ -94,9 +94,9 @@ def all_at_once(service: Service, count: int, prompt: int, answer: int) -> Fleet
 
     Args:
         service: The replica.
-        count: How many requests.
-        prompt: Tokens of each.
-        answer: Tokens of each.
+        count: Number of requests.
+        prompt: Tokens of each prompt.
+        answer: Tokens of each answer.
     """
     conversations = (
         Conversation(number, 0.0, number, 0, 0, (prompt,), (answer,), ()) for number in range(count)
@@ -110,14 +110,14 @@ def tokens_per_s(result: FleetResult) -> float:
 
 
 def against_published(model: str, gpu: str) -> Iterator[dict[str, Any]]:
-    """Compare with throughput that was published: all requests wait at the start, as many at a time as memory holds.
+    """Compare with published throughput: all requests wait at the start, as many at a time as memory holds.
 
     Args:
-        model: As the published figures name it.
-        gpu: As recipes name it.
+        model: Name in the published figures.
+        gpu: Name in recipes.
 
     Yields:
-        Of each figure what was measured, what the plan says and what the simulation says, in tokens a second.
+        For each figure the measurement, the plan's and the simulation's value, in tokens a second.
     """
     for figure in figures():
         if (figure.kind, figure.model, figure.gpu, figure.split.pipeline) == ("full-load", model, gpu, 1):
@@ -149,10 +149,10 @@ def _service(figure: PublishedFigure, slots: int) -> Service:
 
 
 def errors(rows: Sequence[Mapping[str, Any]], of: str) -> dict[str, float]:
-    """Relative errors of a column beside what was measured.
+    """Summarize relative errors of a column.
 
     Args:
-        rows: Of `against_published`.
+        rows: Rows of `against_published`.
         of: `plan` or `simulated`.
     """
     off = sorted(abs(row[of] / row["measured"] - 1) for row in rows)
@@ -163,8 +163,8 @@ def against_cpu(rows: Sequence[Mapping[str, Any]], streams: int = 8) -> dict[str
     """Compare with streams of the `cpu` engine that its service was not made from.
 
     Args:
-        rows: Of the JSON of `python benchmarks/cpu_engine.py`.
-        streams: Whose row is left out.
+        rows: Rows of the JSON of `python benchmarks/cpu_engine.py`.
+        streams: Streams of the row that is left out.
     """
     (held,) = (row for row in rows if row["way"] == "no draft" and row["streams"] == streams)
     service = cpu_service(rows, leave_out=streams)
@@ -187,7 +187,7 @@ def against_replicas(
         cpu: Rows of the JSON of `python benchmarks/cpu_engine.py`.
 
     Yields:
-        Of each row the share of the prompts' tokens that were reused, as measured and as simulated.
+        For each row the share of the prompts' tokens that were reused, as measured and as simulated.
     """
     service = replace(cpu_service(cpu), max_prompt=1024, blocks=4096)
     for row in measured:
@@ -205,7 +205,7 @@ def against_replicas(
 
 
 def _users(count: int, conversations: int = 20) -> list[Conversation]:
-    """People who have one conversation of eight questions after the other, as `benchmarks/replicas.py` makes them."""
+    """Make people who have one conversation of eight questions after the other, as in `benchmarks/replicas.py`."""
     chance, first = np.random.default_rng(0), list[Conversation]()
     for user in range(count):
         then: Conversation | None = None

@@ -1,4 +1,4 @@
-"""What is asked of the simulation: each question as rows of a table, and what is run for each row."""
+"""Questions to the simulation: each as rows of a table, with a scenario for each row."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from benchmarks.simulation.autoscaler import Behavior, ChangePolicy, ScalingRule
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of
 from benchmarks.simulation.simulator import Loss
 from benchmarks.simulation.traffic import DAY_S, PEOPLE, PROGRAMS, Arrivals, Burst, Kind
-from pipeline.serving.manifests import ScalingPolicy
+from pipeline.deploy.settings import ScalingPolicy
 
 RECIPE, LARGER = "qwen3-32b-fp8", "llama-3.1-8b-fp8"
 WAYS: tuple[Way, ...] = ("random", "least load", "affinity")
-LOAD = 0.7  # of what fills a replica, where nothing else is said
+LOAD = 0.7  # of the load that fills a replica, by default
 # Until a replica takes requests: scheduling, start of Triton and warm-up, and its weights from a volume. Assumptions.
 _START_S, _BYTES_PER_S = 60.0, 1e9
 
-# What is recommended is what the manifests have: one place for both.
+# The recommendation is the policy of the manifests: one place for both.
 POLICY = ScalingPolicy()
 UP = Behavior(
     POLICY.up_window_s,
@@ -43,8 +43,8 @@ class Row:
     """One line of a table.
 
     Attributes:
-        labels: What it is of, by the table's columns.
-        scenario: What is run for it.
+        labels: Column -> value.
+        scenario: Scenario of the row.
     """
 
     labels: dict[str, Any]
@@ -53,12 +53,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is simulated.
+    """Extent of the simulation.
 
     Attributes:
-        minutes: As a share of the full time.
+        minutes: Share of the full time.
         replicas: Sizes of fleets.
-        days: As a share of a day.
+        days: Share of a day.
     """
 
     minutes: float = 1.0
@@ -70,15 +70,15 @@ SMALL = Sizes(0.2, (1, 4), 1 / 48)
 
 
 def arrivals(recipe: str, kind: Kind, replicas: float, load: float, length_s: float, **more: Any) -> Arrivals:
-    """Requests for so many replicas.
+    """Make arrivals for a number of replicas.
 
     Args:
-        recipe: Of each.
-        kind: Of the traffic.
-        replicas: How many.
-        load: As a share of what fills them.
-        length_s: Of the run.
-        **more: Of `Arrivals`.
+        recipe: Recipe of the replicas.
+        kind: Kind of traffic.
+        replicas: Number of replicas.
+        load: Share of the load that fills them.
+        length_s: Seconds of the run.
+        **more: Further fields of `Arrivals`.
     """
     return Arrivals(full_rate(service_of(recipe), kind) * replicas * load, length_s, **more)
 
@@ -149,11 +149,7 @@ def queue_rows(sizes: Sizes) -> list[Row]:
 
 
 def rules(most: int) -> dict[str, ScalingRule | None]:
-    """Rules of scaling that are compared, by their names.
-
-    Args:
-        most: Replicas that there may be.
-    """
+    """List the rules of scaling that are compared, by their names, for at most so many replicas."""
     slots, ttft_s = service_of(RECIPE).slots, service_of(RECIPE).ttft_s
     queue = Trigger("queue_time_s", POLICY.queue_time * ttft_s, "Value")
     pages = Trigger("kv_use", POLICY.kv_cache, "Value")

@@ -1,11 +1,11 @@
-"""A replica: an engine with in-flight batching and a KV cache that keeps what it has computed.
+"""A replica: an engine with in-flight batching and a KV cache that keeps computed prefixes.
 
 Between two events all sequences that generate advance at the same pace, one token a step, so that nothing happens
 step by step: a clock counts the steps, each sequence ends at a count that is known when it begins, and an event is
 the end of a step with prompts, or of a sequence. As TensorRT-LLM's `guaranteed_no_evict` does, a request gets the
 pages that it needs to its end before it begins, and prompts that wait share a step, as many tokens as fit.
 
-What a finished request has computed stays until its pages are needed (least recently used first, the end of a
+Pages of a finished request stay until they are needed (least recently used first, the end of a
 conversation before its beginning); the next question of the conversation then begins behind it, and any other one of
 the same application behind the system prompt.
 
@@ -34,13 +34,13 @@ class SimulatedRequest:
     """One question of a conversation, on its way.
 
     Attributes:
-        conversation: That it belongs to.
-        turn: Which question of it, from 0.
-        arrived_s: When it was asked.
-        prompt: Its tokens.
+        conversation: Conversation of the question.
+        turn: Number of the question, from 0.
+        arrived_s: Time when it was asked.
+        prompt: Tokens of the prompt.
         answer: Tokens that will be generated.
         queued_s: Seconds in the gateway before it was given to a replica.
-        first_token_s: When its first token came; None before.
+        first_token_s: Time of the first token; None before.
         cached: Tokens of the prompt that did not have to be computed.
         blocks: Pages that it holds.
         tries: Replicas that it was given to.
@@ -68,7 +68,7 @@ class PrefixCache:
         self.blocks = 0
 
     def take(self, key: int) -> int:
-        """Give the pages of a key to a request, which holds them itself from now on. Returns how many there were."""
+        """Give the pages of a key to a request, which holds them itself from now on, and return their number."""
         blocks = self._held.pop(key, 0)
         self.blocks -= blocks
         return blocks
@@ -87,7 +87,7 @@ class PrefixCache:
         self._held.move_to_end(key)
 
     def shrink(self, most: int) -> None:
-        """Drop what was used least recently, until at most so many pages are left."""
+        """Drop the least recently used pages, until at most so many are left."""
         while self.blocks > most:
             key, blocks = next(iter(self._held.items()))
             kept = max(0, blocks - (self.blocks - most))
@@ -99,17 +99,17 @@ class PrefixCache:
 
 
 class Replica:
-    """One engine. Times are seconds of the simulation; `advance` before anything is asked of it or given to it.
+    """One engine. Times are seconds of the simulation; call `advance` before anything else.
 
     Attributes:
-        number: From 0, in the order in which replicas are started.
-        service: What it can do.
+        number: Number from 0, in the order in which replicas are started.
+        service: Abilities of the replica.
         state: Only a `ready` one is given requests; a `draining` one ends when it is empty; a `lost` one does nothing,
             and nobody has noticed; a `gone` one is out of the fleet.
         is_open: Whether the gateway gives it requests.
         in_flight: Requests that it has, whether they wait for pages, for their prompt, or generate.
         used_blocks: Pages that its requests hold.
-        due_s: When its next event is; infinity: never by itself.
+        due_s: Time of its next event; infinity: never by itself.
         version: Changes whenever `due_s` does.
     """
 
@@ -123,14 +123,14 @@ class Replica:
         self._blocks, self._block_tokens = service.blocks, service.block_tokens
         # Requests that wait for pages.
         self._waiting: deque[SimulatedRequest] = deque()
-        # Those that wait for their prompts to be computed, with tokens left and tokens done.
+        # Requests that wait for their prompts to be computed, with tokens left and tokens done.
         self._prompts: deque[tuple[SimulatedRequest, int, int]] = deque()
-        # Those that generate, and the step after which each ends; how many tokens all of them have behind them.
+        # Requests that generate, and the step after which each ends; tokens that all of them have behind them.
         self._sequences: list[tuple[float, int, SimulatedRequest]] = []
         self._order = count()
         self._context = 0.0
         self._step, self._steps_per_s, self._at = 0.0, 0.0, now
-        # The step with prompts that is under way: when it ends, and whose prompts are done then.
+        # The step with prompts that is under way: its end, and the requests whose prompts are done then.
         self._mixed_until = math.inf
         self._mixed_done: list[SimulatedRequest] = []
 
@@ -181,7 +181,7 @@ class Replica:
         """Begin a step with prompts if some wait and none is under way, and work out the next event.
 
         Returns:
-            When that is: `due_s`.
+            Time of the next event: `due_s`.
         """
         self.version += 1
         sequences, ahead = len(self._sequences), 0.0

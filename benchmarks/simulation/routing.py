@@ -1,4 +1,4 @@
-"""Which replica gets a request: any, the one with the fewest requests, or the one that has seen how the prompt begins.
+"""Choice of the replica for a request: any, the least loaded, or the one that has seen how the prompt begins.
 
 Affinity is that of the gateway (`pipeline.client.spreading`): consistent hashing with bounded loads. One gateway is
 modelled, which sees all requests; several of them each see a part, and bound only that. None of the ways gives a
@@ -23,25 +23,25 @@ class Routing(Protocol):
     """A way to choose replicas."""
 
     def replicas_changed(self, ready: Sequence[Replica]) -> None:
-        """Know the replicas that may be chosen."""
+        """Take note of the replicas that may be chosen."""
         ...
 
     def load_changed(self, replica: Replica) -> None:
-        """Know that a replica has been given a request, or has ended one."""
+        """Take note that a replica has been given a request, or has ended one."""
         ...
 
     def choose(self, request: SimulatedRequest, in_flight: int) -> Replica:
         """Choose a replica that has a free slot; there is one.
 
         Args:
-            request: To be given to it.
-            in_flight: Requests that all replicas together have.
+            request: Request to be given to it.
+            in_flight: Requests of all replicas together.
         """
         ...
 
 
 class RandomRouting:
-    """Any replica with a free slot: what a Service of Kubernetes does, which does not look for slots."""
+    """Any replica with a free slot, as a Service of Kubernetes chooses, which does not look for slots."""
 
     def __init__(self, seed: int = 0) -> None:
         self._chance, self._ready = random.Random(seed), list[Replica]()
@@ -66,7 +66,7 @@ class LeastLoadRouting:
 
     def __init__(self) -> None:
         self._order, self._ready = count(), list[Replica]()
-        # Of each replica the number that it has, and numbers that it had before.
+        # Requests of each replica, and numbers that it had before.
         self._heap: list[tuple[int, int, Replica]] = []
 
     def replicas_changed(self, ready: Sequence[Replica]) -> None:

@@ -1,4 +1,4 @@
-"""One run of a fleet as a value that can be handed to another process, and what is kept of it."""
+"""One run of a fleet as a value that can be handed to another process, and its summary."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Scenario:
     """A fleet and its traffic.
 
     Attributes:
-        recipe: Of each replica.
-        arrivals: When requests come.
-        replicas: At the beginning.
-        kind: What conversations are like.
+        recipe: Recipe of each replica.
+        arrivals: Times of requests.
+        replicas: Replicas at the beginning.
+        kind: Kind of traffic.
         way: How replicas are chosen.
-        bound: Of affinity.
-        floor: Of affinity: requests that a replica may always have.
-        rule: Of scaling; None: none.
+        bound: Bound of affinity.
+        floor: Requests that a replica may always have with affinity.
+        rule: Rule of scaling, or None.
         queue_limit: See `FleetSettings`.
         start_s: See `FleetSettings`.
-        losses: Of nodes.
-        since_s: Figures are of requests from then on; those before fill the caches.
-        until_s: ... and before then.
-        kv_times: Pages of the KV cache, as a multiple of what the GPU's memory holds.
-        seed: Of the traffic.
+        losses: Nodes that are lost.
+        since_s: Begin of the time whose requests are counted; those before fill the caches.
+        until_s: End of that time.
+        kv_times: Pages of the KV cache, as a multiple of those in the GPU's memory.
+        seed: Seed of the traffic.
         timeline: Whether the course of time is kept, too.
     """
 
@@ -65,11 +65,11 @@ class Scenario:
     timeline: bool = False
 
     def run(self) -> dict[str, Any]:
-        """Run it, and sum it up."""
+        """Run the scenario, and sum it up."""
         result = simulate(self)
         added, removed, turns = result.changes
         ready = result.samples[:, 3]
-        found = result.summary(self.since_s, self.until_s) | {
+        summary = result.summary(self.since_s, self.until_s) | {
             "gpu_hours": round(result.gpu_hours, 3),
             "most_replicas": int(ready.max()),
             "fewest_replicas": int(ready.min()),
@@ -77,15 +77,11 @@ class Scenario:
             "removed": removed,
             "turns": turns,
         }
-        return found | {"timeline": timeline(result)} if self.timeline else found
+        return summary | {"timeline": timeline(result)} if self.timeline else summary
 
 
 def simulate(scenario: Scenario) -> FleetResult:
-    """Run a fleet.
-
-    Args:
-        scenario: What is run.
-    """
+    """Run the fleet of a scenario."""
     service = service_of(scenario.recipe)
     if scenario.kv_times != 1:
         service = replace(service, blocks=round(service.blocks * scenario.kv_times))
@@ -105,11 +101,11 @@ def run_all(scenarios: Sequence[Scenario], workers: int) -> list[dict[str, Any]]
     """Run scenarios in several processes, the largest first.
 
     Args:
-        scenarios: In any order.
-        workers: Processes.
+        scenarios: Scenarios in any order.
+        workers: Number of processes.
 
     Returns:
-        What is kept of each, in their order.
+        Summaries, in the order of the scenarios.
     """
     if workers < 2:
         return [scenario.run() for scenario in scenarios]
@@ -124,17 +120,12 @@ def _size(scenario: Scenario) -> float:
 
 
 def full_rate(service: Service, kind: Kind) -> float:
-    """Requests a second that fill a replica if nothing of any prompt is in its cache: the unit of loads.
-
-    Args:
-        service: The replica.
-        kind: Of the traffic.
-    """
+    """Requests a second that fill a replica if nothing of any prompt is in its cache: the unit of loads."""
     return service.requests_per_s(kind.mean_prompt, kind.answer, 0)
 
 
 def timeline(result: FleetResult) -> dict[str, list[float]]:
-    """The course of time, in steps of ten minutes: requests a second, p99 of TTFT, replicas ready."""
+    """Make the course of time, in steps of ten minutes: requests a second, p99 of TTFT, replicas ready."""
     edges = np.arange(0.0, result.length_s + 1, _LINE_S)
     line: dict[str, list[float]] = {"hours": [], "requests_per_s": [], "ttft_p99_s": [], "replicas": []}
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

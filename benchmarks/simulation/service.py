@@ -1,9 +1,9 @@
-"""What a replica can do: the seconds of a step of its engine, its slots, and the pages of its KV cache.
+"""Abilities of a replica: the seconds of a step of its engine, its slots, and the pages of its KV cache.
 
-A step computes one token of each sequence that generates, and pieces of prompts beside them. What it costs is
+A step computes one token of each sequence that generates, and pieces of prompts beside them. Its cost is
 
     matrices, activations and exchange     a function of sequences and tokens of prompts
-    attention                              so much for each token that is read, so much for each pair of tokens
+    attention                              an amount for each token that is read, and for each pair of tokens
     the host's own part                    added, or hidden behind the step before
 
 as `pipeline plan` has it: nothing here is a second model of a GPU. Not in it: drafts, pipeline parallelism, host memory
@@ -25,7 +25,7 @@ from pipeline.plan.performance.roofline import EngineStep
 from pipeline.plan.plan import TARGET
 from pipeline.recipe import load_recipe
 
-# Tokens of prompts to which the time of a step is rounded up, so that it is worked out once for each width.
+# Tokens of prompts are rounded up to this, so that the time of a step is computed once for each width.
 _WIDTH = 32
 
 
@@ -58,7 +58,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, engine: EngineSpeed) -> StepTimes:
-        """Take them from a model of `pipeline plan`; attention is linear there, and two steps tell its constants."""
+        """Take times from a model of `pipeline plan`; attention is linear there, and two steps give its constants."""
         constants = engine.efficiency
         bare = replace(engine, efficiency=replace(constants, step_s=0.0))
 
@@ -79,11 +79,11 @@ class StepTimes:
 
     @classmethod
     def measured(cls, tokens_per_s: Mapping[int, float], ttft_s: float) -> StepTimes:
-        """Take them from streams that were measured, on a straight line between them.
+        """Take times from measured streams, on a straight line between them.
 
         Args:
-            tokens_per_s: Of all streams together, by how many there were.
-            ttft_s: Of one stream, of a short prompt.
+            tokens_per_s: Number of streams -> tokens a second of all together.
+            ttft_s: TTFT of one stream with a short prompt.
         """
         points = sorted((streams, streams / rate) for streams, rate in tokens_per_s.items())
         lines, alone = list(pairwise(points)), points[0][1]
@@ -101,7 +101,7 @@ class StepTimes:
         """Seconds of a step that only generates.
 
         Args:
-            sequences: That generate.
+            sequences: Sequences that generate.
             context: Tokens that all of them together have behind them.
         """
         return self.mixed(sequences, context, 0, 0.0, 0.0)
@@ -110,11 +110,11 @@ class StepTimes:
         """Seconds of a step with pieces of prompts.
 
         Args:
-            sequences: That generate.
+            sequences: Sequences that generate.
             context: Tokens that all of them together have behind them.
-            tokens: Of the prompts' pieces.
+            tokens: Tokens of the prompts' pieces.
             read: Tokens of these prompts that came before the pieces.
-            pairs: Of a token of a piece with one before it.
+            pairs: Pairs of a token of a piece with one before it.
         """
         width = -(-tokens // _WIDTH) * _WIDTH
         base = self._known.get((sequences, width))
@@ -129,15 +129,15 @@ class Service:
     """One replica.
 
     Attributes:
-        name: Of the deployment.
-        times: Of its engine's steps.
+        name: Name of the deployment.
+        times: Times of its engine's steps.
         slots: Requests that it takes at a time.
         blocks: Pages of its KV cache.
         block_tokens: Tokens of a page.
         step_tokens: Most tokens of a step.
         max_prompt: Tokens of the longest prompt.
-        gpus: That it takes.
-        weight_bytes: That it loads before it is ready.
+        gpus: GPUs of a replica.
+        weight_bytes: Bytes of weights that it loads before it is ready.
         ttft_s: Target of the recipe's SLO, for the 95th percentile.
     """
 
@@ -156,9 +156,9 @@ class Service:
         """Seconds of a prompt that shares its steps with sequences that generate.
 
         Args:
-            tokens: Of the prompt.
-            cached: Of these, that the KV cache has.
-            sequences: That generate.
+            tokens: Tokens of the prompt.
+            cached: Tokens of these that the KV cache has.
+            sequences: Sequences that generate.
             context: Tokens that all of them together have behind them.
         """
         seconds, done = self.times.prompt_s, cached
@@ -174,7 +174,7 @@ class Service:
         Args:
             prompt: Mean tokens of a prompt.
             answer: Mean tokens of an answer.
-            cached: Of the prompt, that the KV cache has.
+            cached: Mean tokens of a prompt that the KV cache has.
         """
         context = self.slots * (prompt + answer / 2)
         steps = answer * self.times.decode(self.slots, context) / self.slots
@@ -183,10 +183,9 @@ class Service:
 
 
 def recipe_service(name: str) -> Service:
-    """Make the replica of a packaged recipe on a GPU, from what `pipeline plan` says of it, without its draft.
+    """Make the replica of a packaged recipe on a GPU by `pipeline plan`, without its draft.
 
-    Args:
-        name: Of the recipe; its models are among the data, so that nothing is downloaded.
+    The sizes of its models are among the data, so that nothing is downloaded.
     """
     recipe = load_recipe(name)
     alone = recipe.model_copy(update={"draft": None})
@@ -213,8 +212,8 @@ def cpu_service(rows: Sequence[Mapping[str, Any]], *, leave_out: int | None = No
     """Make the replica of the `cpu` engine, from rows of `python benchmarks/cpu_engine.py` without a draft.
 
     Args:
-        rows: Of its JSON.
-        leave_out: Streams whose row is not used, to be compared with.
+        rows: Rows of its JSON.
+        leave_out: Streams of the row that is not used, to be compared with.
     """
     taken = {int(row["streams"]): row for row in rows if row["way"] == "no draft"}
     rates = {streams: row["tokens_per_second"] for streams, row in taken.items() if streams != leave_out}

@@ -1,11 +1,11 @@
 """A fleet of replicas behind a gateway, event by event: requests, scaling, and replicas that start, drain and are lost.
 
 A request goes to a replica as long as one has a free slot, else it waits in the gateway, first come, first served,
-and is refused (429) where as many wait as may. Every 15 seconds the autoscaler looks at the metrics of the last
-minute. A replica that is started takes requests when it has loaded its weights; one that is removed ends what it has.
+and is refused (429) if the queue is full. Every 15 seconds the autoscaler looks at the metrics of the last
+minute. A replica that is started takes requests when it has loaded its weights; one that is removed ends its requests.
 
 When a node is lost, its replica stands still, and the gateway goes on giving it requests until that is noticed.
-Requests of which nothing had come are then asked again, in front of all that wait; answers that had begun are broken.
+Requests without a first token are then asked again, in front of all that wait; answers that had begun are broken.
 
 The same settings, conversations and routing give the same result.
 """
@@ -29,9 +29,10 @@ from benchmarks.simulation.replica import Replica, SimulatedRequest
 from benchmarks.simulation.routing import Routing
 from benchmarks.simulation.service import Service
 from benchmarks.simulation.traffic import Conversation
+from pipeline.bench.statistics import percentile
 
 SYNC_S = 15.0  # --horizontal-pod-autoscaler-sync-period
-METRIC_S = 60.0  # that metrics are averaged over
+METRIC_S = 60.0  # over which metrics are averaged
 
 SERVED, REFUSED, BROKEN = 0, 1, 2
 # Kinds of events; of those at one time, the first one here comes first.
@@ -45,11 +46,11 @@ class Loss:
     """A node that is lost, with one replica.
 
     Attributes:
-        at_s: When.
-        noticed_s: Until the gateway gives it no requests any more. `benchmarks/drill.py` measured 2.7 s at most for a
-            server that stands still.
-        replaced_s: Until Kubernetes starts its pod elsewhere: 40 s until the node counts as gone, and then the pod's
-            toleration for that, 300 s if its manifest does not say.
+        at_s: Time of the loss.
+        noticed_s: Seconds until the gateway gives it no more requests. `benchmarks/drill.py` measured 2.7 s at most
+            for a server that stands still.
+        replaced_s: Seconds until Kubernetes starts its pod elsewhere: 40 s until the node counts as gone, and then the
+            pod's toleration for that, 300 s by default.
     """
 
     at_s: float
@@ -59,15 +60,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What a fleet is made of.
+    """Settings of a fleet.
 
     Attributes:
-        service: Each replica.
-        replicas: At the beginning, all of them ready.
-        rule: By which they are scaled; None: not at all.
-        queue_limit: Requests that may wait in the gateway for each replica that is ready; None: all.
-        start_s: From the decision to start a replica until it takes requests.
-        losses: Of nodes.
+        service: Abilities of each replica.
+        replicas: Replicas at the beginning, all of them ready.
+        rule: Rule of scaling, or None.
+        queue_limit: Requests that may wait in the gateway for each replica that is ready; None for no limit.
+        start_s: Seconds from the decision to start a replica until it takes requests.
+        losses: Nodes that are lost.
     """
 
     service: Service
@@ -80,23 +81,23 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """What became of all requests. Arrays have an element for each, in the order in which they left the fleet.
+    """Outcome of all requests. Arrays have an element for each, in the order in which they left the fleet.
 
     Attributes:
-        settings: Of the fleet.
-        length_s: Until then new requests came; the fleet was paid for as long.
-        arrived_s: When each was asked.
+        settings: Settings of the fleet.
+        length_s: Seconds in which new requests came, and for which the fleet was paid.
+        arrived_s: Time when each was asked.
         outcome: `SERVED`, `REFUSED` or `BROKEN`.
-        ttft_s: From being asked to the first token; not a number without one.
-        total_s: From being asked to the end, whatever that was.
-        queued_s: Of that, in the gateway before it was last given to a replica.
-        prompt: Tokens.
-        cached: Of these, that were not computed.
+        ttft_s: Seconds to the first token; not a number without one.
+        total_s: Seconds to the end, whatever the outcome.
+        queued_s: Seconds in the gateway before it was last given to a replica.
+        prompt: Tokens of the prompt.
+        cached: Tokens of the prompt that were not computed.
         answer: Tokens of answers that ended; else 0.
         tries: Replicas that it was given to.
-        samples: Rows of time, requests inside, of these in the gateway, replicas ready, replicas that there are to be.
+        samples: Rows of time, requests inside, requests in the gateway, replicas ready, replicas wanted.
         replica_s: Seconds of all replicas that were paid for.
-        most_in_flight: The most requests that any replica ever had.
+        most_in_flight: Most requests that any replica ever had.
     """
 
     settings: FleetSettings
@@ -115,12 +116,7 @@ class FleetResult:
     most_in_flight: int
 
     def summary(self, since_s: float = 0.0, until_s: float = math.inf) -> dict[str, Any]:
-        """Figures of the requests that were asked within a time.
-
-        Args:
-            since_s: From then on.
-            until_s: Before then.
-        """
+        """Figures of the requests that were asked from `since_s` until before `until_s`."""
         within = (self.arrived_s >= since_s) & (self.arrived_s < until_s)
         begun = within & ~np.isnan(self.ttft_s)
         ttft, asked = self.ttft_s[begun], int(within.sum())
@@ -142,7 +138,7 @@ class FleetResult:
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of GPUs that were paid for."""
+        """Paid hours of GPUs."""
         return self.replica_s * self.settings.service.gpus / 3600
 
     @property
@@ -165,10 +161,10 @@ class Fleet:
     ) -> None:
         """
         Args:
-            settings: What it is made of.
-            conversations: In the order in which they begin.
-            length_s: No question is asked from then on.
-            routing: Which replica gets a request.
+            settings: Settings of the fleet.
+            conversations: Conversations in the order of their begin.
+            length_s: Time from which no question is asked.
+            routing: Choice of the replica for a request.
         """
         self._settings, self._length_s, self._routing = settings, length_s, routing
         self._conversations = iter(conversations)
@@ -177,7 +173,7 @@ class Fleet:
         self._order = count()
         self._queue: deque[SimulatedRequest] = deque()
         self._replicas: list[Replica] = []
-        # Those that the gateway knows, and what they have.
+        # Replicas that the gateway knows, and their requests.
         self._open: list[Replica] = []
         self._in_flight = self._inside = self._to_ask = 0
         self._wanted = settings.replicas
@@ -191,7 +187,7 @@ class Fleet:
         self._queued: deque[tuple[float, float]] = deque()
 
     def run(self) -> FleetResult:
-        """Run it to the end of the last request."""
+        """Run to the end of the last request."""
         for _ in range(self._settings.replicas):
             self._new_replica(0.0).state = "ready"
         self._open_changed(list(self._replicas))
@@ -218,7 +214,7 @@ class Fleet:
         return self._result()
 
     def _manage(self, now: float, kind: int, subject: Any) -> None:
-        """Events that are about replicas, not requests."""
+        """Handle an event of replicas."""
         if kind == _SYNC:
             self._sync(now)
         elif kind == _READY:
@@ -226,7 +222,7 @@ class Fleet:
                 subject.state = "ready"
                 self._open_changed([*self._open, subject])
         elif kind == _LOST:
-            # The busiest one: what is lost there is the most.
+            # The busiest one: the most is lost there.
             running = [replica for replica in self._open if replica.state == "ready"]
             if running:
                 victim = max(running, key=lambda replica: (replica.in_flight, -replica.number))
@@ -294,7 +290,7 @@ class Fleet:
             heappush(self._events, (due, _REPLICA, next(self._order), replica, replica.version))
 
     def _leave(self, now: float, request: SimulatedRequest, outcome: int) -> None:
-        """Write a request down; the person who asked may ask again, about something else."""
+        """Record a request; the person who asked may ask the next question."""
         self._inside -= 1
         first = math.nan if request.first_token_s is None else request.first_token_s - request.arrived_s
         served = outcome == SERVED
@@ -327,7 +323,7 @@ class Fleet:
         self._at(now + self._settings.start_s, _READY, self._new_replica(now))
 
     def _open_changed(self, replicas: list[Replica]) -> None:
-        """Let the gateway know other replicas. What the others have does not count against slots any more."""
+        """Replace the replicas that the gateway knows; requests of others no longer count against slots."""
         self._open = replicas
         for replica in self._replicas:
             replica.is_open = False
@@ -373,7 +369,7 @@ class Fleet:
             self._at(now + SYNC_S, _SYNC, None)
 
     def _metrics(self, now: float) -> dict[str, float]:
-        """As queries of Prometheus would have them, averaged over the last minute."""
+        """Metrics as queries of Prometheus return them, averaged over the last minute."""
         while self._queued and self._queued[0][0] < now - METRIC_S:
             self._queued.popleft()
         waits = [waited for _, waited in self._queued]
@@ -382,8 +378,8 @@ class Fleet:
             "requests": requests,
             "waiting": waiting,
             "kv_use": use,
-            # A quantile of no requests is no number, which the manifests take for none that waits.
-            "queue_time_s": float(np.percentile(waits, 95)) if waits else 0.0,
+            # A quantile of no requests is not a number, which the manifests read as nobody waiting.
+            "queue_time_s": percentile(waits, 95) if waits else 0.0,
         }
 
     def _scale(self, now: float, wanted: int) -> None:

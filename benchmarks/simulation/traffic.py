@@ -1,10 +1,10 @@
-"""Who asks what, and when: conversations that begin at random times, and go on after each answer.
+"""Traffic: conversations that begin at random times, and go on after each answer.
 
 A conversation shares the beginning of its prompt (a system prompt) with others of its application; each of its prompts
-is all that was said before, and a new question. All of it is drawn beforehand from one seed, so that every way to serve
+is everything said before, and a new question. All of it is drawn beforehand from one seed, so that every way to serve
 it meets the same people, who read for the same time before they ask again.
 
-Two kinds of traffic are modelled on what was published of the requests of a large provider (Wang et al., "KVCache
+Two kinds of traffic are modelled on published figures of the requests of a large provider (Wang et al., "KVCache
 Cache in the Wild", 2025, arXiv:2506.02634). Of people who chat, 80 % of all reuse of a prompt's beginning came within
 10 minutes, an exponential time within a kind of request, and 62 % of the tokens of all prompts could have been
 reused; lengths here are chosen to come near that. Of programs, 80 % came within 10 seconds; those here are agents,
@@ -30,15 +30,15 @@ _GRID_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What conversations are like.
+    """Kind of conversations.
 
     Attributes:
-        name: For people.
+        name: Name for people.
         turns: Mean number of questions; the number is geometric.
         question: Mean tokens of a question; lengths are log-normal.
         answer: Mean tokens of an answer.
         system: Tokens of an application's system prompt.
-        applications: How many there are; the second is asked half as often as the first, and so on (Zipf).
+        applications: Number of applications; the second is asked half as often as the first, and so on (Zipf).
         pause_s: Mean seconds from the end of an answer to the next question; exponential.
         spread: Standard deviation of the logarithm of a length.
     """
@@ -71,12 +71,12 @@ PROGRAMS = Kind("programs", turns=6.0, question=500.0, answer=120.0, system=500,
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Times in which more conversations begin than the day's shape says.
+    """Time in which more conversations begin than by the day's shape.
 
     Attributes:
-        start_s: When it begins.
-        length_s: How long it lasts.
-        factor: So many times as many.
+        start_s: Begin of the burst.
+        length_s: Seconds that it lasts.
+        factor: Factor of the load.
     """
 
     start_s: float
@@ -86,13 +86,13 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How many requests come when.
+    """Times of requests.
 
     Attributes:
-        requests_per_s: At the day's peak, first and later questions together.
-        length_s: New conversations begin, and questions are asked, before then.
+        requests_per_s: Rate at the day's peak, first and later questions together.
+        length_s: Seconds in which conversations begin and questions are asked.
         valley: Load at the quietest time, as a share of that at the peak; 1 is the same load all the time.
-        bursts: On top of it.
+        bursts: Bursts on top of it.
         burstiness: Squared coefficient of variation of the gaps between new conversations; 1 is Poisson.
     """
 
@@ -103,7 +103,7 @@ class Arrivals:
     burstiness: float = 2.0
 
     def share(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Load at times of the day, in seconds since midnight, as a share of that at the peak; bursts included."""
+        """Load at times of the day, in seconds since midnight, as a share of the peak; bursts included."""
         # Quietest at four in the morning, busiest at four in the afternoon.
         wave = 0.5 - 0.5 * np.cos(2 * math.pi * (times / DAY_S - 4 / 24))
         load = self.valley + (1 - self.valley) * wave
@@ -113,19 +113,14 @@ class Arrivals:
         return np.asarray(load, np.float64)
 
     def starts(self, turns: float, chance: np.random.Generator) -> npt.NDArray[np.float64]:
-        """Draw when conversations begin, in seconds.
-
-        Args:
-            turns: Mean number of requests of each.
-            chance: Decides.
-        """
+        """Draw the begin of conversations with so many requests on average, in seconds."""
         grid = np.arange(0.0, self.length_s + _GRID_S, _GRID_S)
         middle = grid[:-1] + _GRID_S / 2
         expected = np.concatenate(([0.0], np.cumsum(self.share(middle)) * _GRID_S))
         expected *= self.requests_per_s / turns
         most = int(expected[-1] * 1.2 + 10 * math.sqrt(expected[-1] * self.burstiness) + 50)
         shape = 1 / self.burstiness
-        # Times of a process whose mean rate is 1, put where the load has come to as much.
+        # Times of a process of mean rate 1, mapped to where the accumulated load is as much.
         even = np.cumsum(chance.gamma(shape, 1 / shape, most))
         times = np.interp(even[even < expected[-1]], expected, grid)
         return times[times < self.length_s]
@@ -136,15 +131,15 @@ class Conversation:
     """One person, or program.
 
     Attributes:
-        number: From 0, in the order in which they begin.
-        start_s: When the first question is asked.
-        application: Whose system prompt is in front.
-        system: Tokens of that.
+        number: Number from 0, in the order of their begin.
+        start_s: Time of the first question.
+        application: Application whose system prompt is in front.
+        system: Tokens of the system prompt.
         key: Hash of the beginning of its prompts, 64 bits.
         questions: Tokens of each question.
         answers: Tokens of each answer.
         pauses_s: Seconds before each question but the first.
-        then: What the same person begins as soon as it has ended; None: nothing, others begin at times of their own.
+        then: Conversation that the same person begins as soon as this one has ended, or None.
     """
 
     number: int
@@ -165,14 +160,14 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Conversations of a kind, and when they begin."""
+    """Conversations of a kind, with their arrivals."""
 
     kind: Kind
     arrivals: Arrivals
     seed: int = 0
 
     def conversations(self) -> Iterator[Conversation]:
-        """Draw them, in the order in which they begin; the same each time."""
+        """Draw the conversations in the order of their begin; the same each time."""
         kind, chance = self.kind, np.random.default_rng(self.seed)
         starts = self.arrivals.starts(kind.turns, chance)
         count = len(starts)
@@ -195,6 +190,6 @@ class Traffic:
 
 
 def _lengths(mean: float, spread: float, count: int, chance: np.random.Generator) -> list[int]:
-    """Log-normal lengths in tokens with this mean, 1 or more."""
+    """Draw log-normal lengths in tokens with this mean, 1 or more."""
     drawn = chance.lognormal(math.log(mean) - spread**2 / 2, spread, count)
     return [int(length) for length in np.maximum(1, np.rint(drawn))]

@@ -28,11 +28,11 @@ class AnswerText:
     ) -> None:
         """
         Args:
-            decoder: Of the model's tokens.
+            decoder: Decoder of the model's tokens.
             stop_words: Texts that end the answer.
             prompt: Tokens that the engine repeats before the answer; their text goes out first, unwatched.
             stop_tokens: Tokens that end the answer, and whose text does not go out.
-            keeps_stop: What ends the answer goes out, too.
+            keeps_stop: Whether the stop word is part of the answer.
             prior: Tokens of the answer that came before, from another server; their text has gone out.
         """
         self._stream = decoder.stream()

@@ -15,10 +15,10 @@ Kind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
 
 
 def guide_of(kind: str | None, text: str | None) -> tuple[Kind, str] | None:
-    """What both tensors say; None where there are none.
+    """Guide of the two tensors; None where there are none.
 
     Raises:
-        RequestRefused: one is missing, or the kind is not known.
+        RequestRefused: One is missing, or the kind is not known.
 
     >>> guide_of("regex", "[0-9]+")
     ('regex', '[0-9]+')

@@ -19,7 +19,7 @@ def is_decoupled(config: Mapping[str, Any]) -> bool:
 
 
 class Parameters:
-    """What Triton hands to `initialize`, as values.
+    """Arguments that Triton gives to `initialize`, as values.
 
     >>> Parameters(args).number("end_id")
     2
@@ -37,7 +37,7 @@ class Parameters:
         """The value as it stands.
 
         Raises:
-            ValueError: it is missing and has no default.
+            ValueError: It is missing and has no default.
         """
         value = self._values.get(name, default)
         if value is None:

@@ -67,10 +67,10 @@ def _most_probable(row: Array, k: int) -> Array:
 
 
 def read_alternatives(array: Array) -> int:
-    """How many of the most probable tokens a request wants at each token of its prompt.
+    """Number of most probable tokens that a request wants at each token of its prompt.
 
     Raises:
-        RequestRefused: more than there may be.
+        RequestRefused: More than there may be.
     """
     count = int(array.flat[0])
     if not 0 <= count <= MOST_ALTERNATIVES:

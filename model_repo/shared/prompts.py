@@ -76,16 +76,16 @@ class PromptEncoder:
             stop_words: Texts that end an answer.
             bad_words: Texts that must not come.
             bias_words: Texts whose tokens get a bias.
-            bias_weights: Of those, [b, words].
+            bias_weights: Weights of those words, [b, words].
             bias_ids: Tokens that get a bias.
-            bias_values: Of those, [b, ids].
+            bias_values: Values of those ids, [b, ids].
             stop_token_ids: Tokens that end an answer.
             end_id: Instead of the model's own end token and stop tokens; -1 is none.
             pad_id: Fills up shorter rows.
             table_id: Id of a prompt table.
 
         Raises:
-            RequestRefused: words and weights do not match in number, or an id is not in the vocabulary.
+            RequestRefused: Words and weights do not match in number, or an id is not in the vocabulary.
         """
         rows = len(prompts)
         ids = [

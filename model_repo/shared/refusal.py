@@ -7,4 +7,4 @@ NOT_DECOUPLED = "the model is not decoupled, and answers with one response (serv
 
 
 class RequestRefused(ValueError):
-    """What was asked for cannot be done; the text is one line that names the tensor and what would be right."""
+    """A request that cannot be served; the text is one line that names the tensor and what would be right."""

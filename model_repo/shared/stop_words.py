@@ -42,7 +42,7 @@ def unpack(packed: npt.NDArray[np.int32]) -> Words:
     """The words of one row [2, N].
 
     Raises:
-        ValueError: the ends do not rise, or lie beyond the ids.
+        ValueError: The ends do not rise, or lie beyond the ids.
 
     >>> unpack(np.array([[5, 8, 9], [1, 3, -1]], np.int32))
     ((5,), (8, 9))

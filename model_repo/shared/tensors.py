@@ -26,7 +26,7 @@ def required(request: Any, name: str, also: str = "") -> Array:
     `also`: what a client may know the input by.
 
     Raises:
-        RequestRefused: the request has none.
+        RequestRefused: The request has none.
     """
     array = read(request, name)
     if array is None:
@@ -38,7 +38,7 @@ def read_texts(request: Any, name: str) -> list[list[str]] | None:
     """A text input as rows of texts.
 
     Raises:
-        RequestRefused: it is not UTF-8.
+        RequestRefused: It is not UTF-8.
     """
     array = read(request, name)
     if array is None:

@@ -1,12 +1,12 @@
-"""The engine's own model of a deployment, asked with token ids as upstream's inflight batcher client does.
+"""The engine's own model of a deployment, asked with token ids as by upstream's inflight batcher client.
 
     model = EngineModel("127.0.0.1:8001", end_id=2, pad_id=2)
-    answers = model.answers([(prompt, 64)])        greedy, with log probabilities where the engine tells them
-    scores = other.scores(answers)                 those that another engine gives to the same tokens
+    answers = model.answers([(prompt, 64)])        greedy, with log probabilities where the engine returns them
+    scores = other.scores(answers)                 log probabilities of the same tokens by another engine
 
-An engine gives the logits of a prompt only if it was built for that (`return_context_logits`), and ours never does. So
-an answer is scored token by token: each request has the prompt and the answer up to a token, asks for one more, and
-takes its logits (`return_generation_logits`). The KV cache of what is in front is reused between them.
+An engine returns the logits of a prompt only if it was built for that (`return_context_logits`), and ours never does.
+So an answer is scored token by token: each request has the prompt and the answer up to a token, asks for one more, and
+takes its logits (`return_generation_logits`). The KV cache of the tokens in front is reused between them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The model that holds an engine.
-
-    Attributes:
-        url: gRPC address, host:port.
-        end_id: Token that ends an answer.
-        pad_id: Token that fills up.
-    """
+    """Triton model with an engine; `url` is its gRPC address, host:port."""
 
     url: str
     end_id: int
@@ -51,7 +45,7 @@ class EngineModel:
         """Ask for greedy answers.
 
         Args:
-            prompts: Token ids of each, and how many its answer may have.
+            prompts: Token ids, and the number of tokens that the answer may have.
 
         Raises:
             ServerError: A request was refused, or broke off.
@@ -61,16 +55,16 @@ class EngineModel:
             return [one.result() for one in asked]
 
     def scores(self, answers: Sequence[EngineAnswer]) -> list[tuple[float, ...]]:
-        """Score answers, whoever gave them.
+        """Score answers of this or another engine.
 
         Args:
-            answers: Of any model with the same tokenizer.
+            answers: Answers of any model with the same tokenizer.
 
         Returns:
-            Of each answer, natural logarithms of the probability that this engine gives to each of its tokens.
+            For each answer, natural logarithms of the probability that this engine gives to each of its tokens.
 
         Raises:
-            ServerError: A request was refused, as by an engine that was built without generation logits.
+            ServerError: A request was refused, such as by an engine that was built without generation logits.
         """
         with ThreadPoolExecutor(_STREAMS) as pool:
             asked = [[pool.submit(self._score, one, at) for at in range(len(one.tokens))] for one in answers]
@@ -94,7 +88,7 @@ class EngineModel:
         raise ServerError(f"{TARGET_MODEL} at {self.url} returns no logits of what it generates")
 
     def _ask(self, prompt: tuple[int, ...], most: int, flag: str, output: str) -> list[Tensors]:
-        """Ask for tokens, and for one output besides; the tensors of each response that has tokens."""
+        """Ask for tokens and one further output; return the tensors of each response that has tokens."""
         from tritonclient import grpc
         from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 

@@ -1,74 +1,44 @@
-"""What `pipeline plan` says of a deployment under the loads that were measured, and what a run tells of its constants.
+"""Forecasts of `pipeline plan` beside a measurement, and constants of the plan fitted to measurements.
 
-forecast = bench_forecast(recipe, spec, levels, calibration)      beside the measurement, in `BenchResult.forecast`
-loads, unfit = measured_loads(result, "bench.json", …)            for `pipeline plan --calibrate-from`
+forecaster = LoadForecaster.of(recipe, store); forecaster.forecast(levels)      `BenchResult.forecast`
+calibrate_recipe(recipe, store, [Path("bench.json")])                           `pipeline plan --calibrate-from`
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from pipeline.errors import UserError
-from pipeline.plan.performance.calibration import MeasuredLoad, recipe_model
+from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, LevelResult
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.extras import missing
+from pipeline.plan.performance.calibration import MeasuredLoad, model_name, recipe_model
 from pipeline.plan.performance.engine import token_acceptance
+from pipeline.plan.performance.fit import CalibrationFit, fit_calibration
 from pipeline.plan.performance.forecast import UNDER_LOAD
 from pipeline.plan.performance.service import DeploymentModel
 from pipeline.plan.performance.workload import Workload
-from pipeline.prepare.report import make_report, stored_calibration
+from pipeline.prepare.report import calibrated_device, make_report, stored_calibration
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.store import Store
-
-if TYPE_CHECKING:
-    from pipeline.bench.result import BenchResult, LevelResult
-
-__all__ = ["BenchForecast", "ForecastPoint", "Promise", "measured_loads"]
 
 _MAX_CACHED = 0.01  # share of answers from a response cache, which no model of an engine has
 _MAX_FAILED = 0.01
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ForecastPoint(_Section):
-    """One load, as it was computed."""
-
-    concurrency: int = Field(
-        description="Requests at a time; of an open loop as many as there were on average."
-    )
-    ttft_p95_ms: float
-    tpot_mean_ms: float
-    itl_p95_ms: float
-    output_tokens_per_s: float
-
-
-class BenchForecast(_Section):
-    """The loads of a run, as `pipeline plan` computes them; or why it cannot."""
-
-    none_because: str = Field(default="", description="Why there is none; empty where there is one.")
-    device: str = Field(default="", description="What it is computed for.")
-    source: str = Field(default="", description="Where the constants come from.")
-    points: tuple[ForecastPoint | None, ...] = Field(
-        default=(), description="One for each load, in their order; null where it is beyond what is computed."
-    )
-    warnings: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """What a deployment is computed with, settled before it is measured.
+class LoadForecaster:
+    """Computes loads of a deployment, with everything that it needs settled before they are measured.
 
     Attributes:
         none_because: Why nothing can be computed; empty where something can.
-        model: Of the deployment.
+        model: Model of the deployment.
         most: Requests that run at a time.
-        acceptance: Of the draft where a run does not say it, as the calibration has it.
-        device: For people.
+        acceptance: Acceptance of the draft by the calibration, for runs that do not report it.
+        device: Name of the device, for people.
         source: Where the constants come from.
     """
 
@@ -80,12 +50,12 @@ class Promise:
     source: str = ""
 
     @classmethod
-    def made(cls, recipe: Recipe | None, store: Store | None) -> Self:
-        """Plan a recipe, as `pipeline plan --offline` does, with the calibration that the store has.
+    def of(cls, recipe: Recipe | None, store: Store | None) -> Self:
+        """Plan a recipe as `pipeline plan --offline` does, with the calibration that the store has.
 
         Args:
-            recipe: That is served; None where it is not known.
-            store: Where models and calibrations lie.
+            recipe: Recipe of the server; None where it is not known.
+            store: Store with models and calibrations.
         """
         if recipe is None or store is None:
             return cls("the recipe of the server is not known")
@@ -111,12 +81,8 @@ class Promise:
             source="published figures" if calibration is None else calibration.source,
         )
 
-    def of(self, levels: Sequence[LevelResult]) -> BenchForecast:
-        """Forecast each load that was measured, with its own mean lengths and its draft's acceptance.
-
-        Args:
-            levels: What was measured.
-        """
+    def forecast(self, levels: Sequence[LevelResult]) -> BenchForecast:
+        """Forecast each load that was measured, with its own mean lengths and its draft's acceptance."""
         if self.model is None:
             return BenchForecast(none_because=self.none_because)
         return BenchForecast(
@@ -127,55 +93,128 @@ class Promise:
         )
 
     def _point(self, level: LevelResult, model: DeploymentModel) -> ForecastPoint | None:
-        load = _measured(level, "", model.draft_tokens)
+        load = _measured_load(level, "", model.draft_tokens)
         if isinstance(load, str) or load.concurrency > self.most:
             return None
         acceptance = self.acceptance if load.acceptance is None else load.acceptance
-        found = model.service(acceptance).at(load.concurrency, load.work)
+        computed = model.service(acceptance).at(load.concurrency, load.work)
         return ForecastPoint(
             concurrency=load.concurrency,
-            ttft_p95_ms=round(found.ttft_ms, 3),
-            tpot_mean_ms=round(found.itl_ms, 3),
-            itl_p95_ms=round(found.itl_p95_ms, 3),
-            output_tokens_per_s=round(found.tokens_per_s, 3),
+            ttft_p95_ms=round(computed.ttft_ms, 3),
+            tpot_mean_ms=round(computed.itl_ms, 3),
+            itl_p95_ms=round(computed.itl_p95_ms, 3),
+            output_tokens_per_s=round(computed.tokens_per_s, 3),
         )
 
 
-def measured_loads(
-    result: BenchResult, source: str, draft_tokens: int, most: int
-) -> tuple[tuple[MeasuredLoad, ...], tuple[str, ...]]:
-    """Take from a run what constants can be fitted to.
+@dataclass(frozen=True, slots=True)
+class BenchCalibration:
+    """Constants fitted to results of `pipeline bench`.
+
+    Attributes:
+        fit: The constants, and how well they do.
+        unfit: A sentence for each load that could not be used.
+        limited: How many loads of which files had a load generator that may have been the limit.
+    """
+
+    fit: CalibrationFit
+    unfit: tuple[str, ...]
+    limited: tuple[str, ...]
+
+
+def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> BenchCalibration:
+    """Fit the constants of a recipe's device to measurements of it.
 
     Args:
-        result: Of the run.
-        source: Its file.
-        draft_tokens: That a draft proposes in a round; 0 without one.
-        most: Requests that run at a time: with more, some wait for room, which no constant explains.
+        recipe: Recipe that was served: its model, formats, split and limits are used.
+        store: Store with the models.
+        files: JSON of `pipeline bench`, one or more.
 
-    Returns:
-        The loads, and a sentence for each that is of no use.
+    Raises:
+        UnreadableFile: A file cannot be read.
+        InvalidInput: Files are no results, or of another runtime, GPU or processor, or have no usable load; lists
+            everything that is wrong.
+        UserError: The memory or the peak rates of the recipe's device are not known; or scipy is not installed.
     """
-    loads, unfit = [], []
-    for level in result.levels:
-        found = _measured(level, source, draft_tokens)
-        if isinstance(found, str):
-            unfit.append(f"{source}, {level.load}: {found}")
-        elif found.concurrency > most:
-            unfit.append(f"{source}, {level.load}: more than the {most} that run at a time")
-        elif draft_tokens and found.acceptance is None:
-            unfit.append(
-                f"{source}, {level.load}: how many of the draft's tokens were accepted is not in it "
-                "(pipeline bench --way triton has it)"
-            )
-        else:
-            loads.append(found)
-    return tuple(loads), tuple(unfit)
+    results = _results(recipe, files)
+    report = make_report(recipe, store, offline=True)
+    if report.memory is None:
+        raise UserError(f"what {recipe.name} puts on its device is not known: {report.unknown['memory']}")
+    model = recipe_model(recipe, report.memory.spec, None)
+    # With more requests than run at a time some wait for room, which no constant explains.
+    most = min(report.memory.sequences, model.spec.concurrency)
+    loads, unfit = list[MeasuredLoad](), list[str]()
+    for path, result in results.items():
+        for level in result.levels:
+            load = _measured_load(level, path.name, model.draft_tokens)
+            if reason := _why_unfit(load, model.draft_tokens, most):
+                unfit.append(f"{path.name}, {level.load}: {reason}")
+            elif isinstance(load, MeasuredLoad):
+                loads.append(load)
+    if not loads:
+        raise InvalidInput("--calibrate-from", [Fault("no load is of use", where=text) for text in unfit])
+    try:
+        fit = fit_calibration(
+            model,
+            loads,
+            about={
+                "device": calibrated_device(recipe),
+                "runtime": recipe.runtime.kind,
+                "recipe": recipe.name,
+                "made": datetime.now(UTC).isoformat(timespec="seconds"),
+                "measured": [f"{path.name} ({result.made})" for path, result in results.items()],
+            },
+            source=model_name(recipe),
+        )
+    except ImportError as error:
+        raise missing("fitting constants", error, "bench") from error
+    limited = tuple(
+        f"{count} of {len(result.levels)} loads of {path.name}"
+        for path, result in results.items()
+        if (count := sum(bool(level.generator.limits) for level in result.levels))
+    )
+    return BenchCalibration(fit, tuple(unfit), limited)
 
 
-def _measured(level: LevelResult, source: str, draft_tokens: int) -> MeasuredLoad | str:
-    """What constants can be fitted to, or why they cannot."""
-    found = level.latencies
-    if "ttft" not in found or "tpot" not in found or "total" not in found:
+def _results(recipe: Recipe, files: Sequence[Path]) -> Mapping[Path, BenchResult]:
+    """Read all files; refuse those of another runtime or device than the recipe's."""
+    results, faults = dict[Path, BenchResult](), list[Fault]()
+    for path in files:
+        try:
+            results[path] = BenchResult.read(path)
+        except InvalidInput as error:
+            faults += [Fault(fault.problem, where=str(path), key=fault.key) for fault in error.faults]
+            continue
+        faults += [
+            Fault(f"was measured on {has}, and the recipe is for {wanted}", where=str(path), key=key)
+            for key, has, wanted in _differences(recipe, results[path])
+        ]
+    if faults:
+        raise InvalidInput("--calibrate-from", faults)
+    return results
+
+
+def _differences(recipe: Recipe, result: BenchResult) -> Iterator[tuple[str, object, object]]:
+    """Yield what a result says otherwise of its device than the recipe; what it does not say counts as the recipe's."""
+    runtime, device = result.target.get("runtime"), calibrated_device(recipe)
+    if runtime not in (None, recipe.runtime.kind):
+        yield "target.runtime", runtime, recipe.runtime.kind
+    part, name = ("machine", "processor") if isinstance(recipe.runtime, CpuRuntime) else ("target", "gpu")
+    measured_on = getattr(result, part).get(name)
+    if measured_on not in (None, device):
+        yield f"{part}.{name}", measured_on, device
+
+
+def _measured_load(level: LevelResult, source: str, draft_tokens: int) -> MeasuredLoad | str:
+    """Figures of a load that constants can be fitted to, or why there are none.
+
+    Args:
+        level: The load.
+        source: File of its result.
+        draft_tokens: Tokens that a draft proposes in a round; 0 without one.
+    """
+    latencies = level.latencies
+    if "ttft" not in latencies or "tpot" not in latencies or "total" not in latencies:
         return "no answer of two or more tokens was completed"
     if level.input_tokens_mean is None or level.output_tokens_mean is None:
         return "the server did not say how many tokens there were"
@@ -185,16 +224,28 @@ def _measured(level: LevelResult, source: str, draft_tokens: int) -> MeasuredLoa
         return f"{level.failed_share:.0%} of the requests failed"
     if level.requests["left"]:
         return "clients left within answers"
-    # Little's law; of a closed loop it is the load itself.
-    under_way = level.requests_per_s * found["total"].mean / 1e3
+    # Little's law; in a closed loop it is the load itself.
+    under_way = level.requests_per_s * latencies["total"].mean / 1e3
     accepted = level.acceptance if draft_tokens else None
     return MeasuredLoad(
         source=source,
         concurrency=level.load.concurrency if level.kind == "concurrency" else max(1, round(under_way)),
         work=Workload(round(level.input_tokens_mean), round(level.output_tokens_mean)),
-        ttft_p50_ms=found["ttft"].p50,
-        ttft_p95_ms=found["ttft"].p95,
-        itl_ms=found["tpot"].mean,
+        ttft_p50_ms=latencies["ttft"].p50,
+        ttft_p95_ms=latencies["ttft"].p95,
+        itl_ms=latencies["tpot"].mean,
         tokens_per_s=level.output_tokens_per_s,
         acceptance=None if accepted is None else token_acceptance(accepted, draft_tokens),
     )
+
+
+def _why_unfit(load: MeasuredLoad | str, draft_tokens: int, most: int) -> str:
+    if isinstance(load, str):
+        return load
+    if load.concurrency > most:
+        return f"more than the {most} that run at a time"
+    if draft_tokens and load.acceptance is None:
+        return (
+            "how many of the draft's tokens were accepted is not in it (pipeline bench --way triton has it)"
+        )
+    return ""

@@ -1,14 +1,16 @@
-"""Puts one load on a target, and takes down what every request saw.
+"""Puts one load on a target, and records every request.
 
     records = await run_load(target, load, conversations, period)
 
-Times are counted from when a request was due. In a closed loop that is when it was sent; in an open loop it is the time
-that the schedule named, so that what this process was late by counts as waiting, too.
+Times are counted from when a request was due. In a closed loop that is when it was sent. In an open loop it is the
+scheduled time: a request that is sent late, because the generator was held up, was late for whoever waited for it
+(otherwise "coordinated omission" hides the worst of a slow server).
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.bench.arrivals import Load, poisson
+from pipeline.bench.settings import Load
 from pipeline.bench.targets import BenchReply, BenchRequest, Outcome, Target
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Message, Sampling, Stats
@@ -35,13 +37,13 @@ class RequestMeasurement:
     """One request. Times are seconds since the load began.
 
     Attributes:
-        due_s: When it was to be sent.
-        sent_s: When it was.
-        ended_s: When its last chunk came, or its failure.
+        due_s: Time when it was to be sent.
+        sent_s: Time when it was sent.
+        ended_s: Time of its last chunk, or of its failure.
         outcome: How it ended; `abandoned` where it had no end within the grace.
-        stats: What the client measured, from `sent_s`, without its gaps.
+        stats: The client's measurements from `sent_s`, without the gaps.
         itl_ms: Gaps between chunks, in milliseconds, [chunks - 1]. An array, for there may be millions of them.
-        turn: Its place in its conversation, from 0.
+        turn: Place in its conversation, from 0.
         error: Why it was refused or failed.
     """
 
@@ -72,17 +74,17 @@ class RequestMeasurement:
 
     @property
     def first_s(self) -> float | None:
-        """When its first chunk came."""
+        """Time of its first chunk."""
         return None if self.stats.ttft_ms is None else self.sent_s + self.stats.ttft_ms / 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """How long a load lasts: as many requests, or as many seconds, whichever ends first.
+    """Length of a load: a number of requests or of seconds, whichever ends first.
 
     Attributes:
-        seconds: In which requests begin, the warm-up not counted; None for no bound.
-        requests: That are begun, those of the warm-up not counted; None for no bound.
+        seconds: Seconds in which requests begin, the warm-up not counted; None for no bound.
+        requests: Requests that are begun, those of the warm-up not counted; None for no bound.
         warm_up_s: Seconds at the start whose requests are not counted.
         grace_s: With `seconds`: how long to wait for answers after them. Without, every answer is waited for.
         warm_up_requests: Requests at the start that are not counted, either.
@@ -96,25 +98,25 @@ class Period:
 
     @property
     def ends_s(self) -> float | None:
-        """When no more requests begin; None where no time says so."""
+        """Time after which no more requests begin; None for no bound."""
         return None if self.seconds is None else self.seconds + self.warm_up_s
 
 
 @dataclass(slots=True)
 class LoadRecords:
-    """What was seen under one load.
+    """Requests of one load, and how the generator itself did.
 
     Attributes:
-        load: What was asked for.
+        load: The load that was asked for.
         counted: Requests that were due after the warm-up, in the order of their ends.
-        warm_up: Those before.
+        warm_up: Requests before that.
         began_s: End of the warm-up, in seconds since the load began.
-        ended_s: End of the period. Where requests were counted, or prompts came to an end: of the last answer.
-        late_ms: How late this process was whenever it looked, in milliseconds.
-        cpu_share: Share of one processor that the thread that sends and reads used.
+        ended_s: End of the period; with a number of requests, or where prompts came to an end, of the last answer.
+        late_ms: How late this process was whenever it looked at its clock, in milliseconds.
+        cpu_share: Share of one processor that the sending and reading thread used.
         in_flight: Most requests at a time.
         flying: Requests under way now.
-        interrupted: Whether it was told to end before its period was over; what was under way then is not recorded.
+        interrupted: Whether it was ended before its period was over; requests under way then are not recorded.
     """
 
     load: Load
@@ -145,17 +147,14 @@ async def run_load(
 
     Args:
         target: An entered target.
-        load: How much at a time, or how often.
-        conversations: What to ask; where they end, the load ends.
-        period: How long.
-        sampling: Of all requests, where a turn does not say otherwise.
-        seed: Of random arrivals.
+        load: Conversations at a time, or how often they begin.
+        conversations: Conversations to have; where they end, the load ends.
+        period: Length of the load.
+        sampling: Sampling of all requests, where a turn does not say otherwise.
+        seed: Seed of random arrivals.
         think_s: Seconds between an answer and the next question of its conversation.
-        watch: Called whenever this process looks at its clock, with what is known, and the seconds since the start.
-        stop: Ends the load early; what is under way is left.
-
-    Returns:
-        All that was seen.
+        watch: Called whenever this process looks at its clock, with the records so far and the seconds since the start.
+        stop: Ends the load early when set; requests under way are cancelled.
     """
     run = _Run(target, load, conversations, period, sampling, think_s)
     used = time.thread_time()
@@ -163,7 +162,7 @@ async def run_load(
     try:
         await run.last(seed, stop or asyncio.Event())
     except BaseExceptionGroup as group:
-        # Outcomes of requests are no exceptions: this is a fault of this program, or of what it was given.
+        # Outcomes of requests are no exceptions: this is a fault of this program, or of its arguments.
         raise _first(group) from group
     finally:
         watching.cancel()
@@ -209,7 +208,7 @@ class _Run:
         return max((one.ended_s for one in self.records.counted), default=self.now_s())
 
     async def last(self, seed: int, stop: asyncio.Event) -> None:
-        """Send, and wait for the answers; at the end of the grace, or when `stop` is set, leave those under way."""
+        """Send requests and await their answers; cancel the rest after the grace period, or when `stop` is set."""
         async with asyncio.TaskGroup() as all_:
             ending = all_.create_task(self._end(stop))
             async with asyncio.TaskGroup() as group:
@@ -255,14 +254,14 @@ class _Run:
         return one
 
     def _over(self, at_s: float) -> bool:
-        """Whether a request that is due then is no longer sent."""
+        """Whether a request that is due at this time is no longer sent."""
         if self._period.requests is not None and self._begun >= self._period.requests:
             self._ended_early = True
             return True
         return self._period.ends_s is not None and at_s >= self._period.ends_s
 
     def _begin(self, due_s: float) -> bool:
-        """Take account of a request; return whether it counts, or belongs to the warm-up."""
+        """Count a request; return whether it counts, or belongs to the warm-up."""
         counts = due_s >= self._period.warm_up_s and not self._warm_up_left
         self._warm_up_left = max(0, self._warm_up_left - 1)
         if counts and not self._begun and self._period.warm_up_requests:
@@ -274,8 +273,8 @@ class _Run:
         """Ask the questions of a conversation; return whether none failed.
 
         Args:
-            conversation: What to ask.
-            due_s: When the first question was to be sent; None: now, and the others when their time has come.
+            conversation: Questions to ask.
+            due_s: Time when the first question was to be sent; None: now, and the others when their time has come.
             counts: Whether the first question counts.
         """
         before: tuple[Message, ...] = conversation.before
@@ -284,8 +283,8 @@ class _Run:
             reply = await self._ask(prompt, turn, conversation.leaves_at, due_s, number, counts)
             if reply.outcome != "complete" or number + 1 == len(conversation.turns):
                 break
-            said: Message = {"role": "assistant", "content": reply.text}
-            before = (*before, {"role": "user", "content": turn.text}, said)
+            answer: Message = {"role": "assistant", "content": reply.text}
+            before = (*before, {"role": "user", "content": turn.text}, answer)
             next_s = self.now_s() + self._think_s
             due_s = None if due_s is None else next_s
             if self._think_s:
@@ -332,8 +331,8 @@ class _Run:
         stats, ended_s = reply.stats, self.now_s()
         sent_s = asked_s
         if reply.first_at is not None and stats.ttft_ms is not None:
-            # What this process did between being asked and sending, such as rendering a template, is no waiting in a
-            # closed loop. In an open one it is: from `due_s` all is counted.
+            # Work of this process before sending, such as rendering a template, is no waiting in a closed loop. In an
+            # open one it is: everything from `due_s` is counted.
             sent_s = reply.first_at - self._start - stats.ttft_ms / 1e3
         if reply.outcome == "complete":
             self._typical_chunks = stats.chunks
@@ -352,7 +351,7 @@ class _Run:
         return reply
 
     async def look(self, watch: Callable[[LoadRecords, float], None] | None) -> None:
-        """Note how much later than it wanted this process runs: what it cannot see of itself, it adds to latencies."""
+        """Record how much later than planned this process runs, which adds to the latencies that it measures."""
         while True:
             wanted = time.perf_counter() + _LOOK_S
             await asyncio.sleep(_LOOK_S)
@@ -360,6 +359,19 @@ class _Run:
                 self.records.late_ms.append(max(0.0, time.perf_counter() - wanted) * 1e3)
             if watch is not None:
                 watch(self.records, self.now_s())
+
+
+def poisson(rate: float, seed: int) -> Iterator[float]:
+    """Yield endless arrival times of independent requests, in seconds since the start.
+
+    Args:
+        rate: Mean arrivals per second.
+        seed: The same seed gives the same times.
+    """
+    chance, now = random.Random(seed), 0.0
+    while True:
+        now += chance.expovariate(rate)
+        yield now
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,4 +1,4 @@
-"""A run as one HTML file that loads nothing: what was asked, whether the SLO held, and pictures of every load.
+"""A run as one HTML file that loads nothing: the workload, whether the SLO held, and pictures of every load.
 
     write_page(result, Path("bench.html"))
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.forecast import ForecastPoint
 from pipeline.bench.pictures import (
     LATENCY_NAMES,
     distribution_pictures,
@@ -19,22 +18,16 @@ from pipeline.bench.pictures import (
     throughput_pictures,
     timeline_picture,
 )
-from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.sweep import holds
+from pipeline.bench.result import BenchResult, ForecastPoint, LevelResult
 from pipeline.bench.verdict import verdict, warnings
 from pipeline.charts import has_matplotlib
 from pipeline.extras import install_line
 
-__all__ = ["render_page", "write_page"]
+_FOLDER = Path(__file__).parent
 
 
 def write_page(result: BenchResult, path: Path) -> None:
-    """Write a run as an HTML page.
-
-    Args:
-        result: Of a run.
-        path: The file, which is replaced.
-    """
+    """Write a run as an HTML page; the file is replaced."""
     path.write_text(page(result), encoding="utf-8")
 
 
@@ -50,7 +43,7 @@ def page(result: BenchResult) -> str:
         verdict=sentence,
         warnings=list(warnings(result)),
         about=dict(_about(result)),
-        levels=[(level, holds(level)) for level in result.levels],
+        levels=[(level, level.holds()) for level in result.levels],
         names=LATENCY_NAMES,
         measured=[name for name in LATENCY_NAMES if any(name in one.latencies for one in result.levels)],
         latency=list(latency_pictures(result)) if drawn else [],
@@ -67,16 +60,11 @@ def page(result: BenchResult) -> str:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Render a template of this folder, which may include `page.css`; all values are escaped.
-
-    Args:
-        template: Its name.
-        **values: Of its variables.
-    """
+    """Render a template of this room, which may include `page.css`; all values are escaped."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([_FOLDER, _FOLDER / "compare", _FOLDER / "tune"]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -87,13 +75,13 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def _shown(result: BenchResult) -> LevelResult | None:
-    """The load whose time line is open: the largest that held, else the smallest."""
-    held = [one for one in result.levels if holds(one)]
+    """Load whose time line is open: the largest that held, else the smallest."""
+    held = [one for one in result.levels if one.holds()]
     return max(held, key=lambda one: one.value) if held else next(iter(result.levels), None)
 
 
 def _about(result: BenchResult) -> Iterator[tuple[str, str]]:
-    """What was measured, as names and values."""
+    """Yield the circumstances of the run as names and values."""
     target, work = result.target, result.workload
     yield "Asked", f"{target.get('model', '')} at {target.get('url', '')}, {_ways(target.get('way'))}"
     versions = ", ".join(f"{name} {version}" for name, version in (target.get("versions") or {}).items())
@@ -126,11 +114,11 @@ def _ways(way: object) -> str:
 
 
 def _beside_forecast(result: BenchResult) -> Iterator[tuple[LevelResult, list[tuple[str, float, float]]]]:
-    """Loads with what was measured and what was computed: (what, measured, forecast)."""
+    """Yield loads with their figures: (name, measured, forecast)."""
     points = result.forecast.points if result.forecast is not None else ()
     for level, point in zip(result.levels, points, strict=False):
         if point is not None:
-            yield level, [(what, measured, computed) for what, measured, computed in _pairs(level, point)]
+            yield level, list(_pairs(level, point))
 
 
 def _pairs(level: LevelResult, point: ForecastPoint) -> Iterator[tuple[str, float, float]]:

@@ -21,7 +21,7 @@ _THEMED = {
     _SLO: "var(--bad)",
     _FORECAST: "var(--soft)",
 }
-# From few requests at a time to many: to be read on white as on black.
+# From few requests at a time to many: legible on white and on black.
 _LOADS = ("#3b8ee0", "#8d7ae6", "#d05ca8", "#e8603c")
 _PERCENTILES = ((50, _P50, "o"), (95, _P95, "s"), (99, _P99, "^"))
 LATENCY_NAMES = {
@@ -33,6 +33,16 @@ LATENCY_NAMES = {
     "prefill": ("Prefill", "prefill"),
 }
 _DRAWN = ("ttft", "itl", "tpot", "total")
+_FORECASTS = {
+    "ttft": ("ttft_p95_ms", "forecast, p95"),
+    "itl": ("itl_p95_ms", "forecast, p95"),
+    "tpot": ("tpot_mean_ms", "forecast, mean"),
+}
+_LINE: Mapping[str, Any] = {"markersize": 4, "linewidth": 1.6}
+_LOOK: Mapping[str, Any] = {
+    "font.size": 10, "axes.labelsize": 10, "axes.titlesize": 10.5, "legend.fontsize": 9, "legend.title_fontsize": 9,
+    "legend.frameon": False, "legend.handlelength": 1.6, "axes.axisbelow": True,
+}  # fmt: skip
 _DECADES = 2.5  # of a logarithmic axis from which only powers of ten are written
 _WIDE = 24.0  # largest value over the smallest from which an axis is logarithmic
 
@@ -47,7 +57,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The loads of a run as places on an axis: their values, or their numbers where they are not of one kind."""
+    """Loads of a run as places on an axis: their values, or their numbers where they are not of one kind."""
 
     places: tuple[float, ...]
     labels: tuple[str, ...]
@@ -56,69 +66,67 @@ class _Axis:
 
     @classmethod
     def of(cls, levels: Sequence[LevelResult]) -> _Axis:
-        kinds = {one.kind for one in levels}
+        kinds = {level.kind for level in levels}
         if len(kinds) > 1:
-            return cls(
-                tuple(map(float, range(len(levels)))), tuple(str(one.load) for one in levels), "load", True
-            )
+            places = tuple(map(float, range(len(levels))))
+            return cls(places, tuple(str(level.load) for level in levels), "load", True)
         titles = {
             "concurrency": "requests at a time",
             "rate": "requests a second",
             "trace": "times as fast as the trace",
         }
-        values = tuple(one.value for one in levels)
+        values = tuple(level.value for level in levels)
         return cls(values, tuple(f"{value:g}" for value in values), titles[kinds.pop()], False)
 
 
 def latency_pictures(result: BenchResult) -> Iterator[Picture]:
-    """Percentiles of each latency against the load, with their intervals, the SLO and the forecast."""
+    """Draw percentiles of each latency against the load, with their intervals, the SLO and the forecast."""
     for name in _DRAWN:
-        points = [
-            (place, level.latencies[name])
-            for place, level in zip(_Axis.of(result.levels).places, result.levels, strict=True)
-            if name in level.latencies
-        ]
-        if points:
+        measured = _measured(result, name)
+        if measured:
             title, short = LATENCY_NAMES[name]
             alt = f"{short} by load, in milliseconds: " + "; ".join(
-                f"{level.load}: p50 {found.p50:g}, p95 {found.p95:g}, p99 {found.p99:g}"
-                for level in result.levels
-                if (found := level.latencies.get(name)) is not None
+                f"{level.load}: p50 {latency.p50:g}, p95 {latency.p95:g}, p99 {latency.p99:g}"
+                for _, level, latency in measured
             )
-            yield _picture(
-                f"{title} ({short})", f"latency-{name}", alt, _latency_figure(result, name, points)
-            )
+            draw = _latency_figure(result, name, measured)
+            yield _picture(f"{title} ({short})", f"latency-{name}", alt, draw)
 
 
-def _latency_figure(
-    result: BenchResult, name: str, points: Sequence[tuple[float, Distribution]]
-) -> Callable[[], Any]:
+_Measured = Sequence[tuple[float, LevelResult, Distribution]]
+
+
+def _measured(result: BenchResult, name: str) -> _Measured:
+    """List place on the axis, load and distribution of a latency, for the loads that have it."""
+    return [
+        (place, level, level.latencies[name])
+        for place, level in zip(_Axis.of(result.levels).places, result.levels, strict=True)
+        if name in level.latencies
+    ]
+
+
+def _latency_figure(result: BenchResult, name: str, measured: _Measured) -> Callable[[], Any]:
     def draw() -> Any:
         figure, axes = _axes()
-        places = [place for place, _ in points]
         for percent, color, marker in _PERCENTILES:
-            values = [found.at(percent) for _, found in points]
-            ends = [
-                found.intervals.get(f"p{percent}") or (value, value)
-                for (_, found), value in zip(points, values, strict=True)
-            ]
-            below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
-            above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
+            points = []
+            for place, _, latency in measured:
+                value = latency.at(percent)
+                low, high = latency.intervals.get(f"p{percent}") or (value, value)
+                points.append((place, value, max(0.0, value - low), max(0.0, high - value)))
+            places, values, below, above = zip(*points, strict=True)
             axes.errorbar(
-                places, values, yerr=(below, above), color=color, marker=marker, markersize=4, linewidth=1.6,
-                elinewidth=1, capsize=2.5, label=f"p{percent}",
+                places, values, yerr=(below, above), color=color, marker=marker, elinewidth=1, capsize=2.5,
+                label=f"p{percent}", **_LINE,
             )  # fmt: skip
-        for target, wanted in result.slo.items():
-            if target.startswith(f"{name}_"):
-                _slo_line(axes, wanted, f"SLO: {target.split('_')[1]} {wanted:g} ms", across=True)
-        values = [found.p50 for _, found in points] + [found.p99 for _, found in points]
-        field = {"ttft": "ttft_p95_ms", "itl": "itl_p95_ms", "tpot": "tpot_mean_ms"}.get(name)
-        if field is not None:
-            values += _forecast_line(
-                axes, result, field, "forecast, mean" if name == "tpot" else "forecast, p95"
-            )
+        shown = [value for _, _, latency in measured for value in (latency.p50, latency.p99)]
+        for target, wanted in _targets(result, name):
+            _slo_line(axes, wanted, f"SLO: {target.split('_')[1]} {wanted:g} ms", across=True)
+            shown.append(wanted)
+        if name in _FORECASTS:
+            shown += _forecast_line(axes, result, *_FORECASTS[name])
         _load_axis(axes, result.levels)
-        _value_axis(axes, [*values, *(w for t, w in result.slo.items() if t.startswith(f"{name}_"))], "ms")
+        _value_axis(axes, shown, "ms")
         _legend(figure)
         return figure
 
@@ -126,12 +134,13 @@ def _latency_figure(
 
 
 def throughput_pictures(result: BenchResult) -> Iterator[Picture]:
+    """Draw output tokens and requests a second against the load."""
     axis, levels = _Axis.of(result.levels), result.levels
 
     def tokens() -> Any:
         figure, axes = _axes()
-        values = [one.output_tokens_per_s for one in levels]
-        axes.plot(axis.places, values, color=_P50, marker="o", markersize=4, linewidth=1.6, label="measured")
+        values = [level.output_tokens_per_s for level in levels]
+        axes.plot(axis.places, values, color=_P50, marker="o", label="measured", **_LINE)
         values += _forecast_line(axes, result, "output_tokens_per_s", "forecast")
         _load_axis(axes, levels)
         axes.set_ylim(0, 1.12 * max(*values, 1e-9))
@@ -142,76 +151,62 @@ def throughput_pictures(result: BenchResult) -> Iterator[Picture]:
 
     def requests() -> Any:
         figure, axes = _axes()
-        values = [one.requests_per_s for one in levels]
-        axes.plot(axis.places, values, color=_P50, marker="o", markersize=4, linewidth=1.6, label="completed")
+        values = [level.requests_per_s for level in levels]
+        axes.plot(axis.places, values, color=_P50, marker="o", label="completed", **_LINE)
         good = [
-            (place, one.goodput_per_s)
-            for place, one in zip(axis.places, levels, strict=True)
-            if one.goodput_per_s is not None
+            (place, level.goodput_per_s)
+            for place, level in zip(axis.places, levels, strict=True)
+            if level.goodput_per_s is not None
         ]
         if good:
-            axes.plot(
-                *zip(*good, strict=True), color=_P95, marker="s", markersize=4, linewidth=1.6,
-                label="goodput: within the SLO each by itself",
-            )  # fmt: skip
-            axes.fill_between(
-                [place for place, _ in good],
-                [value for _, value in good],
-                color=_P95,
-                alpha=0.12,
-                linewidth=0,
-            )
+            points = tuple(zip(*good, strict=True))
+            label = "goodput: within the SLO each by itself"
+            axes.plot(*points, color=_P95, marker="s", label=label, **_LINE)
+            axes.fill_between(*points, color=_P95, alpha=0.12, linewidth=0)
         _load_axis(axes, levels)
         axes.set_ylim(0, 1.2 * max(*values, 1e-9))
         axes.set_ylabel("requests/s")
         _legend(figure)
         return figure
 
-    listed = "; ".join(f"{one.load}: {one.output_tokens_per_s:g}" for one in levels)
+    listed = "; ".join(f"{level.load}: {level.output_tokens_per_s:g}" for level in levels)
     yield _picture("Output tokens a second", "tokens", f"Output tokens a second by load: {listed}", tokens)
     listed = "; ".join(
-        f"{one.load}: {one.requests_per_s:g} completed"
-        + (f", {one.goodput_per_s:g} within the SLO" if one.goodput_per_s is not None else "")
-        for one in levels
+        f"{level.load}: {level.requests_per_s:g} completed"
+        + (f", {level.goodput_per_s:g} within the SLO" if level.goodput_per_s is not None else "")
+        for level in levels
     )
     yield _picture("Requests and goodput", "requests", f"Requests a second by load: {listed}", requests)
 
 
 def distribution_pictures(result: BenchResult) -> Iterator[Picture]:
-    """Which share of requests had each latency or less, one line a load."""
+    """Draw the share of requests that had each latency or less, one line for each load."""
     for name in _DRAWN:
-        found = [(one, one.latencies[name]) for one in result.levels if name in one.latencies]
-        if not found:
-            continue
-        title, short = LATENCY_NAMES[name]
-        alt = (
-            f"Cumulative distribution of {short} on a logarithmic axis, one line for each load; medians: "
-            + "; ".join(f"{level.load} {latency.p50:g} ms" for level, latency in found)
-        )
-        yield _picture(
-            f"{title} ({short})", f"distribution-{name}", alt, _distribution_figure(result, name, found)
-        )
+        measured = _measured(result, name)
+        if measured:
+            title, short = LATENCY_NAMES[name]
+            medians = "; ".join(f"{level.load} {latency.p50:g} ms" for _, level, latency in measured)
+            alt = (
+                f"Cumulative distribution of {short} on a logarithmic axis, one line for each load; medians: "
+                f"{medians}"
+            )
+            draw = _distribution_figure(result, name, measured)
+            yield _picture(f"{title} ({short})", f"distribution-{name}", alt, draw)
 
 
-def _distribution_figure(
-    result: BenchResult, name: str, found: Sequence[tuple[LevelResult, Distribution]]
-) -> Callable[[], Any]:
+def _distribution_figure(result: BenchResult, name: str, measured: _Measured) -> Callable[[], Any]:
     def draw() -> Any:
         figure, axes = _axes()
-        for (level, latency), color in zip(found, _load_colors(len(found)), strict=True):
+        for (_, level, latency), color in zip(measured, _load_colors(len(measured)), strict=True):
             edges, counts = latency.histogram
             reached = [0.0, *(100 * count / latency.count for count in accumulate(counts))]
             axes.plot(edges, reached, color=color, linewidth=1.5, label=f"{level.value:g}")
-        for target, wanted in result.slo.items():
-            if target.startswith(f"{name}_"):
-                _slo_line(axes, wanted, f"SLO {wanted:g} ms", across=False)
-        _value_axis(
-            axes,
-            [edge for _, one in found for edge in (one.histogram[0][0], one.histogram[0][-1])],
-            "ms",
-            log=True,
-            upright=False,
-        )
+        for _, wanted in _targets(result, name):
+            _slo_line(axes, wanted, f"SLO {wanted:g} ms", across=False)
+        ends = [
+            edge for _, _, latency in measured for edge in latency.histogram[0][:: len(latency.histogram[1])]
+        ]
+        _value_axis(axes, ends, "ms", log=True, upright=False)
         axes.set_ylim(0, 102)
         axes.set_ylabel("% at or below")
         _legend(figure, 10, _Axis.of(result.levels).title)
@@ -221,7 +216,7 @@ def _distribution_figure(
 
 
 def timeline_picture(level: LevelResult, number: int) -> Picture | None:
-    """TTFT, ITL and tokens a second over the time of one load."""
+    """Draw TTFT, ITL and tokens a second over the time of one load."""
     windows = level.timeline
     if not windows:
         return None
@@ -230,45 +225,37 @@ def timeline_picture(level: LevelResult, number: int) -> Picture | None:
         from matplotlib.ticker import MaxNLocator
 
         figure, (first, between, tokens) = _axes(columns=3)
-        times = [one.at_s for one in windows]
+        times = [window.at_s for window in windows]
+        targets = {check.target: check.wanted for check in level.slo}
         for axes, name in ((first, "ttft"), (between, "itl")):
             for percent, color in ((50, _P50), (95, _P95)):
-                values = [getattr(one, f"{name}_p{percent}_ms") for one in windows]
+                values = [getattr(window, f"{name}_p{percent}_ms") for window in windows]
                 kept = [(at_s, value) for at_s, value in zip(times, values, strict=True) if value is not None]
-                axes.plot(
-                    *zip(*kept, strict=True),
-                    color=color,
-                    linewidth=1.3,
-                    marker=".",
-                    markersize=3,
-                    label=f"p{percent}",
-                )
-            wanted = _level_target(level, name)
+                points, label = zip(*kept, strict=True), f"p{percent}"
+                axes.plot(*points, color=color, linewidth=1.3, marker=".", markersize=3, label=label)
+            wanted = targets.get(f"{name}_p95_ms", targets.get(f"{name}_p99_ms"))
             if wanted is not None:
                 _slo_line(axes, wanted, "SLO", across=True)
-            axes.set_ylim(0, None)
             axes.set_title(f"{name.upper()}, ms", loc="left")
         first.legend(loc="upper left", ncols=2)
-        tokens.plot(times, [one.output_tokens_per_s for one in windows], color=_P50, linewidth=1.3)
-        tokens.set_ylim(0, None)
+        tokens.plot(times, [window.output_tokens_per_s for window in windows], color=_P50, linewidth=1.3)
         tokens.set_title("output tokens/s", loc="left")
+        whole_s = times[-1] + times[0]
         for axes in (first, between, tokens):
+            axes.set_ylim(0, None)
             axes.set_xlabel("seconds")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.set_xlim(0, times[-1] + times[0])
-            began = times[-1] + times[0] - level.seconds
-            if began > 0.5 * times[0]:
-                axes.axvspan(0, began, color=_FORECAST, alpha=0.15, linewidth=0)
+            axes.set_xlim(0, whole_s)
+            if whole_s - level.seconds > 0.5 * times[0]:
+                axes.axvspan(0, whole_s - level.seconds, color=_FORECAST, alpha=0.15, linewidth=0)
         return figure
 
     alt = f"TTFT, ITL and output tokens a second over {windows[-1].at_s:.0f} seconds with {level.load}"
     return _picture(f"With {level.load}", f"time-{number}", alt, draw)
 
 
-def _level_target(level: LevelResult, name: str) -> float | None:
-    """What the SLO wants of the 95th percentile, else of the 99th; None if nothing."""
-    targets = {check.target: check.wanted for check in level.slo}
-    return targets.get(f"{name}_p95_ms", targets.get(f"{name}_p99_ms"))
+def _targets(result: BenchResult, name: str) -> list[tuple[str, float]]:
+    return [(target, wanted) for target, wanted in result.slo.items() if target.startswith(f"{name}_")]
 
 
 def _picture(title: str, name: str, alt: str, draw: Callable[[], Any]) -> Picture:
@@ -276,38 +263,26 @@ def _picture(title: str, name: str, alt: str, draw: Callable[[], Any]) -> Pictur
 
 
 def _axes(columns: int = 1) -> Any:
-    """A figure with one pair of axes, or several side by side."""
+    """Make a figure with one pair of axes, or several side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 3.3) if columns == 1 else (10.8, 2.7), layout="constrained")
-    axes = figure.subplots(1, columns)
-    for one in (axes,) if columns == 1 else axes:
-        one.grid(visible=True, alpha=0.18, linewidth=0.8)
-        one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(length=0)
-    return figure, axes
-
-
-_LOOK: Mapping[str, Any] = {
-    "font.size": 10, "axes.labelsize": 10, "axes.titlesize": 10.5, "legend.fontsize": 9, "legend.title_fontsize": 9,
-    "legend.frameon": False, "legend.handlelength": 1.6, "axes.axisbelow": True,
-}  # fmt: skip
+    made = figure.subplots(1, columns)
+    for axes in (made,) if columns == 1 else made:
+        axes.grid(visible=True, alpha=0.18, linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(length=0)
+    return figure, made
 
 
 def _legend(figure: Any, columns: int = 4, title: str = "") -> None:
-    """A legend above the axes, where it covers nothing; a forecast comes last."""
+    """Put a legend above the axes, where it covers nothing; a forecast comes last."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda place: labels[place].startswith("forecast"))
     figure.legend(
-        [handles[place] for place in order],
-        [labels[place] for place in order],
-        loc="outside upper left",
-        ncols=columns,
-        columnspacing=1.2,
-        borderaxespad=0,
-        title=title or None,
-        alignment="left",
-    )
+        [handles[place] for place in order], [labels[place] for place in order], loc="outside upper left",
+        ncols=columns, columnspacing=1.2, borderaxespad=0, title=title or None, alignment="left",
+    )  # fmt: skip
 
 
 def _load_axis(axes: Any, levels: Sequence[LevelResult]) -> None:
@@ -333,9 +308,8 @@ def _value_axis(
     if log or (positive and max(positive) > _WIDE * min(positive)):
         (axes.set_yscale if upright else axes.set_xscale)("log")
         span = math.log10(max(positive) / min(positive))
-        axis.set_major_locator(
-            LogLocator(subs=(1,) if span > _DECADES else (1, 2, 5) if span > 1 else (1, 2, 3, 5, 7))
-        )
+        subs = (1,) if span > _DECADES else (1, 2, 5) if span > 1 else (1, 2, 3, 5, 7)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_minor_formatter(NullFormatter())
     elif upright:
         axes.set_ylim(0, 1.25 * max(positive, default=1.0))
@@ -344,34 +318,18 @@ def _value_axis(
 
 
 def _slo_line(axes: Any, wanted: float, label: str, *, across: bool) -> None:
-    style = {"color": _SLO, "linestyle": (0, (5, 3)), "linewidth": 1.3}
-    if across:
-        axes.axhline(wanted, **style)
-        axes.annotate(
-            label,
-            (0, wanted),
-            xycoords=("axes fraction", "data"),
-            ha="left",
-            va="bottom",
-            fontsize=9,
-            color=_SLO,
-        )
-    else:
-        axes.axvline(wanted, **style)
-        axes.annotate(
-            label,
-            (wanted, 0.03),
-            xycoords=("data", "axes fraction"),
-            ha="right",
-            va="bottom",
-            rotation=90,
-            fontsize=9,
-            color=_SLO,
-        )
+    (axes.axhline if across else axes.axvline)(wanted, color=_SLO, linestyle=(0, (5, 3)), linewidth=1.3)
+    place, fractions = ((0, wanted), ("axes fraction", "data")) if across else (
+        (wanted, 0.03), ("data", "axes fraction")
+    )  # fmt: skip
+    axes.annotate(
+        label, place, xycoords=fractions, ha="left" if across else "right", va="bottom",
+        rotation=0 if across else 90, fontsize=9, color=_SLO,
+    )  # fmt: skip
 
 
 def _forecast_line(axes: Any, result: BenchResult, field: str, label: str) -> list[float]:
-    """Draw what was computed, and return it."""
+    """Draw the forecast, and return its values."""
     points = result.forecast.points if result.forecast is not None else ()
     drawn = [
         (place, float(getattr(point, field)))

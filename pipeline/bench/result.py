@@ -1,8 +1,8 @@
-"""The figures of a run: as they are written: JSON (`result.schema.json`), held against the recipe's SLO.
+"""The figures of a run as they are written: JSON (`result.schema.json`), held against the recipe's SLO.
 
-Words are the field's: TTFT is the time to the first token; ITL the gap between two chunks of one answer (of all gaps
-together); TPOT the mean time of an answer's output tokens after the first; `total` the whole request. Milliseconds.
-vLLM's benchmark has the same names; AIPerf calls TPOT "inter token latency", and ITL "inter chunk latency".
+Terms: TTFT is the time to the first token; ITL the gap between two chunks of one answer (all gaps together); TPOT the
+mean time of an answer's output tokens after the first; `total` the whole request. Milliseconds. vLLM's benchmark has
+the same names; AIPerf calls TPOT "inter token latency", and ITL "inter chunk latency".
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.bench.arrivals import Load
-from pipeline.bench.forecast import BenchForecast
+from pipeline.bench.settings import Load
 from pipeline.bench.statistics import (
     PERCENTILES,
     Interval,
@@ -26,20 +25,40 @@ from pipeline.bench.statistics import (
     percentiles,
     pooled_intervals,
 )
-from pipeline.errors import Fault, InvalidInput
-from pipeline.reading import read_text
+from pipeline.document_faults import read_json
 
+MAX_FAILED = 0.01  # share of requests; beyond it a load is too much, whatever those that were answered saw
 _MAX_BYTES = 1 << 30
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Part of a result."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Distribution(_Section):
+class ResultDocument(Section):
+    """A result that is written to a file of its own."""
+
+    def write(self, path: Path) -> None:
+        """Write the result as JSON."""
+        path.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file that `write` wrote.
+
+        Raises:
+            UnreadableFile: It cannot be read, or is not JSON.
+            InvalidInput: It is not such a result; lists everything that is wrong.
+        """
+        return read_json(cls, path, _MAX_BYTES)
+
+
+class Distribution(Section):
     """One latency over all counted requests."""
 
-    count: int = Field(description="Values: requests, or gaps of ITL.")
+    count: int = Field(description="Values: requests, or gaps for ITL.")
     mean: float
     p50: float
     p90: float
@@ -53,34 +72,34 @@ class Distribution(_Section):
 
     @classmethod
     def of(cls, groups: Sequence[npt.ArrayLike]) -> Self | None:
-        """Compute one from the values of each request; None without values."""
+        """Compute a distribution from the values of each request; None without values."""
         filled = [values for group in groups if len(values := np.asarray(group, np.float64))]
         if not filled:
             return None
         values = np.concatenate(filled)
         single = len(values) == len(filled)
         intervals = percentile_intervals(values) if single else pooled_intervals(filled)
-        found, (edges, counts) = percentiles(values), histogram(values)
+        at, (edges, counts) = percentiles(values), histogram(values)
         return cls(
             count=len(values),
             mean=rounded(float(values.mean())),
-            **{f"p{percent}": rounded(found[percent]) for percent in PERCENTILES},
+            **{f"p{percent}": rounded(at[percent]) for percent in PERCENTILES},
             max=rounded(float(values.max())),
             intervals={
-                f"p{percent}": None if one is None else (rounded(one[0]), rounded(one[1]))
-                for percent, one in intervals.items()
+                f"p{percent}": None if ends is None else (rounded(ends[0]), rounded(ends[1]))
+                for percent, ends in intervals.items()
             },
             histogram=(tuple(map(rounded, edges)), tuple(counts)),
         )
 
     def at(self, percent: int) -> float:
-        """A percentile, one of `PERCENTILES`."""
+        """Value at a percentile, one of `PERCENTILES`."""
         value: float = getattr(self, f"p{percent}")
         return value
 
 
-class TimeWindow(_Section):
-    """What ended, or came, in one window of a load."""
+class TimeWindow(Section):
+    """Figures of one window of a load: chunks and first tokens that came in it."""
 
     at_s: float = Field(description="The window's middle, in seconds since the load began.")
     ttft_p50_ms: float | None
@@ -90,28 +109,28 @@ class TimeWindow(_Section):
     output_tokens_per_s: float
 
 
-class Generator(_Section):
-    """What this process added to the figures."""
+class Generator(Section):
+    """Share of this process in the figures."""
 
-    late_p99_ms: float = Field(description="How much later than it wanted it looked at its clock.")
+    late_p99_ms: float = Field(description="How much later than planned it looked at its clock.")
     cpu_share: float = Field(description="Share of one processor that its thread used.")
     late_sent_p99_ms: float = Field(description="How much later than due requests were sent (open loop).")
     limits: str = Field(description="Why the generator itself may be the limit; empty if it is not.")
 
 
-class ServerFigures(_Section):
-    """What the server said of itself meanwhile; null where it did not."""
+class ServerFigures(Section):
+    """Figures of the server's metrics pages during the load; null where it has none."""
 
     kv_used_mean: float | None = Field(default=None, description="Share of the KV cache's blocks, 0 to 1.")
     kv_used_max: float | None = None
-    waiting_max: int | None = Field(default=None, description="Requests that waited, at most.")
-    running_mean: float | None = Field(default=None, description="Requests that were generated.")
+    waiting_max: int | None = Field(default=None, description="Most requests that waited at a time.")
+    running_mean: float | None = Field(default=None, description="Requests being generated, on average.")
     queue_mean_ms: float | None = Field(
         default=None, description="Mean time that requests waited to be scheduled."
     )
 
 
-class SloCheck(_Section):
+class SloCheck(Section):
     """One target of the recipe's SLO."""
 
     target: str = Field(description="ttft_p95_ms, itl_p95_ms, ttft_p99_ms or itl_p99_ms.")
@@ -120,7 +139,7 @@ class SloCheck(_Section):
     met: bool
 
 
-class LevelResult(_Section):
+class LevelResult(Section):
     """The figures of one load."""
 
     kind: Literal["concurrency", "rate", "trace"]
@@ -133,7 +152,7 @@ class LevelResult(_Section):
     errors: dict[str, int]
     input_tokens_mean: float | None
     output_tokens_mean: float | None
-    requests_per_s: float = Field(description="That were completed within `seconds`.")
+    requests_per_s: float = Field(description="Requests completed within `seconds`, per second.")
     output_tokens_per_s: float
     input_tokens_per_s: float | None
     goodput_per_s: float | None = Field(
@@ -144,7 +163,7 @@ class LevelResult(_Section):
         description="ttft, itl, tpot, total, queue, prefill; in milliseconds."
     )
     acceptance: float | None = Field(description="Share of the draft's tokens that were accepted.")
-    cached_share: float | None = Field(description="Answers that came from a response cache.")
+    cached_share: float | None = Field(description="Share of answers that came from a response cache.")
     in_flight_max: int
     generator: Generator
     server: ServerFigures = ServerFigures()
@@ -158,7 +177,7 @@ class LevelResult(_Section):
 
     @property
     def load(self) -> Load:
-        """What was asked for."""
+        """The load that was asked for."""
         return Load(self.kind, self.value)
 
     @property
@@ -170,15 +189,48 @@ class LevelResult(_Section):
     @property
     def within_slo(self) -> bool:
         """Whether all targets are met."""
-        return all(one.met for one in self.slo)
+        return all(check.met for check in self.slo)
+
+    def holds(self, max_failed: float = MAX_FAILED) -> bool:
+        """Whether the load is within the SLO, and no more than a share of its requests failed."""
+        return self.within_slo and self.failed_share <= max_failed
+
+    def p95(self, name: str) -> float | None:
+        """95th percentile of a latency in ms; None where it was not measured."""
+        latency = self.latencies.get(name)
+        return None if latency is None else latency.p95
 
 
-class BenchResult(_Section):
-    """One run of `pipeline bench`: what was asked of whom, and the figures of every load."""
+class ForecastPoint(Section):
+    """One load as `pipeline plan` computes it."""
+
+    concurrency: int = Field(
+        description="Requests at a time; in an open loop as many as there were on average."
+    )
+    ttft_p95_ms: float
+    tpot_mean_ms: float
+    itl_p95_ms: float
+    output_tokens_per_s: float
+
+
+class BenchForecast(Section):
+    """The loads of a run as `pipeline plan` computes them; or why it cannot."""
+
+    none_because: str = Field(default="", description="Why there is none; empty where there is one.")
+    device: str = Field(default="", description="Device that it is computed for.")
+    source: str = Field(default="", description="Where the constants come from.")
+    points: tuple[ForecastPoint | None, ...] = Field(
+        default=(), description="One for each load, in their order; null where it is beyond what is computed."
+    )
+    warnings: tuple[str, ...] = ()
+
+
+class BenchResult(ResultDocument):
+    """One run of `pipeline bench`: what was asked of which server, and the figures of every load."""
 
     schema_version: Literal["pipeline.bench/1"] = Field(default="pipeline.bench/1", alias="schema")
-    name: str = Field(description="Of the deployment, or the address that was asked.")
-    made: str = Field(description="When: ISO 8601, UTC.")
+    name: str = Field(description="Name of the deployment, or the address that was asked.")
+    made: str = Field(description="Time of the run: ISO 8601, UTC.")
     target: dict[str, Any] = Field(
         description="kind (triton or openai), url, model, package digest, runtime, versions."
     )
@@ -187,32 +239,13 @@ class BenchResult(_Section):
     seed: int
     slo: dict[str, float]
     forecast: BenchForecast | None = Field(
-        default=None, description="What `pipeline plan` promised for this workload."
+        default=None, description="Forecast of `pipeline plan` for this workload."
     )
     levels: tuple[LevelResult, ...]
     warnings: tuple[str, ...] = Field(default=(), description="Why to mistrust the figures of all loads.")
     broke_at: float | None = Field(
-        default=None, description="Of a sweep: the first load that missed the SLO."
+        default=None, description="In a sweep: the first load that missed the SLO."
     )
-
-    def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read what `write` wrote.
-
-        Raises:
-            UnreadableFile: It cannot be read.
-            InvalidInput: It is not the result of a run, with everything that is wrong with it.
-        """
-        text = read_text(path, _MAX_BYTES)
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()[:20]]
-            raise InvalidInput(str(path), faults) from None
 
 
 def json_schema() -> str:
@@ -221,5 +254,5 @@ def json_schema() -> str:
 
 
 def rounded(value: float) -> float:
-    """To a thousandth, as figures are written."""
+    """Round to a thousandth, as figures are written."""
     return round(value, 3)

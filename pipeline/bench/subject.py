@@ -1,43 +1,50 @@
-"""What is measured: a deployment of this machine, or any server of OpenAI's API or Triton."""
+"""Server that is measured: a deployment of this machine, or any address."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.bench.targets import OpenAITarget, Target, TritonTarget
 from pipeline.errors import UserError
 from pipeline.recipe import Recipe, Slo
 from pipeline.recipe.source import LocalSource, NamedDataset
+from pipeline.serving.deployments import find_deployment
 from pipeline.store import Store
-from pipeline.triton.deployment import Deployment
+from pipeline.triton.deployment import ENTRY, Deployment
 from pipeline.triton.running import RunningServer
 
+if TYPE_CHECKING:
+    from pipeline.bench.settings import SubjectSettings
+
 Way = Literal["gateway", "triton"]
+
+_LONGEST_PROMPT = 1 << 20
+_LONGEST_ANSWER, _USUAL_ANSWER = 1 << 16, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured.
+    """A server that is measured.
 
     Attributes:
-        name: Of the deployment, or the address.
+        name: Name of the deployment, or the address.
         way: Through an OpenAI gateway, or straight to Triton.
-        url: Of the way: http://host:port, or host:port of gRPC.
+        url: http://host:port of the gateway, or host:port of Triton's gRPC.
         model: Name that requests give.
         tokenizer: Folder with tokenizer.json and the chat template; None where it is not known.
         max_prompt: Tokens that a prompt may have, those of the chat template included.
         max_answer: Tokens that an answer may have.
         default_answer: Tokens that an answer may have where nothing says how many; None for `max_answer`.
-        slo: Of the recipe.
-        triton_metrics: Triton's page of metrics; None where it is not known.
-        gateway_url: Whose page of metrics is read, too; None without one.
-        about: Of the result's `target`: package digest, runtime, versions.
-        headers: Of requests to a gateway, such as Authorization.
+        slo: Targets that figures are held against.
+        triton_metrics: URL of Triton's metrics page; None where it is not known.
+        gateway_url: Gateway whose metrics page is read, too; None without one.
+        about: Further values of the result's `target`: package digest, runtime, versions.
+        headers: Headers of requests to a gateway, such as Authorization.
         dataset: Calibration set of its recipe; None where there is none.
-        recipe: That it is served with, which `pipeline plan` forecasts; None where it is not known.
-        store: Where calibrations of the forecast lie.
+        recipe: Recipe that is served, which `pipeline plan` forecasts; None where it is not known.
+        store: Store with calibrations for the forecast.
     """
 
     name: str
@@ -59,12 +66,12 @@ class Subject:
 
     @classmethod
     def of_record(cls, record: RunningServer, slo: Slo | None, way: Way | None = None) -> Subject:
-        """A deployment that runs on this machine.
+        """Make the subject of a deployment that runs on this machine.
 
         Args:
-            record: Its record.
-            slo: Of its recipe.
-            way: How to ask it; None for its gateway where it has one.
+            record: Record of the running server.
+            slo: Targets of its recipe.
+            way: How to reach it; None for its gateway where it has one.
 
         Raises:
             UserError: It has no gateway, and one was asked for.
@@ -74,6 +81,14 @@ class Subject:
         if way == "gateway" and not record.gateway_url:
             raise UserError(f"{deployment.name} runs without a gateway: --way triton asks Triton itself")
         chosen: Way = way or ("gateway" if record.gateway_url else "triton")
+        about: dict[str, Any] = {
+            "package": deployment.digest,
+            "runtime": deployment.runtime,
+            "versions": deployment.versions,
+            "started": record.started,
+        }
+        if (needs := deployment.requirements) is not None:
+            about |= {"gpu": needs.gpu, "gpus": needs.gpus}
         return cls(
             name=deployment.name,
             way=chosen,
@@ -85,21 +100,59 @@ class Subject:
             slo=slo,
             triton_metrics=record.metrics_url,
             gateway_url=record.gateway_url or None,
-            about={
-                "package": deployment.digest,
-                "runtime": deployment.runtime,
-                "versions": deployment.versions,
-                "started": record.started,
-                **(
-                    {}
-                    if deployment.requirements is None
-                    else {"gpu": deployment.requirements.gpu, "gpus": deployment.requirements.gpus}
-                ),
-            },
+            about=about,
         )
 
     def target(self, timeout_s: float, *, chat: bool) -> Target:
-        """Make a client of it."""
+        """Make a client of the server."""
         if self.way == "gateway":
             return OpenAITarget(self.url, self.model, timeout_s=timeout_s, headers=self.headers)
         return TritonTarget(self.url, self.model, self.tokenizer if chat else None, timeout_s=timeout_s)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The `target` of a result."""
+        return {"way": self.way, "url": self.url, "model": self.model, **self.about}
+
+
+def find_subject(name: str | None, settings: SubjectSettings) -> Subject:
+    """Find the server that is measured.
+
+    Args:
+        name: Name of a deployment that runs on this machine; None with an address.
+        settings: The address, or how to reach the deployment.
+
+    Raises:
+        ServerError: The deployment does not run.
+        InvalidInput: There is no such deployment or recipe.
+        UserError: It has no gateway, and one was asked for.
+    """
+    targets = dict(settings.slo)
+    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    if settings.url is not None:
+        http = settings.is_http
+        return Subject(
+            name=settings.url,
+            way="gateway" if http else "triton",
+            url=settings.url,
+            model=settings.model or ENTRY,
+            tokenizer=settings.tokenizer,
+            max_prompt=_LONGEST_PROMPT,
+            max_answer=_LONGEST_ANSWER,
+            default_answer=_USUAL_ANSWER,
+            slo=Slo(**targets) if targets else None,
+            gateway_url=settings.url.rstrip("/").removesuffix("/v1") if http else None,
+            headers=headers,
+        )
+    assert name is not None, "a name or an address is given"
+    store = Store.at(settings.store)
+    named = find_deployment(name, (), store, wait_s=settings.wait_s)
+    slo = {**(named.recipe.slo.model_dump(exclude_none=True) if named.recipe.slo else {}), **targets}
+    calibration = named.recipe.quantization.calibration
+    return replace(
+        Subject.of_record(named.require_server(store), Slo(**slo) if slo else None, settings.way),
+        dataset=None if calibration is None else calibration.dataset,
+        headers=headers,
+        recipe=named.recipe,
+        store=store,
+    )

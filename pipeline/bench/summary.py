@@ -1,4 +1,4 @@
-"""The figures of one load, computed from what its requests saw; words as in `result`. Milliseconds."""
+"""Figures of one load, computed from its requests; terms as in `result`. Milliseconds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from pipeline.bench.result import (
     TimeWindow,
     rounded,
 )
-from pipeline.bench.statistics import (
-    Values,
-)
+from pipeline.bench.statistics import Values, percentile
 from pipeline.recipe import Slo
 
 _WINDOWS = 60  # of the time line
-_ERRORS, _TOLD = 8, 3  # kinds of error that are kept, and that a warning names
+_ERRORS, _NAMED = 8, 3  # kinds of error that are kept, and that a warning names
 _SHORT_TIMES = 5  # a load that is shorter than this many requests is mostly beginning and end
 _LATE_MS = 10.0  # a generator that is later than this at the 99th percentile adds to what it measures
 _LATE_SHARE = 0.1  # ... unless that is less than this share of TTFT's and ITL's 95th percentile
@@ -36,17 +34,12 @@ _OUTCOMES = ("complete", "left", "refused", "failed", "abandoned")
 def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> LevelResult:
     """Compute the figures of one load.
 
-    Latencies are those of the requests that count. Rates are of the time from the end of the warm-up to that of the
-    period, whichever request a token or an answer belongs to: of one that was under way at either end, a part counts.
-
-    Args:
-        records: What was seen.
-        slo: To hold them against; None for none.
-        server: What the server said meanwhile.
+    Latencies are those of the requests that count. Rates cover the time from the end of the warm-up to that of the
+    period, whichever request a token or an answer belongs to: of a request under way at either end, a part counts.
     """
     counted, everything = records.counted, (*records.warm_up, *records.counted)
     complete = [one for one in counted if one.outcome == "complete"]
-    # Those that a client left have a first token, and gaps, as others have.
+    # Answers that a client left have a first token, and gaps, as others have.
     begun = [one for one in counted if one.outcome in ("complete", "left")]
     seconds = max(records.ended_s - records.began_s, 1e-9)
     latencies = {
@@ -99,7 +92,7 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
 def _warnings(
     records: LoadRecords, generator: Generator, found: Mapping[str, Distribution], cached: int
 ) -> Iterator[str]:
-    """Why to mistrust the figures."""
+    """Yield reasons to mistrust the figures."""
     if records.interrupted:
         yield "Ctrl-C ended the load early, and what was under way then is in no figure"
     if generator.limits:
@@ -113,7 +106,7 @@ def _warnings(
         yield "there are too few requests for an interval of p99: measure longer"
     if total is not None and (records.ended_s - records.began_s) * 1e3 < _SHORT_TIMES * total.p50:
         yield f"the load was shorter than {_SHORT_TIMES} requests one after the other: measure longer"
-    for error, count in Counter(one.error for one in records.counted if one.error).most_common(_TOLD):
+    for error, count in Counter(one.error for one in records.counted if one.error).most_common(_NAMED):
         yield f"{count} failed: {error}"
     if abandoned := sum(one.outcome == "abandoned" for one in records.counted):
         yield f"{abandoned} requests had no end within the grace, and count as failed"
@@ -122,7 +115,7 @@ def _warnings(
 
 
 def _good(complete: Sequence[RequestMeasurement], slo: Slo | None) -> float | None:
-    """Share of completed requests that met the SLO each by itself."""
+    """Share of completed requests that each met the SLO."""
     if slo is None or (slo.ttft_p95_ms is None and slo.itl_p95_ms is None) or not complete:
         return None
     first, between = slo.ttft_p95_ms or np.inf, slo.itl_p95_ms or np.inf
@@ -148,9 +141,8 @@ def _slo_checks(slo: Slo | None, found: dict[str, Distribution]) -> tuple[SloChe
 
 
 def _generator(records: LoadRecords, found: Mapping[str, Distribution]) -> Generator:
-    late = float(np.percentile(records.late_ms, 99)) if records.late_ms else 0.0
-    sent = [(one.sent_s - one.due_s) * 1e3 for one in records.counted]
-    late_sent = float(np.percentile(sent, 99)) if sent else 0.0
+    late = percentile(records.late_ms or [0.0], 99)
+    late_sent = percentile([(one.sent_s - one.due_s) * 1e3 for one in records.counted] or [0.0], 99)
     measured = [found[name].p95 for name in ("ttft", "itl") if name in found]
     limits = []
     if late > _LATE_MS and late > _LATE_SHARE * min(measured, default=0.0):
@@ -170,10 +162,10 @@ class _Chunks:
     """All chunks of some requests.
 
     Attributes:
-        at_s: When each came, in seconds since the load began, [chunks].
-        tokens: How many each had, on average over its answer: servers do not say it of each, [chunks].
-        gap_at_s: When those came that are not the first of their answers, [gaps].
-        gap_ms: The time since the chunk before, [gaps].
+        at_s: Time of each chunk, in seconds since the load began, [chunks].
+        tokens: Tokens of each, as a mean over its answer, because servers do not report single chunks, [chunks].
+        gap_at_s: Times of chunks that are not the first of their answers, [gaps].
+        gap_ms: Time since the chunk before, [gaps].
     """
 
     at_s: Values
@@ -220,10 +212,10 @@ def _timeline(records: LoadRecords, chunks: _Chunks) -> tuple[TimeWindow, ...]:
         windows.append(
             TimeWindow(
                 at_s=rounded((low + high) / 2),
-                ttft_p50_ms=_percentile(ttft, 50),
-                ttft_p95_ms=_percentile(ttft, 95),
-                itl_p50_ms=_percentile(itl, 50),
-                itl_p95_ms=_percentile(itl, 95),
+                ttft_p50_ms=_rounded_percentile(ttft, 50),
+                ttft_p95_ms=_rounded_percentile(ttft, 95),
+                itl_p50_ms=_rounded_percentile(itl, 50),
+                itl_p95_ms=_rounded_percentile(itl, 95),
                 output_tokens_per_s=rounded(chunks.tokens_between(low, high) / width),
             )
         )
@@ -240,8 +232,8 @@ def _samples(complete: Sequence[RequestMeasurement]) -> dict[str, tuple[float | 
     }
 
 
-def _percentile(values: Values, percent: int) -> float | None:
-    return rounded(float(np.percentile(values, percent))) if len(values) else None
+def _rounded_percentile(values: Values, percent: int) -> float | None:
+    return rounded(percentile(values, percent)) if len(values) else None
 
 
 def _one(value: float | None) -> tuple[float, ...]:

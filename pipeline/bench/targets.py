@@ -1,6 +1,6 @@
-"""Whom a benchmark asks: Triton, by our client, or a server of OpenAI's API, by HTTP and server-sent events.
+"""Servers that a benchmark asks: Triton, by our client, or any server of OpenAI's API, by server-sent events.
 
-Both give the same: the `Stats` of an answer, by the clock of this process.
+Both return the `Stats` of an answer, by the clock of this process.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Outcome = Literal["complete", "left", "refused", "failed"]
 _REASON_CHARACTERS = 300
 _REFUSED = (400, 401, 403, 404, 413, 422, 429, 503)
 _HELLO = aiohttp.ClientTimeout(total=30)
-# Where a chunk of a chat has its text; the last two are reasoning, as vLLM called it until 0.11 and calls it since.
+# Fields of a chat chunk that hold text; the last two are reasoning, as vLLM called it until 0.11 and calls it since.
 _TEXTS = ("content", "reasoning_content", "reasoning")
-# What the gateway's header x-cache says.
+# Values of the gateway's header x-cache.
 _CACHED = {"exact": Cached("exact"), "semantic": Cached("semantic"), "shared": Cached("shared")}
 
 
@@ -48,7 +48,7 @@ class BenchRequest:
 
     Attributes:
         prompt: A text, or the messages of a chat.
-        sampling: Of the answer.
+        sampling: Sampling of the answer.
         leaves_after: Chunks after which the client leaves; None: it stays to the end.
     """
 
@@ -59,14 +59,14 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BenchReply:
-    """What came of one request.
+    """Outcome of one request.
 
     Attributes:
-        outcome: `left` where the client left as it meant to; `refused` where the server turned the request away.
-        stats: Times, by `time.perf_counter`, and counts; those so far of an answer that was not completed.
-        text: Of the answer, as far as it came.
+        outcome: `left` where the client left as planned; `refused` where the server turned the request away.
+        stats: Times, by `time.perf_counter`, and counts; so far, if the answer was not completed.
+        text: Text of the answer, as far as it came.
         error: Why it was refused or failed.
-        first_at: When the first chunk came, by `time.perf_counter`; None if none did.
+        first_at: Time of the first chunk, by `time.perf_counter`; None if none came.
     """
 
     outcome: Outcome
@@ -77,7 +77,7 @@ class BenchReply:
 
 
 class Target(Protocol):
-    """A server to ask. To be entered before it is asked."""
+    """A server to ask; entered as a context before it is asked."""
 
     async def ask(self, question: BenchRequest) -> BenchReply:
         """Send one request, and read the answer to its end."""
@@ -88,16 +88,16 @@ class Target(Protocol):
 
 
 class TritonTarget:
-    """A model on Triton, asked over gRPC. Never tries a request again: what fails, is counted."""
+    """A model on Triton, asked over gRPC. Never retries a request: failures are counted."""
 
     def __init__(self, url: str, model: str, tokenizer: Path | None, *, timeout_s: float) -> None:
         """Prepare a client.
 
         Args:
             url: gRPC address, host:port.
-            model: That clients ask.
+            model: Triton model to ask.
             tokenizer: Folder with the chat template; None where only texts are asked.
-            timeout_s: For each answer.
+            timeout_s: Seconds to the first token, and between tokens.
         """
         self._client = AsyncClient(
             url,
@@ -149,10 +149,10 @@ class OpenAITarget:
         """Prepare a client.
 
         Args:
-            url: Of the server, with or without /v1.
+            url: Address of the server, with or without /v1.
             model: Name that requests give.
-            timeout_s: For each answer.
-            headers: Of all requests, such as Authorization.
+            timeout_s: Seconds for each answer.
+            headers: Headers of all requests, such as Authorization.
         """
         self._url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
         self._model, self._timeout_s, self._headers = model, timeout_s, dict(headers or {})
@@ -242,7 +242,7 @@ class _Events:
                 self.parts.append(part)
 
     def reply(self, outcome: Outcome, error: str = "") -> BenchReply:
-        """What has come so far."""
+        """Make the reply from what has come so far."""
         first_at = self.times[0] if self.times else None
         return BenchReply(outcome, self._stats(), "".join(self.parts), error[:_REASON_CHARACTERS], first_at)
 

@@ -1,4 +1,4 @@
-"""What a run comes to, in sentences: up to which load the SLO holds, and what speaks against the figures."""
+"""A run in sentences: up to which load the SLO holds, and what speaks against the figures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Literal
 
-from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.sweep import MAX_FAILED, holds
+from pipeline.bench.result import MAX_FAILED, BenchResult, LevelResult
 
 __all__ = ["Tone", "verdict", "warnings"]
 
@@ -19,9 +18,6 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 def verdict(result: BenchResult) -> tuple[Tone, str]:
     """Say in one sentence how a deployment did.
 
-    Args:
-        result: Of a run.
-
     Returns:
         `good`: all loads held; `mixed`: some did; `bad`: none did; `none`: there is no SLO to hold. And the sentence.
     """
@@ -31,8 +27,8 @@ def verdict(result: BenchResult) -> tuple[Tone, str]:
     most = max(answered, key=lambda one: one.output_tokens_per_s)
     if not result.slo:
         return "none", f"The recipe has no SLO; the most was {_figures(most)}, with {most.load}."
-    held = [one for one in result.levels if holds(one)]
-    missed = [one for one in result.levels if not holds(one)]
+    held = [one for one in result.levels if one.holds()]
+    missed = [one for one in result.levels if not one.holds()]
     if not held:
         first = min(missed, key=lambda one: one.value)
         return "bad", f"The SLO does not hold at any load: with {first.load}, {_misses(first)}."
@@ -45,14 +41,7 @@ def verdict(result: BenchResult) -> tuple[Tone, str]:
 
 
 def warnings(result: BenchResult) -> Iterator[str]:
-    """Say why to mistrust a run: what holds for all of it, then what holds for some loads, each of these named once.
-
-    Args:
-        result: Of a run.
-
-    Yields:
-        Sentences without a full stop.
-    """
+    """Yield reasons to mistrust a run, as sentences without a full stop: those of all loads, then those of some."""
     yield from result.warnings
     found: dict[tuple[str, ...], list[tuple[LevelResult, str]]] = {}
     for level in result.levels:
@@ -64,7 +53,7 @@ def warnings(result: BenchResult) -> Iterator[str]:
 
 
 def _joined(words: Sequence[str], texts: Sequence[str]) -> str:
-    """Texts that differ in numbers alone as one: "it was 63 to 137 ms late"."""
+    """Join texts that differ in numbers alone: "it was 63 to 137 ms late"."""
     ranges = []
     for numbers in zip(*map(_NUMBER.findall, texts), strict=True):
         low, high = min(numbers, key=float), max(numbers, key=float)

@@ -1,7 +1,4 @@
-"""What a benchmark asks: conversations, and how they are made of words at random.
-
-Those of a file are in `prompt_file`.
-"""
+"""Conversations that a benchmark asks, and how they are made of words at random; those of a file are in `prompts`."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from pipeline.bench.settings import Lengths
 from pipeline.client import ChatTemplate, Message
 
 _FEW_WORDS = 64
@@ -25,8 +23,8 @@ class Turn:
     """One question, and how long its answer may be.
 
     Attributes:
-        text: Of the user.
-        max_tokens: Of the answer; None for what the deployment allows.
+        text: The user's message.
+        max_tokens: Tokens that the answer may have; None for what the deployment allows.
         exact: Whether the answer must have `max_tokens` tokens, whatever the model would like.
     """
 
@@ -37,13 +35,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedConversation:
-    """Questions that follow each other, each with all that was said before.
+    """Questions that follow each other, each with everything said before.
 
     Attributes:
-        turns: In their order; one or more.
+        turns: One or more.
         before: Messages in front of the first question: a system prompt, or a chat so far.
         chat: Whether the questions go through the model's chat template; a raw text has one turn.
-        start_s: When it begins, in seconds since the start of the run; None where no trace says so.
+        start_s: Begin by the trace, in seconds since the start of the run; None without a trace.
         leaves_at: Share of an answer after which the client leaves, 0 to 1; None: it stays.
     """
 
@@ -55,58 +53,8 @@ class ScriptedConversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """How lengths in tokens are distributed: normal, cut at one token; or evenly between two bounds.
-
-    >>> Lengths.parse("512"), Lengths.parse("512~64").spread, Lengths.parse("100-800").high
-    (Lengths(512), 64.0, 800)
-    """
-
-    mean: float
-    spread: float = 0.0  # standard deviation
-    low: int | None = None
-    high: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `N`, `MEAN~DEVIATION` or `LOW-HIGH`.
-
-        Raises:
-            ValueError: It is none of them, or not of lengths of 1 or more; the text says what is expected.
-        """
-        if even := re.fullmatch(r"(\d+)-(\d+)", text):
-            low, high = int(even[1]), int(even[2])
-            if 1 <= low <= high:
-                return cls((low + high) / 2, low=low, high=high)
-        elif (normal := re.fullmatch(r"(\d+)(?:~(\d+(?:\.\d+)?))?", text)) and int(normal[1]) >= 1:
-            return cls(int(normal[1]), float(normal[2] or 0))
-        raise ValueError(f"{text!r} is no length in tokens: write N, MEAN~DEVIATION or LOW-HIGH")
-
-    def draw(self, chance: random.Random, most: int) -> int:
-        """Draw a length from 1 to `most`."""
-        if self.low is not None and self.high is not None:
-            return min(most, chance.randint(self.low, self.high))
-        return max(1, min(most, round(chance.gauss(self.mean, self.spread))))
-
-    def __repr__(self) -> str:
-        if self.low is not None:
-            return f"Lengths({self.low}-{self.high})"
-        return f"Lengths({self.mean:g}~{self.spread:g})" if self.spread else f"Lengths({self.mean:g})"
-
-    def __str__(self) -> str:
-        return repr(self)[len("Lengths(") : -1]
-
-
-@dataclass(frozen=True, slots=True)
 class Shape:
-    """What is done to conversations, whatever they are made of.
-
-    Attributes:
-        prefix_tokens: Tokens of a system prompt that conversations share; 0 for none.
-        prefixes: How many different ones there are.
-        turns: Questions of a conversation.
-        cancelled: Share of conversations whose client leaves within an answer, 0 to 1.
-    """
+    """Form of conversations; see the fields of `LoadSettings`."""
 
     prefix_tokens: int = 0
     prefixes: int = 1
@@ -118,17 +66,13 @@ class Words:
     """Texts of a given number of tokens, of words that are one token each to a tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Find the words.
-
-        Args:
-            tokenizer: A `tokenizers.Tokenizer`.
-        """
+        """Find the words in the vocabulary of a `tokenizers.Tokenizer`."""
         self._tokenizer = tokenizer
-        found = sorted({text.strip() for text in self._vocabulary() if _WORD.fullmatch(text.strip())})
+        candidates = sorted({text.strip() for text in self._vocabulary() if _WORD.fullmatch(text.strip())})
         start = len(self._encode("a"))
         alone = [
             word
-            for word, ids in zip(found, self._batch([f"a {word}" for word in found]), strict=True)
+            for word, ids in zip(candidates, self._batch([f"a {word}" for word in candidates]), strict=True)
             if len(ids) == start + 1
         ]
         # Of those, the ones that may begin a text, too, if there are enough.
@@ -146,21 +90,17 @@ class Words:
         self._exact = [len(ids) for ids in self._batch(samples)] == [1, 2, 3, 16, 64, 256, 1024]
 
     def text(self, tokens: int, chance: random.Random) -> str:
-        """Draw a text of so many tokens. Where a tokenizer makes that impossible, it has one or two fewer.
+        """Draw a text of so many tokens; where a tokenizer makes that impossible, it has one or two fewer.
 
         Args:
-            tokens: Without those that a tokenizer or a template puts around; 1 or more.
-            chance: Decides which words.
+            tokens: Tokens without those that a tokenizer or a template puts around the text; 1 or more.
+            chance: Source of randomness.
         """
         text = self._drawn(tokens, chance)
         return text if self._exact else self._fitted(text, tokens, chance)
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text, without those that a tokenizer puts around.
-
-        Args:
-            text: Any.
-        """
+        """Count the tokens of a text, without those that a tokenizer puts around it."""
         return len(self._encode(text))
 
     def _drawn(self, words: int, chance: random.Random) -> str:
@@ -198,11 +138,11 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTokens:
-    """Tokens that a chat template puts around what is said.
+    """Tokens that a chat template puts around messages.
 
     Attributes:
-        first: Around a first question, and the system prompt if there is one.
-        turn: Around an answer and the question after it.
+        first: Tokens around a first question, and the system prompt if there is one.
+        turn: Tokens around an answer and the question after it.
     """
 
     first: int = 0
@@ -210,22 +150,17 @@ class TemplateTokens:
 
     @classmethod
     def of(cls, template: ChatTemplate, words: Words, *, system: bool) -> Self:
-        """Count them.
-
-        Args:
-            template: Of the deployment.
-            words: Of its tokenizer.
-            system: Whether there is a system prompt.
+        """Count the tokens of a template, with or without a system prompt.
 
         Raises:
             TemplateError: The template takes no system prompt.
         """
-        said: list[Message] = [{"role": "system", "content": "a"}] if system else []
-        said.append({"role": "user", "content": "a"})
-        first = words.count(template.render(said))
-        said += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}]
-        one = words.count("a")
-        return cls(first - (1 + system) * one, words.count(template.render(said)) - first - 2 * one)
+        messages: list[Message] = [{"role": "system", "content": "a"}] if system else []
+        messages.append({"role": "user", "content": "a"})
+        first = words.count(template.render(messages))
+        messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a"}]
+        letter = words.count("a")
+        return cls(first - (1 + system) * letter, words.count(template.render(messages)) - first - 2 * letter)
 
 
 def synthetic(
@@ -243,14 +178,14 @@ def synthetic(
     """Make conversations of words at random, without end; no two begin alike unless they share a prefix.
 
     Args:
-        words: Of the deployment's tokenizer.
+        words: Words of the deployment's tokenizer.
         prompts: Tokens of each question.
         answers: Tokens of each answer, which are generated whatever the model would like.
-        shape: Prefixes, turns and cancellations.
+        shape: Prefixes and turns.
         most_prompt: Tokens that a whole prompt may have: prefix, questions, answers before, and the template's.
         most_answer: Tokens that an answer may have.
         seed: The same seed makes the same conversations.
-        around: What the chat template adds.
+        around: Tokens that the chat template adds.
         chat: Whether they go through the chat template; else each is one raw text.
     """
     chance = random.Random(seed)
@@ -281,6 +216,6 @@ def synthetic(
 def shaped(source: Iterator[ScriptedConversation], shape: Shape, seed: int) -> Iterator[ScriptedConversation]:
     """Let clients of some conversations leave, each somewhere between the first and the last tenth of an answer."""
     chance = random.Random(f"{seed}/leaves")
-    for one in source:
+    for conversation in source:
         leaves = chance.random() < shape.cancelled
-        yield replace(one, leaves_at=chance.uniform(0.1, 0.9)) if leaves else one
+        yield replace(conversation, leaves_at=chance.uniform(0.1, 0.9)) if leaves else conversation

@@ -8,75 +8,17 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import allow_option, gpus_option, recipe_argument, store_option
+from pipeline.bench.accept.settings import AcceptSettings
+from pipeline.cli.options import allow_option, recipe_argument, store_option
 from pipeline.cli.output import print_json, reporter
+from pipeline.cli.settings_options import options_of
 
 
 @click.command(name="accept")
 @recipe_argument
 @store_option
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path(),
-    metavar="PATH",
-    help="The report, ending in .json, or a folder for it; by default this one. A page to read (.md) is written "
-    "beside it. Both can be read by their owner alone.",
-)
-@click.option(
-    "--skip",
-    "skip",
-    multiple=True,
-    metavar="STEP",
-    help="Leave a step out; build: take the package that is there.",
-)
-@click.option(
-    "--resume",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Take over what passed in this report, if the package is still the same.",
-)
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Length of the prompts that are measured; by default up to 1,024 of the recipe's limit.",
-)
-@click.option(
-    "--output-tokens",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Length of the answers that are measured; by default up to 128 of the recipe's limit.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Requests of each stream that are measured under each load.",
-)
-@click.option(
-    "--questions",
-    type=click.IntRange(min=1, max=320),
-    default=32,
-    show_default=True,
-    help="Answers that draft equality and the gate are judged by.",
-)
-@click.option(
-    "--upstream",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Folder with upstream's end_to_end_grpc_client.py; by default where NVIDIA's containers have it.",
-)
-@click.option(
-    "--start-timeout-s",
-    type=click.FloatRange(min=1),
-    metavar="SECONDS",
-    help="Time in which the server must be ready; by default 120, and more for large models.",
-)
-@gpus_option
+@options_of(AcceptSettings)
 @allow_option
-@click.option("--offline", is_flag=True, help="Ask no hub; use what the store has.")
 @click.option("--dry-run", is_flag=True, help="Print the steps, and run nothing.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the report on standard output, too; no progress."
@@ -85,18 +27,8 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     store: Path | None,
-    output: Path,
-    skip: tuple[str, ...],
-    resume: Path | None,
-    prompt_tokens: int | None,
-    output_tokens: int | None,
-    rounds: int,
-    questions: int,
-    upstream: Path | None,
-    start_timeout_s: float | None,
-    gpus: tuple[int, ...],
+    settings: AcceptSettings,
     allowed: frozenset[str],
-    offline: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -111,72 +43,39 @@ def command(
     pipeline accept llama-3.1-8b-fp8 --output reports/ --skip build
     pipeline accept llama-3.1-8b-fp8 --resume accept-llama-3.1-8b-fp8-2026-11-30.json
     """
-    from pipeline.errors import Fault, InvalidInput, UserError
+    from pipeline.errors import InvalidInput, UserError
     from pipeline.extras import missing
     from pipeline.serving.deployments import recipe_of
     from pipeline.store import Store
 
     try:
-        from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
-        from pipeline.acceptance.accept import SKIPPABLE, STEPS
+        from pipeline.bench.accept.run import STEPS, accept, run_faults
     except ModuleNotFoundError as error:
         # Loads are measured as `pipeline bench` does.
         raise missing("pipeline accept", error, "bench") from None
 
-    loaded = recipe_of(recipe, overrides, Store.at(store))
-    limits = loaded.limits
-    lengths = (
-        ("--prompt-tokens", prompt_tokens, "max_input_tokens", limits.max_input_tokens),
-        ("--output-tokens", output_tokens, "max_output_tokens", limits.max_output_tokens),
-    )
-    faults = [
-        Fault(
-            "is no step that can be skipped",
-            key="--skip",
-            value=name,
-            fix=f"there are {', '.join(SKIPPABLE)}",
-        )
-        for name in skip
-        if name not in SKIPPABLE
-    ]
-    faults += [
-        Fault(f"is more than limits.{key}, which is {limit}", key=option, value=given)
-        for option, given, key, limit in lengths
-        if given is not None and given > limit
-    ]
-    if faults:
+    artifacts = Store.at(store)
+    loaded = recipe_of(recipe, overrides, artifacts)
+    if faults := list(run_faults(loaded, settings)):
         raise InvalidInput("command line", faults)
     if dry_run:
         for step in STEPS:
-            left = "  (left out)" if step.name in skip else ""
+            left = "  (left out)" if step.name in settings.skip else ""
             click.echo(f"{step.name:<9} {step.title}{left}")
         return
-    file = output
-    if output.suffix != ".json":
-        today = datetime.now(UTC).strftime("%Y-%m-%d")
-        file = output / f"accept-{loaded.name}-{today}.json"
-    options = AcceptanceOptions(
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        rounds=rounds,
-        questions=questions,
-        upstream=upstream,
-        offline=offline,
-        allowed=allowed,
-        devices=gpus,
-        start_timeout_s=start_timeout_s,
-    )
-    report, shelf = reporter(silent=as_json), Store.at(store)
-    earlier = AcceptanceReport.read(resume) if resume is not None else None
+    file = settings.output
+    if file.suffix != ".json":
+        file /= f"accept-{loaded.name}-{datetime.now(UTC):%Y-%m-%d}.json"
+    progress = reporter(silent=as_json)
     try:
-        made = accept(loaded, shelf, options, file, progress=report, skip=skip, earlier=earlier)
+        report = accept(loaded, artifacts, settings, file, progress=progress, allowed=allowed)
     except OSError as error:
         raise UserError(f"--output {file}: cannot be written: {error.strerror}") from error
     if as_json:
-        print_json(made.to_json())
+        print_json(report.to_json())
     else:
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in made.counts.items() if number)
-        report.say(f"{loaded.name}: {'accepted' if made.accepted else 'NOT accepted'}; {counts}")
-        report.say(f"the page to read: {file.with_suffix('.md')}")
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in report.counts.items() if number)
+        progress.say(f"{loaded.name}: {'accepted' if report.accepted else 'NOT accepted'}; {counts}")
+        progress.say(f"the page to read: {file.with_suffix('.md')}")
         click.echo(str(file))
-    sys.exit(0 if made.accepted else 1)
+    sys.exit(0 if report.accepted else 1)

@@ -57,7 +57,7 @@ def command(
     loaded = recipe_of(recipe, overrides, artifacts)
     prepared = prepare(loaded, artifacts, offline=settings.offline, progress=report, allowed=settings.allowed)
     if dry_run:
-        from pipeline.cli.render.tables import plan_json, plan_table
+        from pipeline.cli.render.plan import plan_json, plan_table
 
         click.echo(
             (plan_json if as_json else plan_table)(

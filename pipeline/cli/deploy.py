@@ -1,161 +1,34 @@
-"""`pipeline deploy`: what others run a deployment by: a docker script, a compose file, a systemd unit, Kubernetes."""
+"""`pipeline deploy`: files by which Docker, Compose, systemd or Kubernetes run a deployment."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from pipeline.cli.options import complete_recipe, set_option, store_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
+from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
 from pipeline.errors import UserError
 from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import LaunchSettings
 
 if TYPE_CHECKING:
-    from pipeline.plan.artifact_sizes import ArtifactSizes
-    from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestTarget
+    from pipeline.deploy.targets import DeployTarget
     from pipeline.stages.served_package import ChosenPackage
     from pipeline.store import Store
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _target(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value == "local":
         raise click.BadParameter("this machine is what `pipeline serve` serves on")
     return value
-
-
-def _replicas(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, int]:
-    least, _, most = text.partition(":")
-    if not least.isdecimal() or not (most or least).isdecimal() or not 1 <= int(least) <= int(most or least):
-        raise click.BadParameter(f"{text}: write a number of servers, or LEAST:MOST, such as 1:4")
-    return int(least), int(most or least)
-
-
-def _exposure(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Exposure | None:
-    if text is None:
-        return None
-    from pipeline.serving.manifests import Exposure
-
-    kind, _, name = text.partition(":")
-    match kind:
-        case "ingress" if re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-            return Exposure("ingress", name)
-        case "gateway" if re.fullmatch(r"([a-z0-9-]+/)?[a-z0-9][a-z0-9.-]*", name):
-            return Exposure("gateway", name)
-    raise click.BadParameter(f"{text}: write ingress:CLASS, or gateway:NAME or gateway:NAMESPACE/NAME")
-
-
-def _matching(pattern: str, fix: str) -> Callable[..., str | None]:
-    def check(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
-        if text is not None and not re.fullmatch(pattern, text):
-            raise click.BadParameter(f"{text}: {fix}")
-        return text
-
-    return check
-
-
-_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-_KUBERNETES = (
-    click.option(
-        "--namespace",
-        metavar="NAME",
-        callback=_matching(_LABEL, "write at most 63 lower-case letters, digits and hyphens"),
-        help="Kubernetes: where everything lies; by default a namespace with the name of the recipe.",
-    ),
-    click.option(
-        "--replicas",
-        default="1:4",
-        show_default=True,
-        metavar="N|LEAST:MOST",
-        callback=_replicas,
-        help="Kubernetes: servers; with scaling between these bounds, else the least.",
-    ),
-    click.option(
-        "--gateways",
-        type=click.IntRange(min=1),
-        default=2,
-        show_default=True,
-        help="Kubernetes: least number of gateways.",
-    ),
-    click.option(
-        "--gpus-per-node",
-        type=click.IntRange(min=1),
-        default=8,
-        show_default=True,
-        help="Kubernetes: GPUs of one machine. A model that needs more is spread over several, by a LeaderWorkerSet.",
-    ),
-    click.option(
-        "--hostname",
-        metavar="NAME",
-        callback=_matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "is no host name"),
-        help="Kubernetes: name by which clients outside of the cluster reach the gateway.",
-    ),
-    click.option(
-        "--expose",
-        metavar="ingress:CLASS|gateway:NAME",
-        callback=_exposure,
-        help="Kubernetes: what leads them there: an Ingress of this class, or an HTTPRoute of this Gateway.",
-    ),
-    click.option(
-        "--packages",
-        metavar="URL",
-        callback=_matching(
-            r"(s3|gs|az|https?)://[^\s/]+(/\S*)?", "write s3://bucket/folder, or gs, az, https"
-        ),
-        help="Kubernetes: object store with the packages, from which each pod fetches its own; by default a volume. "
-        "`pipeline store push` sends them there, and takes the same addresses.",
-    ),
-    click.option(
-        "--build-image", metavar="NAME", help="Kubernetes: image of the Job that builds the package."
-    ),
-    click.option(
-        "--storage-class", metavar="NAME", help="Kubernetes: of that volume; by default the cluster's own."
-    ),
-    click.option(
-        "--redis",
-        metavar="URL",
-        callback=_matching(r"(redis|valkey)s?://[^\s/@]+", "write redis://HOST:PORT, or rediss:// for TLS"),
-        help="Kubernetes: Redis or Valkey server that gateways share; by default one is part of the manifests.",
-    ),
-    click.option(
-        "--prometheus",
-        metavar="URL",
-        default="http://prometheus-operated.monitoring.svc:9090",
-        show_default=True,
-        callback=_matching(r"https?://\S+", "write http://HOST:PORT"),
-        help="Kubernetes: Prometheus server that scaling asks.",
-    ),
-    click.option(
-        "--runbook-url",
-        metavar="URL",
-        default="how-to/alerts.html",
-        show_default=True,
-        help="Kubernetes: page that alerts link to; the documentation has it.",
-    ),
-)
-_OF_KUBERNETES = (
-    "namespace", "replicas", "gateways", "gpus_per_node", "hostname", "expose", "packages", "build_image",
-    "storage_class", "redis", "prometheus", "runbook_url",
-)  # fmt: skip
-
-
-def _kubernetes_options(command: Command) -> Command:
-    """What only a cluster is given."""
-    for option in reversed(_KUBERNETES):
-        command = option(command)
-    return command
 
 
 @click.command(name="deploy")
@@ -176,43 +49,20 @@ def _kubernetes_options(command: Command) -> Command:
     metavar="FOLDER",
     help="Write into this folder; by default it is printed.",
 )
-@click.option("--dry-run", is_flag=True, help="Write nothing; also of a recipe that is not built yet.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the file's text.")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=8080,
-    show_default=True,
-    help="Where the gateway is to listen, on --address.",
-)
-@click.option("--gateway-image", metavar="NAME", help="Image of the gateway, for compose and kubernetes.")
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    callback=lambda _, __, given: _size(given),
-    help="Most host memory that Triton may take, such as 64G; by default all, and in a cluster what the weights need.",
-)
-@click.option("--user", default="pipeline", show_default=True, help="Who runs the systemd unit.")
-@_kubernetes_options
+@click.option("--dry-run", is_flag=True, help="Write nothing; also for a recipe that is not built yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the files' text.")
+@options_of(DeploySettings)
+@options_of(ClusterSettings, "cluster")
 @options_of(PackageSettings, "wanted")
 @options_of(LaunchSettings, "launch")
-@click.pass_context
 def command(
-    context: click.Context,
-    /,
     recipe: str | None,
-    overrides: tuple[str, ...],
-    store: Path | None,
-    target: Any,
-    output: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    port: int,
-    gateway_image: str | None,
-    memory: str | None,
-    user: str,
+    settings: DeploySettings,
+    cluster: ClusterSettings,
     wanted: PackageSettings,
     launch: LaunchSettings,
+    output: Path | None,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Write what other tools run RECIPE by, and run nothing; on this machine, `pipeline serve` runs it.
@@ -229,49 +79,39 @@ def command(
     pipeline deploy llama-3.1-8b-fp8 --target kubernetes --output ./cluster --hostname llm.example --expose gateway:web
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
     """
+    from pipeline.deploy.kubernetes import SITE
+    from pipeline.deploy.targets import deployment_files
     from pipeline.serving.deployments import recipe_of
     from pipeline.serving.launch import ServeOptions
-    from pipeline.serving.manifests import ManifestOptions, manifest_files
-    from pipeline.serving.manifests.kubernetes import SITE
     from pipeline.stages.served_package import choose_package
     from pipeline.store import Store
 
-    given = [
-        name for name in _OF_KUBERNETES if context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    ]
-    if given and target != "kubernetes":
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    target: DeployTarget | None = options["target"]
+    if cluster.model_fields_set and target != "kubernetes":
+        named = ", ".join(
+            f"--{name.replace('_', '-')}"
+            for name in ClusterSettings.model_fields
+            if name in cluster.model_fields_set
+        )
         raise click.UsageError(f"{named}: goes with --target kubernetes")
-    shelf = Store.at(store)
-    report = reporter(silent=as_json)
-    # A cluster may build what it serves.
     if recipe is None and wanted.package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
-    if recipe is None and overrides:
+    if recipe is None and options["overrides"]:
         raise click.UsageError("--set changes a RECIPE: name one beside --package")
-    loaded = None if recipe is None else recipe_of(recipe, overrides, shelf)
+    store = Store.at(options["store"])
+    # A cluster may build what it serves.
     chosen = choose_package(
-        loaded, shelf, wanted, report,
-        preview=dry_run or (target == "kubernetes" and not wanted.build),
+        None if recipe is None else recipe_of(recipe, options["overrides"], store), store, wanted,
+        reporter(silent=options["as_json"]), preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
-    kind: ManifestTarget = target or ("systemd" if chosen.deployment.requirements is None else "docker")
-    more = ManifestOptions(
-        gateway_port=port,
-        gateway_image=gateway_image,
-        memory=memory,
-        recipe=_recipe_text(chosen),
-        user=user,
-        program=_program(),
-        kubernetes=_of_kubernetes(chosen, shelf, options, offline=wanted.offline)
-        if kind == "kubernetes"
-        else None,
-    )
+    kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
+    package = _package(chosen, store, offline=wanted.offline, details=kind == "kubernetes")
     launch = _with_usual_ports(launch, chosen)
     serving = ServeOptions(
         launch.choose_ports(chosen.served_recipe.serving), launch, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
     )  # fmt: skip
-    files = manifest_files(kind, chosen.deployment, chosen.folder, serving, more)
+    files = deployment_files(kind, package, serving, settings, cluster, _program())
     written = None
     if output is not None and not dry_run:
         paths = [
@@ -281,12 +121,12 @@ def command(
             if not (kind == "kubernetes" and name.startswith(SITE) and (output / name).exists())
         ]
         written = output.absolute() if kind == "kubernetes" else paths[0]
-    if as_json:
+    if options["as_json"]:
         print_json(
             {
-                "name": chosen.deployment.name,
+                "name": package.name,
                 "target": kind,
-                "package": str(chosen.folder),
+                "package": str(package.folder),
                 "built": chosen.built,
                 "note": chosen.note,
                 "files": files,
@@ -305,51 +145,45 @@ def command(
             click.echo(f"# {name}\n{text}")
 
 
-def _of_kubernetes(
-    chosen: ChosenPackage, shelf: Store, options: dict[str, Any], *, offline: bool
-) -> KubernetesOptions:
-    from pipeline.serving.manifests import KubernetesOptions
-    from pipeline.serving.manifests.kubernetes.cluster import resource_name
+def _package(chosen: ChosenPackage, store: Store, *, offline: bool, details: bool) -> DeployedPackage:
+    """Describe the package; the details are for a cluster, which fetches and builds packages itself."""
+    from pipeline.documents import dump_yaml
     from pipeline.stages.builder import UNKNOWN_PACKAGE
-    from pipeline.store import manifest
-    from pipeline.store.object_store import content_digest
     from pipeline.store.signature import VerifyKeys
 
+    text = None if chosen.settings is None else dump_yaml(dict(chosen.settings))
+    package = DeployedPackage(chosen.deployment, chosen.folder, recipe_text=text)
+    if not details:
+        return package
     if chosen.folder == UNKNOWN_PACKAGE:
         raise UserError(f"the name of the package is not known, and manifests have it: {chosen.note}")
-    values = {name: options[name] for name in _OF_KUBERNETES}
-    recipe = chosen.served_recipe
-    questions = None if recipe.golden is None else Path(recipe.golden.file).read_text(encoding="utf-8")
-    namespace = values.pop("namespace") or resource_name(chosen.deployment.name)
-    keys = VerifyKeys.configured()
-    return KubernetesOptions(
-        recipe,
-        namespace,
-        questions=questions,
-        sizes=_artifact_sizes(chosen, shelf, offline=offline),
-        content=content_digest(chosen.folder) if (chosen.folder / manifest.FILE).is_file() else None,
+    recipe, keys = chosen.served_recipe, VerifyKeys.configured()
+    return replace(
+        package,
+        recipe=recipe,
+        questions=None if recipe.golden is None else Path(recipe.golden.file).read_text(encoding="utf-8"),
         verify_key=None if keys is None else keys.pem,
-        **values,
+        **_known_artifacts(chosen, store, offline=offline),
     )
 
 
-def _artifact_sizes(chosen: ChosenPackage, shelf: Store, *, offline: bool) -> ArtifactSizes | None:
-    """Sizes by the recipe's models, and of a package that is there its own."""
+def _known_artifacts(chosen: ChosenPackage, store: Store, *, offline: bool) -> dict[str, Any]:
+    """Sizes by the recipe's models; and for a package that is there, its own, and its digest."""
     from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
     from pipeline.prepare.model_probe import probe_models
     from pipeline.store import Manifest, manifest
+    from pipeline.store.object_store import content_digest
 
     known: ArtifactSizes | None = None
     if chosen.recipe is not None:
         with suppress(UserError):
-            probes = probe_models(chosen.recipe, shelf, offline=offline)
-            sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
+            probes = probe_models(chosen.recipe, store, offline=offline)
+            sizes = {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
             known = artifact_sizes(chosen.recipe, sizes)
     if not (chosen.folder / manifest.FILE).is_file():
-        return known
-    total = Manifest.load(chosen.folder).total_bytes
-    known = known or ArtifactSizes.of_weights(total)
-    return replace(known, package=ArtifactSizes.of_weights(total).package)
+        return {"sizes": known}
+    bound = ArtifactSizes.of_weights(Manifest.load(chosen.folder).total_bytes)
+    return {"sizes": replace(known or bound, package=bound.package), "content": content_digest(chosen.folder)}
 
 
 def _with_usual_ports(launch: LaunchSettings, chosen: ChosenPackage) -> LaunchSettings:
@@ -363,22 +197,10 @@ def _with_usual_ports(launch: LaunchSettings, chosen: ChosenPackage) -> LaunchSe
     return launch.model_copy(update={name: getattr(launch, name) or port for name, port in usual.items()})
 
 
-def _recipe_text(chosen: ChosenPackage) -> str | None:
-    from pipeline.documents import dump_yaml
-
-    return None if chosen.settings is None else dump_yaml(dict(chosen.settings))
-
-
 def _program() -> tuple[str, ...]:
-    """What starts this installation, in any folder and whoever's process it is."""
+    """Beginning of a command line that starts this installation, in any folder and for any user."""
     script = shutil.which("pipeline")
     return (script,) if script is not None else (sys.executable, "-m", "pipeline.cli.main")
-
-
-def _size(text: str | None) -> str | None:
-    if text is None or re.fullmatch(r"[1-9]\d*[KMGT]", text):
-        return text
-    raise click.BadParameter(f"{text}: write a number and K, M, G or T, like 64G")
 
 
 def _write(file: Path, text: str) -> Path:

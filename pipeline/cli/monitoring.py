@@ -21,21 +21,21 @@ def _address(text: str, option: str) -> str:
 
 
 def _gateways(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
-    return tuple(_address(text, "--gateway") for text in given)
+    return tuple(_address(text, "--gateway") for text in texts)
 
 
 def _tritons(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    found = []
-    for text in given:
+    servers = []
+    for text in texts:
         name, mark, address = text.partition("=")
         if not mark or not name:
             raise click.BadParameter(f"{text}: is not NAME=HOST:PORT", param_hint="--triton")
-        found.append((name, _address(address, "--triton")))
-    return tuple(found)
+        servers.append((name, _address(address, "--triton")))
+    return tuple(servers)
 
 
 @click.command(name="monitoring")
@@ -104,15 +104,16 @@ def command(
     scraped) and dashboard.json (Grafana: Dashboards, New, Import). Alerts on latencies need slo.ttft_p95_ms and
     slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call.
     """
+    from pipeline.deploy.alerts import TimeScale
+    from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
     from pipeline.errors import UserError
     from pipeline.serving.deployments import find_deployment
-    from pipeline.serving.monitoring import Pace, WatchedDeployment, monitoring_files
     from pipeline.store import Store
     from pipeline.triton.running import metrics_targets
 
-    shelf = Store.at(store)
-    found = [find_deployment(name, overrides, shelf) for name in recipes]
-    known = [one.recipe.name for one in found]
+    opened = Store.at(store)
+    deployments = [find_deployment(name, overrides, opened) for name in recipes]
+    known = [deployment.recipe.name for deployment in deployments]
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
     faults += [
         f"--triton {name}=…: is none of the recipes ({', '.join(known)})"
@@ -122,20 +123,20 @@ def command(
     if faults:
         raise UserError("\n".join(faults))
     watched = []
-    for recipe, running in ((one.recipe, one.server) for one in found):
+    for recipe, running in ((deployment.recipe, deployment.server) for deployment in deployments):
         gateway = "" if running is None else urlsplit(running.gateway_url).netloc
-        given = tuple(address for name, address in tritons if name == recipe.name)
-        targets = given or metrics_targets(shelf.running.absolute(), recipe.name)
-        one = WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), targets)
-        watched.append(one)
+        targets = tuple(address for name, address in tritons if name == recipe.name) or metrics_targets(
+            opened.running.absolute(), recipe.name
+        )
+        watched.append(WatchedDeployment(recipe, gateways or (gateway or _GATEWAY,), targets))
         tritons_here = f"as {targets} says" if isinstance(targets, Path) else ", ".join(targets)
-        note(f"{recipe.name}: gateway {', '.join(one.gateways)}; Triton {tritons_here}")
+        note(f"{recipe.name}: gateway {', '.join(watched[-1].gateways)}; Triton {tritons_here}")
         lacking = [key for key in ("ttft_p95_ms", "itl_p95_ms") if getattr(recipe.slo, key) is None]
         if lacking:
             note(
                 f"{recipe.name}: has no {' and no '.join(f'slo.{key}' for key in lacking)}: no alerts on targets"
             )
-    files = monitoring_files(watched, runbook_url=runbook_url, pace=Pace(speedup))
+    files = monitoring_files(watched, runbook_url=runbook_url, scale=TimeScale(speedup))
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (output / name).write_text(text, encoding="utf-8")

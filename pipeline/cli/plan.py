@@ -62,9 +62,9 @@ def command(
     pipeline plan llama-3.3-70b-fp8 --calibrate-from bench-1.json bench-2.json
     pipeline plan --accuracy
     """
-    from pipeline.cli.render.accuracy import accuracy_page
-    from pipeline.cli.render.bars import Look
-    from pipeline.cli.render.comparison_json import schema_text as comparison_schema
+    from pipeline.cli.render.compared_options import schema_text as comparison_schema
+    from pipeline.cli.render.forecast_errors import accuracy_page
+    from pipeline.cli.render.memory import Look
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.report import make_report, stored_calibration
     from pipeline.prepare.report_json import schema_text
@@ -112,9 +112,8 @@ def command(
 
 def compare_page(recipe: Recipe, store: Store, settings: PlanSettings, *, as_json: bool, width: int) -> str:
     """Write the front to `--output`, and return what `--compare` prints."""
-    from pipeline.cli.render.comparison import comparison_lines, front_lines
-    from pipeline.cli.render.comparison_json import comparison_text
-    from pipeline.cli.render.pareto import front_page, front_png, require_matplotlib
+    from pipeline.cli.render.compared_options import comparison_lines, comparison_text
+    from pipeline.cli.render.front import front_lines, front_page, front_png, require_matplotlib
     from pipeline.prepare.report import compare_recipe
     from pipeline.store import human_bytes
 
@@ -136,8 +135,8 @@ def calibrate_page(
     recipe: Recipe, store: Store, files: tuple[Path, ...], output: Path | None, *, as_json: bool, width: int
 ) -> str:
     """Write fitted constants to `--output` or into the store, and return what `--calibrate-from` prints."""
-    from pipeline.bench.calibrate import calibrate_recipe
-    from pipeline.cli.render.calibration import calibration_json, calibration_lines
+    from pipeline.bench.forecast import calibrate_recipe
+    from pipeline.cli.render.forecast_errors import calibration_json, calibration_lines
     from pipeline.prepare.report import calibration_path
 
     found = calibrate_recipe(recipe, store, files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -20,11 +20,15 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.settings import Option, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# Called with the command's other arguments and the settings.
+Check = Callable[[Mapping[str, Any], Any], Iterable[Fault]]
 
 _COLLECTIONS = (tuple, frozenset, dict, Mapping)  # types of options that may be repeated
 
 
-def options_of(model: type[Settings], argument: str = "settings") -> Callable[[Command], Command]:
+def options_of(
+    model: type[Settings], argument: str = "settings", *, check: Check | None = None
+) -> Callable[[Command], Command]:
     """Give a command an option for each field of a model, and one argument that holds the model.
 
     Only what a command line or the environment gives is passed to the model, so `model_fields_set` tells it from
@@ -33,6 +37,7 @@ def options_of(model: type[Settings], argument: str = "settings") -> Callable[[C
     Args:
         model: Settings of one subject.
         argument: Parameter of the command that gets them.
+        check: Finds faults of settings and the command's other arguments together.
 
     Returns:
         A decorator, to be placed below `click.command`. Used several times, it gives several models.
@@ -48,7 +53,11 @@ def options_of(model: type[Settings], argument: str = "settings") -> Callable[[C
                 for name, value in taken.items()
                 if context.get_parameter_source(name) is not ParameterSource.DEFAULT
             }
-            return command(*arguments, **values, **{argument: _validated(model, given, context)})
+            settings, faults = _validated(model, given, context)
+            faults += [] if check is None else check(values, settings)
+            if faults:
+                raise InvalidInput(context.command_path, faults)
+            return command(*arguments, **values, **{argument: settings})
 
         decorated: Any = call
         for name, field in reversed(model.model_fields.items()):
@@ -163,7 +172,10 @@ def _metadata(field: FieldInfo) -> Iterator[Any]:
         parts += get_args(part)
 
 
-def _validated(model: type[Settings], given: dict[str, Any], context: click.Context) -> Settings:
+def _validated(
+    model: type[Settings], given: dict[str, Any], context: click.Context
+) -> tuple[Settings, list[Fault]]:
+    """Make the settings, and list all faults; a value that is not accepted is then left out of the settings."""
     faults = list[Fault]()
     spelled = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
     values = dict[str, Any]()
@@ -185,7 +197,6 @@ def _validated(model: type[Settings], given: dict[str, Any], context: click.Cont
     faulty = {fault.key for fault in faults}
     try:
         settings = model.model_validate(values)
-        faults += settings.conflicts()
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0]) if detail["loc"] else ""
@@ -195,9 +206,14 @@ def _validated(model: type[Settings], given: dict[str, Any], context: click.Cont
                 faults.append(
                     Fault(_problem(detail, field), key=key, value=detail["input"] if name else None)
                 )
-    if faults:
-        raise InvalidInput(context.command_path, faults)
-    return settings
+        faulty |= {fault.key for fault in faults}
+        right = {name: value for name, value in values.items() if spelled[name] not in faulty}
+        try:
+            settings = model.model_validate(right)
+        except ValidationError:
+            raise InvalidInput(context.command_path, faults) from None
+    faults += settings.conflicts()
+    return settings, faults
 
 
 def _problem(detail: ErrorDetails, field: FieldInfo | None) -> str:

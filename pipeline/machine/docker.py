@@ -26,31 +26,31 @@ _CDI = ("etc/cdi", "var/run/cdi")  # specifications of devices
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    """What was found."""
+    """Docker of this machine."""
 
     version: str | None  # of the daemon; None: it does not answer
     problem: str = ""  # why not
     fix: str = ""
-    gpu_runtime: bool | None = None  # containers may be given GPUs; None: nobody could tell
+    gpu_runtime: bool | None = None  # whether containers may be given GPUs; None: unknown
     gpu_how: str = ""  # "nvidia runtime" | "CDI" | "nvidia hook"
     rootless: bool = False
     folder: str | None = None  # where the daemon keeps images
 
 
 def read_docker(deadline_s: float = _DEADLINE_S, docker: str = "docker", root: Path = Path("/")) -> Docker:
-    """That of this machine. `root`: where etc/ and var/ lie."""
+    """Read the Docker of this machine; `root` holds etc/ and var/."""
     if shutil.which(docker) is None:
         return Docker(
             None, f"there is no {docker} on PATH", "install Docker and the NVIDIA Container Toolkit"
         )
-    said = run_command([docker, "info", "--format", "{{json .}}"], deadline_s)
-    if said.problem:
-        return Docker(None, said.problem, _advice(said.problem))
-    return _told(json.loads(said.text), root)
+    output = run_command([docker, "info", "--format", "{{json .}}"], deadline_s)
+    if output.problem:
+        return Docker(None, output.problem, _advice(output.problem))
+    return _parse(json.loads(output.text), root)
 
 
-def _told(info: dict[str, Any], root: Path) -> Docker:
-    """What `docker info` (Docker 20.10 to 29) says; an older client prints this though no daemon answers."""
+def _parse(info: dict[str, Any], root: Path) -> Docker:
+    """Parse `docker info` (Docker 20.10 to 29), which an older client prints even though no daemon answers."""
     if "host" in info and "ServerVersion" not in info:
         return Docker(
             None, "docker is Podman here, whose containers are given GPUs in another way", "install Docker"
@@ -98,19 +98,19 @@ _DONE = (": Pull complete", ": Already exists")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What Docker says of an image."""
+    """Image as Docker describes it."""
 
     name: str  # as it was asked for
     digest: str | None  # "nvcr.io/nvidia/tritonserver@sha256:…"; None for one that came from no registry
 
     @property
     def reference(self) -> str:
-        """By digest where it is known: what is run is then what was looked at."""
+        """Name by digest where that is known, so that the image that was inspected is the one that runs."""
         return self.digest or self.name
 
 
 def find_image(name: str, docker: str = "docker") -> Image | None:
-    """The image if this machine has it.
+    """Return the image if this machine has it.
 
     Raises:
         ServerError: Docker does not answer.
@@ -138,10 +138,10 @@ def find_image(name: str, docker: str = "docker") -> Image | None:
 
 
 def pull_image(name: str, progress: Progress, *, deadline_s: float, docker: str = "docker") -> Image:
-    """The image, from its registry.
+    """Pull an image from its registry.
 
     Raises:
-        ServerError: it cannot be had within the time; the text holds what Docker says.
+        ServerError: It cannot be pulled within the time; the text has Docker's message.
     """
     progress.say(f"pulling {name} (10 to 20 GB), for at most {deadline_s / 60:.0f} minutes")
     try:
@@ -159,7 +159,7 @@ def pull_image(name: str, progress: Progress, *, deadline_s: float, docker: str 
     timer.start()
     try:
         with pull:
-            said = _follow(pull, name, progress)
+            messages = _follow(pull, name, progress)
     except BaseException:
         pull.kill()
         raise
@@ -168,24 +168,24 @@ def pull_image(name: str, progress: Progress, *, deadline_s: float, docker: str 
     if late.is_set():
         raise ServerError(f"{name} could not be pulled within {deadline_s:g} s")
     if pull.returncode:
-        raise ServerError(f"{name} cannot be pulled: {' '.join(said[-3:])}")
-    found = find_image(name, docker)
-    if found is None:
+        raise ServerError(f"{name} cannot be pulled: {' '.join(messages[-3:])}")
+    image = find_image(name, docker)
+    if image is None:
         raise ServerError(f"{name} was pulled, but Docker does not have it")
-    return found
+    return image
 
 
 def _follow(pull: subprocess.Popen[str], name: str, progress: Progress) -> list[str]:
-    """Count the layers as they come; all that is said besides."""
+    """Count the layers as they come, and return all other lines."""
     assert pull.stdout is not None, "it was started with a pipe"
-    said = []
+    messages = []
     with progress.task(f"pull {name}", unit="layers") as task:
         for line in map(str.strip, pull.stdout):
             if _LAYER.match(line) is None:
-                said.append(line)
+                messages.append(line)
             elif line.endswith(_DONE):
                 task.advance()
-    return said
+    return messages
 
 
 def _end(pull: subprocess.Popen[str], late: threading.Event) -> None:

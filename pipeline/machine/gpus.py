@@ -44,18 +44,18 @@ class GpuSeen:
     driver: str  # "590.44.01"
 
     def facts(self) -> GpuFacts:
-        """As rules look at it."""
+        """Facts that rules judge."""
         return GpuFacts(self.index, self.name, self.sm, self.memory_mib, self.free_mib, self.driver)
 
     @property
     def capability(self) -> str:
-        """Compute capability as people write it."""
+        """Compute capability, such as "9.0"."""
         return f"{self.sm // 10}.{self.sm % 10}"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSurvey:
-    """All GPUs of the machine, and who told of them."""
+    """All GPUs of the machine, and where the answer comes from."""
 
     gpus: tuple[GpuSeen, ...]
     problem: str  # why there are none to see; empty if there are
@@ -66,7 +66,7 @@ class GpuSurvey:
 
 
 def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
-    """All GPUs of the machine. Where NVML hangs, so does nvidia-smi: both wait for the driver."""
+    """List all GPUs of the machine. Where NVML hangs, so does nvidia-smi: both wait for the driver."""
     start = time.monotonic()
     said = ask_nvml(deadline_s)
     if not said.problem:
@@ -80,7 +80,7 @@ def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
 
 
 def ask_nvml(deadline_s: float) -> CommandOutput:
-    """What `nvml.py` prints."""
+    """Run `nvml.py`, and return its output."""
     if find_spec("pynvml") is None:
         return CommandOutput(problem="nvidia-ml-py is not installed")
     said = run_command([sys.executable, nvml.__file__], deadline_s)
@@ -90,9 +90,9 @@ def ask_nvml(deadline_s: float) -> CommandOutput:
 
 
 def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:
-    """All GPUs of the machine by nvidia-smi, and why there are none to see if that is so."""
-    found = _by_nvidia_smi(deadline_s)
-    return found.gpus, found.problem
+    """List all GPUs of the machine by nvidia-smi, and the reason if there are none to see."""
+    survey = _by_nvidia_smi(deadline_s)
+    return survey.gpus, survey.problem
 
 
 def _by_nvidia_smi(deadline_s: float) -> GpuSurvey:
@@ -118,7 +118,7 @@ def _gpu(row: list[str]) -> GpuSeen:
 def visible(
     gpus: tuple[GpuSeen, ...], devices: tuple[int, ...], environment: Mapping[str, str]
 ) -> tuple[GpuSeen, ...]:
-    """Those GPUs that a process sees: the devices that were asked for, or what CUDA_VISIBLE_DEVICES leaves."""
+    """Select the GPUs that a process sees: the given devices, or those that CUDA_VISIBLE_DEVICES leaves."""
     if devices:
         return tuple(gpu for gpu in gpus if gpu.index in devices)
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
@@ -152,18 +152,18 @@ class Topology:
     problem: str = ""  # why they are not known
 
     def facts(self) -> dict[tuple[int, int], GpuLink]:
-        """As rules look at them."""
+        """Facts that rules judge."""
         return {link.gpus: GpuLink(link.way, link.lanes) for link in self.links}
 
 
 def read_topology(deadline_s: float = _DEADLINE_S) -> Topology:
-    """That of this machine."""
+    """Read the topology of this machine."""
     said = run_command(["nvidia-smi", "topo", "-m"], deadline_s)
     return Topology(problem=said.problem) if said.problem else parse(said.text)
 
 
 def parse(text: str) -> Topology:
-    """The matrix, as nvidia-smi prints it; ways that it does not know are left out."""
+    """Parse the matrix that nvidia-smi prints; unknown ways are left out."""
     lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
     heading = next((line for line in lines if _GPU.search(line)), None)
     if heading is None:

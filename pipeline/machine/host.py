@@ -20,7 +20,7 @@ _BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # as the kernel names what OpenV
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of the machine, or of the container where that is less."""
+    """Memory of the machine, or of the container where that is less."""
 
     total_bytes: int
     available_bytes: int  # without swapping
@@ -30,7 +30,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """Those that this process may use."""
+    """Processors that this process may use."""
 
     threads: int  # hardware threads
     cores: int  # which mpirun counts as slots
@@ -48,7 +48,7 @@ class Ulimits:
 
 
 def read_memory(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Memory:
-    """Of the machine as this process sees it. `root`: where proc/ and sys/ lie."""
+    """Read the memory that this process sees; `root` holds proc/ and sys/."""
     limits = limits or read_limits(root)
     lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -65,7 +65,7 @@ def read_memory(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Memor
 
 
 def read_processors(limits: CgroupLimits | None = None, root: Path = _ROOT) -> Processors:
-    """Those of this process. `root`: where proc/ and sys/ lie."""
+    """Read the processors that this process may use; `root` holds proc/ and sys/."""
     mine = os.sched_getaffinity(0)
     limits = limits or read_limits(root)
     return Processors(len(mine), count_cores(mine, root), limits.cpus, _has_bf16(root))
@@ -100,7 +100,7 @@ def count_cores(threads: set[int], root: Path = _ROOT) -> int:
 
 
 def _core(number: int, root: Path) -> tuple[str, ...]:
-    """What tells cores apart; of a processor that the kernel says nothing about, its number."""
+    """Identity of a core; for a processor that the kernel does not describe, its number."""
     topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
     try:
         return tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
@@ -114,7 +114,7 @@ def mpi_slots() -> int:
 
 
 def read_ulimits() -> Ulimits:
-    """Those of this process, which what it starts inherits."""
+    """Read the limits of this process, which its children inherit."""
     return Ulimits(
         _soft(resource.RLIMIT_MEMLOCK), _soft(resource.RLIMIT_NOFILE), _soft(resource.RLIMIT_STACK)
     )
@@ -138,7 +138,7 @@ _NO_LIMIT = 1 << 62  # version 1 writes a number near 2^63 for "none"
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """None: no limit, or none that can be seen."""
+    """Limits of this process's control groups; None: no limit, or none that can be seen."""
 
     memory_bytes: int | None  # that all processes of the group may use together
     memory_left_bytes: int | None  # of it, file cache that can be dropped counted as left
@@ -146,7 +146,7 @@ class CgroupLimits:
 
 
 def read_limits(root: Path = Path("/")) -> CgroupLimits:
-    """Those of this process. `root`: where proc/ and sys/ lie."""
+    """Read the limits of this process; `root` holds proc/ and sys/."""
     memory, processor = list(_groups(root, "memory")), list(_groups(root, "cpu"))
     limits = [
         (limit, limit - _used(group)) for group in memory if (limit := _memory_limit(group)) is not None
@@ -207,7 +207,7 @@ def _cpus(group: Path) -> float | None:
 
 
 def _text(file: Path) -> str:
-    """What the kernel says; nothing where it does not."""
+    """Content of a file of the kernel; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError:
@@ -221,7 +221,7 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "fuse.glust
 class Disk:
     """The file system that a folder lies on, or will lie on."""
 
-    folder: str  # the one that was asked about
+    folder: str  # as the caller named it
     device: int  # st_dev: two folders of one file system share what is free
     total_bytes: int
     free_bytes: int  # for this user, reserved blocks and quotas of the file system taken off
@@ -238,7 +238,7 @@ class Disk:
 
 
 def read_disk(folder: Path, root: Path = _ROOT) -> Disk:
-    """Of a folder that need not exist yet: its nearest parent counts. `root`: where proc/ lies."""
+    """Read the file system of a folder, or of its nearest parent that exists; `root` holds proc/."""
     there = folder.expanduser().absolute()
     try:
         while not there.exists():

@@ -1,9 +1,9 @@
-"""The inventory of a machine: all that is looked at, at once, in a time that is kept.
+"""Inventory of a machine: all probes run at the same time, within a deadline.
 
-    found = take(store=Path("~/.cache/pipeline/store"), deadline_s=2.5)
-    found.facts()  # what rules judge
+    inventory = take(store=Path("~/.cache/pipeline/store"), deadline_s=2.5)
+    inventory.facts()  # what rules judge
 
-A probe that is late leaves its part as unknown, with the reason among `late`.
+A probe that is late leaves its part unknown, with the reason in `late`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MARGIN = 0.8  # of the deadline that a program is given, so that its own reason 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What was found. None: the probe did not answer in time (see `late`), or was not wanted."""
+    """Answers of the probes; None: the probe did not answer in time (see `late`), or was not run."""
 
     gpus: GpuSurvey | None = None
     topology: Topology | None = None
@@ -71,7 +71,7 @@ class Inventory:
     late: Mapping[str, str] = field(default_factory=dict)  # probe -> why it has no answer
 
     def facts(self, devices: tuple[int, ...] = ()) -> MachineFacts:
-        """What rules judge. `devices`: GPUs that may be used; empty for all that CUDA_VISIBLE_DEVICES leaves."""
+        """Facts that rules judge. `devices`: GPUs that may be used; empty for all that CUDA_VISIBLE_DEVICES leaves."""
         return MachineFacts(
             gpus=self._gpus(devices),
             gpu_problem=self.gpus.problem if self.gpus else "",
@@ -95,7 +95,7 @@ class Inventory:
     def _gpus(self, devices: tuple[int, ...]) -> tuple[GpuFacts, ...] | None:
         if self.gpus is None:
             return None
-        return tuple(one.facts() for one in visible(self.gpus.gpus, devices, os.environ))
+        return tuple(gpu.facts() for gpu in visible(self.gpus.gpus, devices, os.environ))
 
 
 def take(
@@ -109,11 +109,11 @@ def take(
     """Look at this machine.
 
     Args:
-        store: folder that artifacts go to; it need not exist. None: there is none to look at.
-        only: probes to make, by the names of the fields; empty for all.
-        ports: those that are asked about.
-        repositories: (repository, revision) of the hub to ask for.
-        deadline_s: for all probes together, as they run at the same time.
+        store: Folder that artifacts go to; it need not exist. None: no store is looked at.
+        only: Probes to run, by the names of the fields; empty for all.
+        ports: Ports whose listeners are wanted.
+        repositories: (repository, revision) of the Hub to ask for.
+        deadline_s: Time for all probes together, which run at the same time.
     """
     each_s = deadline_s * MARGIN
     probes: dict[str, Callable[[], Any]] = {

@@ -29,12 +29,12 @@ _TRUE = ("1", "ON", "YES", "TRUE")
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """What was found."""
+    """The Hub, as this machine reaches it."""
 
     endpoint: str
-    offline: bool  # HF_HUB_OFFLINE: nobody is asked
+    offline: bool  # HF_HUB_OFFLINE: no request is made
     token: str | None  # where a token lies: "HF_TOKEN", or a file; never the token
-    problem: str = ""  # why it cannot be reached; empty if it can, and if nobody was asked
+    problem: str = ""  # why it cannot be reached; empty if it can, or if no request was made
     clock_ahead_s: float | None = None  # of this machine against the hub's; None: not known
     repositories: Mapping[str, int] = field(default_factory=dict)  # repository -> status of its config.json
 
@@ -56,7 +56,7 @@ def read_hub(
     deadline_s: float = _DEADLINE_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Hub:
-    """The hub, and of each (repository, revision) the HTTP status that its config.json has for this user."""
+    """Ask the Hub, and for each (repository, revision) the HTTP status of its config.json for this user."""
     endpoint = (environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     offline = environment.get("HF_HUB_OFFLINE", environment.get("TRANSFORMERS_OFFLINE", "")).upper() in _TRUE
     where, token = _token(environment)
@@ -88,7 +88,7 @@ class _Answer:
 
 
 def _status(url: str, token: str | None, deadline_s: float) -> _Answer | Late:
-    """Any answer counts, an error as well: somebody is there."""
+    """Any answer counts, also an error: the server is there."""
     request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": f"pipeline/{__version__}"})
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -113,7 +113,7 @@ def _ahead(date: str | None) -> float | None:
 
 
 def _token(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Where a token lies, and the token."""
+    """Place of the token (a variable or a file), and the token."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := environment.get(name, "").strip():
             return name, token
@@ -142,13 +142,13 @@ class Listener:
 
 
 def listeners(ports: Sequence[int], root: Path = _ROOT) -> dict[int, Listener]:
-    """Port -> who listens there, on whichever address, of those that are taken. `root`: where proc/ lies."""
+    """Map each taken port to its listener, on any address; `root` holds proc/."""
     sockets = dict(_listening(root, set(ports)))  # inode -> port
-    found = {port: Listener(port, None, None) for port in sockets.values()}
+    taken = {port: Listener(port, None, None) for port in sockets.values()}
     if sockets:
         for inode, pid in _holders(root, set(sockets)):
-            found[sockets[inode]] = Listener(sockets[inode], pid, _program(root, pid))
-    return dict(sorted(found.items()))
+            taken[sockets[inode]] = Listener(sockets[inode], pid, _program(root, pid))
+    return dict(sorted(taken.items()))
 
 
 def _listening(root: Path, ports: set[int]) -> Iterator[tuple[str, int]]:
@@ -165,7 +165,7 @@ def _listening(root: Path, ports: set[int]) -> Iterator[tuple[str, int]]:
 
 
 def _holders(root: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:
-    """The processes that have one of the sockets open, as far as this user may see."""
+    """Yield the processes that have one of the sockets open, as far as this user may see."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     for process in (root / "proc").iterdir():
         if process.name.isdigit():
@@ -175,7 +175,7 @@ def _holders(root: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:
 
 
 def _links(folder: Path) -> Iterator[str]:
-    """What the descriptors of a process are; of another user's, nothing."""
+    """Yield the targets of a process's descriptors; none for another user's process."""
     try:
         descriptors = os.listdir(folder)
     except OSError:

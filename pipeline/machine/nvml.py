@@ -1,4 +1,4 @@
-"""A program that prints what NVML knows of the GPUs, as one JSON object; or why it knows nothing, with exit code 1.
+"""Program that prints NVML's list of GPUs as one JSON object, or the reason why there is none, with exit code 1.
 
 Run by its path (see `gpus.ask_nvml`), so it imports nothing of this package. Written against nvidia-ml-py 13.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def survey(nvml: Any) -> dict[str, Any]:
-    """What the module `pynvml`, or one like it, says; memory in MiB, compute capability times 10."""
+    """List the GPUs by the module `pynvml` or one like it; memory in MiB, compute capability times 10."""
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     return {

@@ -54,14 +54,14 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What one part of the product needs; "" is what every part needs."""
+    """Distributions that one part of the product needs; the extra "" has those that every part needs."""
 
     name: str
     packages: tuple[Package, ...]
 
     @property
     def lacking(self) -> tuple[Package, ...]:
-        """Those that are missing, or of another version."""
+        """Distributions that are missing, or of another version."""
         return tuple(package for package in self.packages if not package.fits)
 
     @property
@@ -93,31 +93,31 @@ def read_extras() -> tuple[Extra, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one piece of work imports of an extra."""
+    """Distributions of an extra that one piece of work imports."""
 
     extra: str
     purpose: str  # "calibrate.target": what needs it
     packages: frozenset[str] | None = None  # names of distributions; None: all of the extra
 
 
-def require(what: str, needs: Iterable[Need]) -> None:
-    """Hold what some work imports against this environment. Other versions than wanted count as there.
+def require(subject: str, needs: Iterable[Need]) -> None:
+    """Check that what some work imports is installed, in any version.
 
     Args:
-        what: whose work it is, such as the name of a recipe.
+        subject: Beginning of the error's text, such as the name of a recipe.
 
     Raises:
-        UserError: something is not installed; the text names every extra, and the one line that installs them.
+        UserError: Something is not installed; the text names every extra, and the one line that installs them.
     """
     needs = tuple(needs)
     if text := wrong_python(needs):
-        raise UserError(f"{what} {text}")
+        raise UserError(f"{subject} {text}")
     if text := missing_text(needs):
-        raise UserError(f"{what} needs distributions that are not installed here:\n{text}")
+        raise UserError(f"{subject} needs distributions that are not installed here:\n{text}")
 
 
 def wrong_python(needs: Iterable[Need]) -> str:
-    """Say in one line what of some needs cannot be installed on this Python; empty if all can."""
+    """Name a need that cannot be installed on this Python, in one line; empty if all can."""
     needs = tuple(needs)
     extras = {extra.name: extra for extra in read_extras()} if needs else {}
     for need in needs:
@@ -132,7 +132,7 @@ def wrong_python(needs: Iterable[Need]) -> str:
 
 
 def missing_text(needs: Iterable[Need]) -> str:
-    """What of some needs is not installed, a line for each extra, and what installs it all; empty if all is there."""
+    """List what is not installed, a line for each extra, and the line that installs it all; empty if all is there."""
     needs = tuple(needs)
     extras = {extra.name: extra for extra in read_extras()} if needs else {}
     missing: dict[str, set[str]] = {}
@@ -179,7 +179,7 @@ def _package(extra: str, wanted: Requirement) -> Package:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What the product asks for."""
+    """Requirements of the product."""
 
     python: str
     extras: Mapping[str, tuple[Requirement, ...]]

@@ -23,7 +23,7 @@ _DYING_S = 0.2  # after SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """What a program printed, or why it did not."""
+    """Output of a program, or the reason why there is none."""
 
     text: str = ""  # standard output
     problem: str = ""  # why the text is not to be had; empty if it is
@@ -91,21 +91,21 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """In place of the answer of a probe that took too long."""
+    """Stands in for the answer of a probe that took too long."""
 
     reason: str
 
 
 def at_once(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> dict[str, Any]:
-    """Name -> answer, of all probes run at the same time; `Late` in place of those that are not done by then.
+    """Run all probes at the same time, and map each name to its answer, or to `Late` if it took longer.
 
-    What a probe raises is raised here: probes tell what they foresee in their answers.
+    An exception of a probe is raised here: probes put expected failures into their answers.
     """
     return begin(probes, deadline_s)()
 
 
 def begin(probes: Mapping[str, Callable[[], Any]], deadline_s: float) -> Callable[[], dict[str, Any]]:
-    """Start the probes of `at_once`; what is returned waits for their answers, until the deadline from now on."""
+    """Start the probes of `at_once`, and return a function that waits for their answers until the deadline."""
     answers: dict[str, Any] = {}
     raised: dict[str, BaseException] = {}
     threads = {

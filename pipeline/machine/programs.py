@@ -58,7 +58,7 @@ class EngineBuilder:
 
 
 def read_mpi(deadline_s: float = _DEADLINE_S) -> Mpi:
-    """What `mpirun --version` says."""
+    """Read the family and version of the mpirun on PATH."""
     said = run_command(["mpirun", "--version"], deadline_s)
     if said.problem:
         return Mpi(None, None, said.problem)
@@ -133,29 +133,27 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """The answer."""
+    """Software of a Python environment that serves."""
 
     tensorrt_llm: str | None
     tensorrt: str | None
     release: str | None  # of the Triton container, by its NVIDIA_TRITON_SERVER_VERSION: "26.07"
     missing: tuple[str, ...] = ()  # modules that the models import and that are not there
-    programs: frozenset[str] | None = (
-        None  # of those that were asked for, the ones that are there; None: unknown
-    )
-    own: bool = False  # whether it is that of this machine, whose limits then count, too
+    programs: frozenset[str] | None = None  # programs that were asked for and are there; None: unknown
+    own: bool = False  # whether it is this machine's own, whose limits then count, too
 
     def facts(self) -> SoftwareFacts:
-        """As rules look at it."""
+        """Facts that rules judge."""
         return SoftwareFacts(self.tensorrt_llm, self.tensorrt, self.release, self.missing, self.programs)
 
 
 def software_here(
     programs: Sequence[str] = (), modules: Sequence[str] = (), deadline_s: float = _SOFTWARE_DEADLINE_S
 ) -> Software:
-    """That of this machine, or of the container that this runs in.
+    """Read the software of this machine, or of the container that this runs in.
 
     Raises:
-        ServerError: its Python does not answer.
+        ServerError: Its Python does not answer.
     """
     python = shutil.which("python3") or sys.executable
     there = frozenset(name for name in programs if shutil.which(name) is not None)
@@ -165,10 +163,10 @@ def software_here(
 def software_of_image(
     reference: str, modules: Sequence[str], docker: str = "docker", deadline_s: float = _SOFTWARE_DEADLINE_S
 ) -> Software:
-    """That of an image which this machine has: a container of it is run for some seconds, without a GPU or a network.
+    """Read the software of a local image: a container of it runs for some seconds, without a GPU or a network.
 
     Raises:
-        ServerError: it cannot be run, or has no Python.
+        ServerError: It cannot be run, or has no Python.
     """
     run = [docker, "run", "--rm", "--network", "none", "--entrypoint", "python3", reference]
     return _answer(run, modules, deadline_s)

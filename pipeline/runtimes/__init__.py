@@ -12,11 +12,7 @@ __all__ = ["AUTO", "EngineBuildRequest", "Engines", "ExecutorChoice", "Runtime",
 
 
 def runtime_of(recipe: Recipe) -> Runtime:
-    """Return the runtime that the recipe names.
-
-    Args:
-        recipe: its `runtime.kind` decides; the module of that runtime is imported here.
-    """
+    """Return the runtime that `runtime.kind` names; its module is imported here."""
     match recipe.runtime.kind:
         case "cpu":
             from pipeline.runtimes.cpu.runtime import CpuBackend

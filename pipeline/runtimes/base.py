@@ -1,4 +1,4 @@
-"""What differs between the runtimes, behind one small protocol.
+"""Protocol of the runtimes.
 
 A runtime knows how its engine is built from a checkpoint and which Triton layout serves it. Everything before that
 (fetch, dataset, calibrate, evaluate) is the same for all of them.
@@ -20,7 +20,7 @@ from pipeline.triton.deployment import Deployment
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What a Triton repository is packaged from; each is the folder of an artifact."""
+    """Folders of the artifacts that a Triton repository is packaged from."""
 
     target: Path  # build.target
     draft: Path | None  # build.draft
@@ -29,7 +29,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """Who runs an engine's builder: this machine, a container on it, another machine."""
+    """Executor of an engine's builder: this machine, a container on it, another machine."""
 
     name: Literal["auto", "native", "docker", "print", "print-all", "adopt"] = "auto"
     deadline_s: float | None = None  # for one engine; None: none
@@ -42,7 +42,7 @@ AUTO = ExecutorChoice()
 
 @dataclass(frozen=True, slots=True)
 class EngineBuildRequest:
-    """What one engine is built from, and where."""
+    """Inputs of one engine's build."""
 
     recipe: Recipe
     role: str  # "target" | "draft"
@@ -63,18 +63,14 @@ class Runtime(Protocol):
         """Distributions whose versions change what `build` makes."""
 
     def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
-        """What `build` depends on besides the checkpoint: part of the engine's key in the store.
+        """Settings that `build` depends on besides the checkpoint: part of the engine's key in the store.
 
         Args:
-            recipe: The recipe.
             role: `target` or `draft`.
         """
 
     def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
         """Make one engine in the empty folder `inputs.into`.
-
-        Args:
-            inputs: what the engine is built from, where, and by whom.
 
         Returns:
             Facts for the engine's manifest.
@@ -83,33 +79,27 @@ class Runtime(Protocol):
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
         """Work out the deployment.json of a package that is not made yet, as far as launching depends on it.
 
-        What only the built engines and the tokenizer tell (token ids, digest) is empty, and the size of the weights
+        Fields that need the built engines and the tokenizer (token ids, digest) are empty, and the size of the weights
         is estimated.
 
         Args:
-            sizes: role -> sizes of its model, where they are known.
+            sizes: Role -> sizes of its model, where they are known.
 
         Raises:
-            UserError: it depends on sizes that are not known.
+            UserError: It depends on sizes that are not known.
         """
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        """What `package` depends on besides the engines: part of the package's key in the store.
+        """Settings that `package` depends on besides the engines: part of the package's key in the store.
 
         These are limits, parameters, and digests of the sources of the Triton models.
-
-        Args:
-            recipe: The recipe.
         """
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
         """Make a package.
 
         Args:
-            recipe: The recipe.
-            engines: Folders of the engines and the tokenizer.
             into: An empty folder; gets model_repository/ and deployment.json.
-            progress: Where to report.
 
         Returns:
             Facts for the package's manifest.

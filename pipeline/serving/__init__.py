@@ -1,12 +1,15 @@
 """Putting a package to work, on this machine or in a container.
 
-serve            a package served until Ctrl-C: checked, started, announced, health-checked, ended
-served           `pipeline serve` as a process of its own, for what measures or judges a deployment
-preflight        what keeps this machine from serving it
-dry_run          what `serve` would run
+serve            packages served until Ctrl-C: checked, started, announced, supervised, ended
+supervisor       a keeper for each Triton and for the gateway; triton_component and gateway_process are kept
+rollouts         exchange of a package while it is served: rollout is one, exchange asks for it
 server           a Triton server as a context: started, ready, gone after
-launch           what every start has in common; launch_embedded, launch_gpu and launch_docker: the commands
-health           whether a server really answers
-triton_log       what its log says about a failure
-entrypoint       what our container runs
+launch           the start of a server as a value; launch_embedded, launch_gpu and launch_docker make it
+settings         options of `pipeline serve` and `pipeline deploy`
+deployments      the recipe and the server that a name stands for
+announcement     the record of a deployment; control: commands to its supervisor; status: a look from outside
+monitor          whether a server that was ready still works, by probe and live
+preflight        faults of this machine; dry_run: the commands that `serve` would run
+served           `pipeline serve` as a process of its own, for programs that measure or judge a deployment
+entrypoint       main program of our container; health: its probe; group: several machines as one server
 """

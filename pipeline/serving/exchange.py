@@ -124,12 +124,12 @@ def find_running(name: str, overrides: Sequence[str], store: Store) -> tuple[str
 
 
 def next_recipe(
-    given: str, name: str, server: RunningServer, overrides: Sequence[str], say: Callable[[str], None]
+    asked: str, name: str, server: RunningServer, overrides: Sequence[str], say: Callable[[str], None]
 ) -> Recipe:
     """Return the recipe that the next package of a deployment is made from, and say which values of `--set` are kept.
 
     Args:
-        given: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
+        asked: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
             served with are kept.
         name: Name of the deployment.
         overrides: Values of `--set`.
@@ -139,17 +139,17 @@ def next_recipe(
         UserError: It was served from a package alone.
     """
     kept: list[str] = []
-    if given == name:
+    if asked == name:
         if not server.recipe:
             raise UserError(f"{name} was served from a package alone: name a RECIPE, or --package")
-        kept, given = _kept(server.overrides, overrides), server.recipe[0]
+        kept, asked = _kept(server.overrides, overrides), server.recipe[0]
     dropped = [override for override in server.overrides if override not in (*kept, *overrides)]
     if kept:
         say(f"applied again: {_sets(kept)}")
-        say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(given).absolute()))}")
+        say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(asked).absolute()))}")
     if dropped:
         say(f"no longer applied: {_sets(dropped)}")
-    return load_recipe(given, (*kept, *overrides))
+    return load_recipe(asked, (*kept, *overrides))
 
 
 def _sets(overrides: Sequence[str]) -> str:

@@ -71,16 +71,16 @@ class GroupMember:
         faults: list[Fault] = []
 
         def number(name: str, least: int) -> int:
-            given = environment.get(name, "")
-            if not given.isdecimal() or int(given) < least:
-                faults.append(Fault(f"is not a number of at least {least}", key=name, value=given))
+            text = environment.get(name, "")
+            if not text.isdecimal() or int(text) < least:
+                faults.append(Fault(f"is not a number of at least {least}", key=name, value=text))
                 return least
-            return int(given)
+            return int(text)
 
         leader = environment.get(LEADER, "")
         if not leader:
             faults.append(Fault("is not set", key=LEADER, fix="LeaderWorkerSet sets it"))
-        found = cls(
+        member = cls(
             leader=leader,
             size=number(SIZE, 2),
             index=number(INDEX, 0),
@@ -89,7 +89,7 @@ class GroupMember:
         )
         if faults:
             raise InvalidInput("environment of a group", faults)
-        return found
+        return member
 
     @property
     def hosts(self) -> tuple[str, ...]:

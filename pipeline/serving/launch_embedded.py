@@ -46,26 +46,26 @@ def embedded_launch(
     Raises:
         UserError: Triton cannot run here.
     """
-    found, mirrored = installation or Installation.find(), start.stage / "repository"
-    backends = start.stage / "backends"
+    installation = installation or Installation.find()
+    mirrored, backends = start.stage / "repository", start.stage / "backends"
 
     def prepare() -> None:
         check_models(repository, models)
         mirror(repository, mirrored)
         backend = backends / "python"
         backend.mkdir(parents=True)
-        for file in (*found.backend.iterdir(), found.stub):
+        for file in (*installation.backend.iterdir(), installation.stub):
             (backend / file.name).symlink_to(file.resolve())
 
     return Launch(
         command=(
-            str(found.binary),
+            str(installation.binary),
             f"--model-repository={mirrored}",
             "--model-control-mode=none",
             *restricted(),
             "--disable-auto-complete-config",
             f"--backend-directory={backends}",
-            f"--cache-directory={found.caches}",
+            f"--cache-directory={installation.caches}",
             f"--backend-config=python,shm-region-prefix-name={start.shared_memory_prefix}",
             f"--backend-config=python,stub-timeout-seconds={round(start.deadline_s)}",
             *start.listeners.options,
@@ -74,7 +74,7 @@ def embedded_launch(
             f"--exit-timeout-secs={start.drain_s}",
             *(tracing(traces) if traces else ()),
         ),
-        environment=found.environment() | {"PIPELINE_TRITON_GRPC": start.listeners.grpc_url},
+        environment=installation.environment() | {"PIPELINE_TRITON_GRPC": start.listeners.grpc_url},
         prepare=prepare,
         # One start in about 200 aborts for no reason of ours.
         attempts=2,
@@ -113,13 +113,13 @@ class Installation:
         if spec is None or not spec.submodule_search_locations:
             raise UserError(f"Triton is not installed in {sys.prefix}: install it: {install_line('server')}")
         package = Path(spec.submodule_search_locations[0])
-        found = cls(
+        installation = cls(
             root=package / "tritonserver",
             libraries=package.parent / "nvidia_pytriton.libs",
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
         )
-        found.check(deadline_s)
-        return found
+        installation.check(deadline_s)
+        return installation
 
     @property
     def binary(self) -> Path:

@@ -88,10 +88,10 @@ def needs_of(deployment: Deployment, plan: Launch | None, where: Where, machines
 
 def port_findings(problems: Sequence[str]) -> tuple[Finding, ...]:
     """Make findings of ports that a start was told to take, and that it cannot have."""
-    one = rule("host.ports")
+    ports = rule("host.ports")
     fix = "name others: --http-port, --grpc-port, --metrics-port"
     return tuple(
-        Finding(one.id, "error", ("ports",), None, problem, one.reason, fix, one.sources)
+        Finding(ports.id, "error", ("ports",), None, problem, ports.reason, fix, ports.sources)
         for problem in problems
     )
 
@@ -99,9 +99,9 @@ def port_findings(problems: Sequence[str]) -> tuple[Finding, ...]:
 def refuse(deployment: Deployment, findings: Sequence[Finding]) -> None:
     """Raise InvalidInput with all errors among the findings that are not allowed."""
     faults = [
-        Fault(one.problem, key=one.keys[0], value=one.value, fix=one.fix, rule=one.rule)
-        for one in findings
-        if one.stops
+        Fault(finding.problem, key=finding.keys[0], value=finding.value, fix=finding.fix, rule=finding.rule)
+        for finding in findings
+        if finding.stops
     ]
     if faults:
         raise InvalidInput(f"{deployment.name} cannot be served here", faults)

@@ -37,12 +37,12 @@ from pipeline.progress import Progress
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.ports import Ports
+from pipeline.serving.settings import ExchangeSettings
 from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
 
-DRAIN_S = 120.0
 _POLL_S = 0.25
 # A gateway looks at the record several times a second, and then loads the new package's tokenizer.
 _FOLLOW_S = 60.0
@@ -77,7 +77,7 @@ class RolloutRequest(BaseModel):
     settings: dict[str, Any] | None = None
     golden: bool = True
     in_place: bool = False
-    drain_s: float = Field(default=DRAIN_S, ge=0, le=86_400)
+    drain_s: float = Field(default=ExchangeSettings().drain_s, ge=0, le=86_400)
 
     @classmethod
     def read(cls, request: Mapping[str, Any]) -> Self:

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pipeline.client import Answer
 from pipeline.errors import ServerError
@@ -98,34 +98,18 @@ class TritonServer(ServerAddresses):
         self._stopping: threading.Event | None = None
 
     @classmethod
-    def of_package(
-        cls,
-        package: Path,
-        *,
-        launcher: Launcher | None = None,
-        ports: Ports | None = None,
-        address: str = LOOPBACK,
-        log_file: Path | None = None,
-        start_deadline_s: float | None = None,
-    ) -> Self:
-        """Make a server for what `pipeline build` made: a folder with deployment.json and model_repository/.
+    def of_package(cls, package: Path, *, launcher: Launcher | None = None, **options: Any) -> Self:
+        """Make a server for a folder of `pipeline build`, with deployment.json and model_repository/.
 
         Args:
             launcher: None for the processes of this machine that the runtime needs.
-            ports: See the constructor, as for the others.
+            options: See the constructor.
 
         Raises:
             InvalidInput, UnreadableFile: There is no deployment.json, or it is not one.
         """
         deployment = Deployment.load(package)
-        return cls(
-            deployment,
-            launcher or local_launcher(deployment, package),
-            ports=ports,
-            address=address,
-            log_file=log_file,
-            start_deadline_s=start_deadline_s,
-        )
+        return cls(deployment, launcher or local_launcher(deployment, package), **options)
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What is written for Triton: a package of models with deployment.json, and the record of a running server.
+"""Files for Triton: a package of models with deployment.json, and the record of a running server.
 
 config           a model's config.pbtxt
 text_models      the models around an engine: preprocessing, postprocessing, ensemble, tensorrt_llm_bls

@@ -37,7 +37,7 @@ def model_config(
     """Fill the config of one model: executed by a backend, or an ensemble of others.
 
     Args:
-        name: Of the model, and of its folder in the repository.
+        name: Name of the model, and of its folder in the repository.
         max_batch_size: 0 for a model whose tensors have no batch dimension.
         inputs: Declared inputs.
         outputs: Declared outputs.
@@ -112,7 +112,7 @@ def render(config: ModelConfig) -> str:
     instance_group { count: 1 kind: KIND_CPU }
 
     Raises:
-        StageError: a value holds a placeholder of upstream's templates, `${…}`.
+        StageError: A value holds a placeholder of upstream's templates, `${…}`.
     """
     lines = list(_lines(config))
     for line in lines:
@@ -125,7 +125,7 @@ def parse(text: str) -> ModelConfig:
     """Read a config as Triton does.
 
     Raises:
-        StageError: it is not the text of a `ModelConfig`.
+        StageError: It is not the text of a `ModelConfig`.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2 as pb
@@ -166,7 +166,7 @@ def _position(field: Any) -> tuple[bool, int]:
 
 
 def _elements(value: Any) -> Sequence[Any]:
-    """What a field holds, each to be written with the field's name before it; of a map the entries, sorted."""
+    """Values of a field, each to be written after the field's name; for a map, its entries, sorted."""
     if isinstance(value, MutableMapping):
         entry = value.GetEntryClass()  # type: ignore[attr-defined]  # protobuf's own mapping
         return [entry(key=key, value=value[key]) for key in sorted(value)]

@@ -31,7 +31,7 @@ class _Section(BaseModel):
 
 
 class DeploymentLimits(_Section):
-    """What one request may ask for, and how many run at once."""
+    """Limits of one request, and of requests at the same time."""
 
     max_input_tokens: int
     max_output_tokens: int
@@ -40,7 +40,7 @@ class DeploymentLimits(_Section):
 
 
 class Requirements(_Section):
-    """What the machine must have: the engines were made for this and run on nothing else."""
+    """Machine that the engines were made for; they run on nothing else."""
 
     tensorrt_llm: str  # version that built the engines, or whose LLM API the arguments are for
     tensorrt: str | None = None  # that the engines were built with; None where there are none
@@ -52,7 +52,7 @@ class Requirements(_Section):
 
 
 class LaunchSpec(_Section):
-    """How the server is started, as far as the models decide that.
+    """Start of the server, as far as the models decide it.
 
     single        one process, engines of one rank
     leader        one process a rank, by mpirun: one engine over several GPUs
@@ -74,7 +74,7 @@ class LaunchSpec(_Section):
 
     @property
     def instances(self) -> int:
-        """How often the target is there."""
+        """Number of instances of the target."""
         return max((len(groups) for groups in self.gpu_device_ids.values()), default=1)
 
     @property
@@ -109,7 +109,7 @@ class Deployment(_Section):
 
     @property
     def start_deadline_s(self) -> float:
-        """How long a start may take, unless told otherwise.
+        """Time for a start, unless another one is set.
 
         Two minutes for the processes and a first answer, and for each GiB of weights the time of a cold network volume
         (128 MiB/s). The LLM API captures CUDA graphs and tunes kernels, too: five minutes more.
@@ -121,7 +121,7 @@ class Deployment(_Section):
         """Read the deployment.json of a package.
 
         Raises:
-            InvalidInput, UnreadableFile: there is none, or it is not one.
+            InvalidInput, UnreadableFile: There is none, or it is not one.
         """
         path = package / FILE
         if not path.exists():

@@ -1,4 +1,4 @@
-"""What every package on disk has in common: how files get into a model repository, and how it is proven.
+"""Files of a model repository, as every package on disk has them: written, and verified.
 
     model_repository/<model>/{config.pbtxt, 1/…}
     deployment.json
@@ -57,7 +57,7 @@ def write_model(
         The folder of its version, for what else belongs there.
 
     Raises:
-        StageError: a value of the config holds a placeholder.
+        StageError: A value of the config holds a placeholder.
     """
     folder = repository / config.name
     version: Path = folder / VERSION
@@ -91,7 +91,7 @@ def link_files(source: Path, into: Path, names: Iterable[str]) -> None:
     """Hard links to files of a folder; copies, where the file system allows no link. Names may hold folders.
 
     Raises:
-        StageError: a file is missing.
+        StageError: A file is missing.
     """
     for name in names:
         if not (source / name).is_file():
@@ -114,7 +114,7 @@ def verify(repository: Path, configs: Sequence[ModelConfig]) -> None:
     """Read everything back: each config as it was meant, each file that it names, each source that Python can read.
 
     Raises:
-        StageError: something is missing or different.
+        StageError: Something is missing or different.
     """
     for config in configs:
         folder = repository / config.name
@@ -169,7 +169,7 @@ def content_digest(*folders: Path, sha256: Callable[[Path], str] = sha256_of) ->
 
 
 def versions(contract: str, *distributions: str) -> dict[str, str]:
-    """What a package is made with, for its deployment.json; `contract` is the TensorRT-LLM whose tensors it has."""
+    """Versions for a package's deployment.json; `contract` is the TensorRT-LLM whose tensors it has."""
     installed = {name: metadata.version(name) for name in distributions}
     return {"pipeline": __version__, "tensors": contract, **installed}
 
@@ -197,7 +197,7 @@ def is_no_weight(name: str, entry: FileEntry) -> bool:
     """Tell whether a file of a package is one that a gateway needs: what Triton runs, configurations, the tokenizer.
 
     Args:
-        name: Of the file, relative to the package.
+        name: Path of the file, relative to the package.
         entry: In its manifest.
     """
     return entry.bytes <= SMALL_BYTES or _TOKENIZER in name
@@ -207,8 +207,8 @@ def check_signature(package: Path) -> None:
     """Hold a package against the public keys of $PIPELINE_VERIFY_KEY, if that is set.
 
     Raises:
-        DamagedArtifact: it is not signed by one of them, or holds files that the signed manifest does not name.
-        UserError: the keys cannot be read.
+        DamagedArtifact: It is not signed by one of them, or holds files that the signed manifest does not name.
+        UserError: The keys cannot be read.
     """
     keys = VerifyKeys.configured()
     if keys is None:
@@ -225,7 +225,7 @@ def check_without_weights(package: Path, hashes: FileHashes, progress: Progress)
     """Hold all but large files against the manifest, if there is one, and that against its signature.
 
     Raises:
-        DamagedArtifact: with all that differ; or it is not signed, and $PIPELINE_VERIFY_KEY asks for it.
+        DamagedArtifact: With all that differ; or it is not signed, and $PIPELINE_VERIFY_KEY asks for it.
     """
     check_signature(package)
     if (package / manifest.FILE).exists():
@@ -236,7 +236,7 @@ def check_package(package: Path, hashes: FileHashes, progress: Progress) -> None
     """Hold all files against the manifest, and that against its signature; or all models against deployment.json.
 
     Raises:
-        DamagedArtifact: with all that differ; or it is not signed, and $PIPELINE_VERIFY_KEY asks for it.
+        DamagedArtifact: With all that differ; or it is not signed, and $PIPELINE_VERIFY_KEY asks for it.
     """
     check_signature(package)
     if (package / manifest.FILE).exists():

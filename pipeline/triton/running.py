@@ -71,7 +71,7 @@ class RunningServer:
             So it can be asked by its name when the recipe's file is elsewhere, changed or gone.
         boot_id: Start of the machine that `uptime_s` counts from.
         uptime_s: Seconds from there to the supervisor's beginning: the clock may be set while it runs.
-        grpc_socket: gRPC target of Triton for processes of the same user, unix:PATH; empty where it has none.
+        grpc_socket: GRPC target of Triton for processes of the same user, unix:PATH; empty where it has none.
         mark: Value of `process_state.SUPERVISOR` in the environment of all processes that the supervisor starts.
     """
 

@@ -62,7 +62,7 @@ ENGINE_INPUTS = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS, PRIOR_OUTPUT_LE
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """What tensorrt_llm_bls must know to speculate, because the engines behind it take more: rounds are calls, too."""
+    """Limits of speculation by tensorrt_llm_bls. The engines behind it take more requests: rounds are calls, too."""
 
     max_draft_tokens: int | None = None  # in one round, also by default; None: as many as a request asks for
     max_input_tokens: int | None = None
@@ -71,7 +71,7 @@ class DraftLimits:
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """What the models around an engine are made from."""
+    """Settings of the models around an engine."""
 
     version: str  # of TensorRT-LLM: whose tensors the models have
     max_concurrency: int

@@ -10,11 +10,10 @@ import jsonschema
 import pytest
 
 from pipeline.bench import result as results
-from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult, LevelResult, SloCheck, json_schema
-from pipeline.bench.run import BenchOptions, run_bench
+from pipeline.bench.run import find_limit, run_bench
+from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
-from pipeline.bench.sweep import find_limit
 from pipeline.bench.verdict import verdict, warnings
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.errors import InvalidInput
@@ -39,9 +38,8 @@ def result() -> BenchResult:
             max_answer=20,
             slo=Slo(ttft_p95_ms=1e6),
         )
-        loads = (Load("concurrency", 2),)
-        options = BenchOptions(loads=loads, sweep=True, most=8, seconds=None, requests=16, warm_up_s=0)
-        found = run_bench(subject, options, Silent())
+        settings = LoadSettings(concurrency=(2,), requests=16, warm_up_s=0)
+        found = run_bench(subject, settings, Silent(), sweep_to=8)
         lengths = {request.tensors["max_tokens"][0] for request in server.requests}
         assert lengths == {20}
         assert len({request.prompt for request in server.requests}) == len(server.requests)

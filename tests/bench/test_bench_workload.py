@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipeline.bench.prompt_file import PromptFile
+from pipeline.bench.prompts import PromptFile
+from pipeline.bench.settings import Lengths
 from pipeline.bench.workload import (
-    Lengths,
     ScriptedConversation,
     Shape,
     TemplateTokens,
@@ -184,8 +184,8 @@ def test_all_faults_of_a_file_are_told(tmp_path: Path) -> None:
     )
     with pytest.raises(InvalidInput) as caught:
         PromptFile.read(path)
-    keys = [fault.key for fault in caught.value.faults]
-    assert keys == ["line 2", "line 3", "line 4", "line 5", "line 6.max_tokens"]
+    found = [(fault.line, fault.key) for fault in caught.value.faults]
+    assert found == [(2, ""), (3, ""), (4, ""), (5, ""), (6, "max_tokens")]
     with pytest.raises(InvalidInput, match="no timestamp"):
         _ = PromptFile.read(write(tmp_path / "untimed.jsonl", {"prompt": "x"})).span_s
     with pytest.raises(InvalidInput, match="has no lines"):

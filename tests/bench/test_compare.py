@@ -19,8 +19,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.bench.compare import CompareResult
-from pipeline.bench.judge import decide
+from pipeline.bench.compare.judge import decide
+from pipeline.bench.compare.run import CompareResult
 from pipeline.cli.main import cli
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.client.testing.reply import Received

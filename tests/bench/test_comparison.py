@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.bench import comparison, ratios
-from pipeline.bench.compare import compare_files
-from pipeline.bench.comparison import METRICS, compare_rounds
-from pipeline.bench.ratios import holm, rounds_needed
+from pipeline.bench import statistics as ratios
+from pipeline.bench.compare import figures as comparison
+from pipeline.bench.compare.figures import METRICS, compare_rounds
+from pipeline.bench.compare.run import compare_files
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult
+from pipeline.bench.statistics import holm, rounds_needed
 from pipeline.errors import InvalidInput
 
 Values = NDArray[np.float64]

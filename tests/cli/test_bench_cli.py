@@ -52,8 +52,8 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         )
     text = str(caught.value)
     for one in (
-        "--url = nowhere", "--way", "--concurrency = 0,2", "--rate = 1,x", "--cancel = 2", "--prompt-tokens = many",
-        "--turns", "--slo = speed=1", "--output = /nowhere/x.json", "--speed", "line 1",
+        "--url = nowhere", "--way", "--concurrency = 0", "--rate = x", "--cancel = 2", "--prompt-tokens = many",
+        "--turns", "--slo = speed=1", "--output = /nowhere/x.json", "--speed", f"{prompts}:1",
     ):  # fmt: skip
         assert one in text, one
     assert caught.value.exit_code == 2

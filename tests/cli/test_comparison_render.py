@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cli.render.comparison import Axis, front_lines
-from pipeline.cli.render.pareto import draw, front_page, front_png
+from pipeline.cli.render.front import Axis, draw, front_lines, front_page, front_png
 from pipeline.errors import UserError
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload

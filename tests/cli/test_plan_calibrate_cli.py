@@ -10,9 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pipeline.bench.arrivals import Load
-from pipeline.bench.forecast import Promise
+from pipeline.bench.forecast import LoadForecaster
 from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.bench.settings import Load
 from pipeline.cli.plan import command
 from pipeline.machine.host import processor_name
 from pipeline.plan.performance import Workload
@@ -63,7 +63,7 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
         for n, loads in enumerate(((1, 4), (16,)))
     ]
     assert "speed on" not in run("tiny-cpu").stdout
-    assert Promise.made(load_recipe("tiny-cpu", ()), store).none_because
+    assert LoadForecaster.of(load_recipe("tiny-cpu", ()), store).none_because
 
     found = run("tiny-cpu", "--calibrate-from", *files)
     assert found.exit_code == 0, found.output
@@ -80,7 +80,7 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
     assert "speed on" not in run("tiny-cpu", "--no-calibration").stdout
 
     seen = levels(4)
-    (point,) = Promise.made(load_recipe("tiny-cpu", ()), store).of(seen).points
+    (point,) = LoadForecaster.of(load_recipe("tiny-cpu", ()), store).forecast(seen).points
     assert point is not None
     assert point.output_tokens_per_s == pytest.approx(seen[0].output_tokens_per_s, rel=0.3)
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.plan import command
-from pipeline.cli.render import accuracy
-from pipeline.cli.render.bars import Look, bar, legend
+from pipeline.cli.render import forecast_errors as accuracy
+from pipeline.cli.render.memory import Look, bar, legend
 from pipeline.contracts import gpus
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory

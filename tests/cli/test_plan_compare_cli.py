@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pydantic import TypeAdapter
 
 from pipeline.cli.plan import command
-from pipeline.cli.render.comparison_json import ComparisonDocument
+from pipeline.cli.render.compared_options import ComparisonDocument
 from pipeline.errors import InvalidInput, UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-compare.txt"

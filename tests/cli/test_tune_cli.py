@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pipeline.bench.tune.report import TuneReport
 from pipeline.cli.tune import command
 from pipeline.errors import InvalidInput
 from pipeline.machine.processes import processes_below
 from pipeline.process_state import ProcessStat
 from pipeline.recipe import load_recipe
-from pipeline.tuning.report import TuneReport
 
 
 @pytest.fixture(autouse=True)

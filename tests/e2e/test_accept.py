@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.acceptance import AcceptanceOptions, AcceptanceReport, accept
-from pipeline.acceptance.accept import STEPS
+from pipeline.bench.accept.report import AcceptanceReport
+from pipeline.bench.accept.run import STEPS, accept
+from pipeline.bench.accept.settings import AcceptSettings
 from pipeline.machine.processes import processes_below
 from pipeline.process_state import ProcessStat
 from pipeline.progress import Silent
@@ -28,7 +29,7 @@ RECIPE = ("tiny-cpu", "--set", "runtime.speculation=bls", "--set", "limits.max_c
 # What upstream's file does, as far as its command line and its exit code show it.
 UPSTREAM = f"""#!{sys.executable}
 import argparse, json, sys
-from pipeline.acceptance.upstream import end_to_end
+from pipeline.bench.accept.upstream import end_to_end
 given = argparse.ArgumentParser()
 for name in ("url", "model-name", "prompt", "output-len", "expected-outputs"):
     given.add_argument("--" + name)
@@ -98,7 +99,7 @@ def test_a_missed_target_is_told_and_everything_else_is_checked(
 def test_a_build_that_fails_is_told_with_all_that_could_not_be_checked(store: Path, tmp_path: Path) -> None:
     """And `accept` comes to its end: nothing is served that the gate refuses."""
     recipe = load_recipe("tiny-cpu", ("quantization.gate.min_top1_agreement=1",))
-    report = accept(recipe, Store(store), AcceptanceOptions(), tmp_path / "accept.json", progress=Silent())
+    report = accept(recipe, Store(store), AcceptSettings(), tmp_path / "accept.json", progress=Silent())
     steps = {step.name: step for step in report.steps}
     assert [step.name for step in report.steps if step.failed] == ["build", "serve"]
     assert "top-1 agreement" in steps["build"].checks[0].note

@@ -22,16 +22,15 @@ import openai
 import pytest
 import yaml
 
-from pipeline.documents import dump_yaml
+from pipeline.deploy.settings import DeploySettings
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.manifests import KubernetesOptions, ManifestOptions, manifest_files
-from pipeline.serving.ports import Ports
 from pipeline.serving.settings import LaunchSettings
 from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
 from tests.support.kubernetes import pod_specs
+from tests.support.kubernetes_cases import PORTS, cluster_files, recipe_text
 from tests.support.names import HostsFile
 from tests.support.pods import Pod, secret_values
 from tests.support.servers import PostgresServer, RedisServer
@@ -157,15 +156,14 @@ def start(build: Build, store: Path, tmp_path: Path) -> Iterator[Start]:
 
     def started(*overrides: str) -> Cluster:
         recipe = load_recipe("tiny-cpu", overrides)
-        content = content_digest(package)
-        options = KubernetesOptions(recipe, "tiny-cpu", replicas=(2, 2), packages=address, content=content)
-        more = ManifestOptions(
-            gateway_image="own/gateway:1",
-            recipe=dump_yaml(recipe.model_dump(mode="json", exclude={"golden"})),
-            kubernetes=options,
-        )
-        serve = ServeOptions(Ports(None, 8001, 8002), LaunchSettings(image="own/serve:1"))
-        files = manifest_files("kubernetes", Deployment.load(package), package, serve, more)
+        served = {
+            "folder": package, "content": content_digest(package), "recipe_text": recipe_text(recipe),
+        }  # fmt: skip
+        files = cluster_files(
+            recipe, Deployment.load(package), ServeOptions(PORTS, LaunchSettings(image="own/serve:1")),
+            DeploySettings(gateway_image="own/gateway:1"), packaged=served, packages=address,
+            replicas={"least": 2, "most": 2},
+        )  # fmt: skip
         redis = stack.enter_context(RedisPod(dict(pod_specs(files))["redis"]))
         assert "NOAUTH" in redis.asked("KEYS", "*")
         names.write("tiny-cpu-redis", REDIS_ADDRESS)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from benchmarks.agreement import LATENCIES, PERCENTILES, Figures, Run, compare, table
 from benchmarks.common import HERE, running
-from pipeline.bench.arrivals import Load
-from pipeline.bench.run import BenchOptions, run_bench
+from pipeline.bench.run import run_bench
+from pipeline.bench.settings import Lengths, LoadSettings
 from pipeline.bench.subject import Subject
-from pipeline.bench.workload import Lengths
 from pipeline.progress import Silent
 
 ASKED = {"requests": 8, "concurrency": 1, "input_tokens": 8, "output_tokens": 8, "rounds": 3, "within": 0.05}
@@ -25,10 +24,10 @@ def test_what_we_measure_contains_what_the_server_did(tmp_path: Path) -> None:
     with running(HERE / "stand_in.py", 20, 2) as (port, _):
         url = f"http://127.0.0.1:{port}"
         subject = Subject("stand-in", "gateway", url, "stand-in", None, max_prompt=64, max_answer=64)
-        options = BenchOptions(
-            (Load("concurrency", 1),), file=prompts, answers=Lengths(8), seconds=None, requests=4, warm_up_s=0
+        settings = LoadSettings(
+            concurrency=(1,), prompts=str(prompts), output_tokens=Lengths(8), requests=4, warm_up_s=0
         )
-        (level,) = run_bench(subject, options, Silent()).levels
+        (level,) = run_bench(subject, settings, Silent()).levels
         with urllib.request.urlopen(f"{url}/told", timeout=30) as answer:
             told = json.load(answer)
     assert level.requests["complete"] == len(told) == 4

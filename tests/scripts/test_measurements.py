@@ -29,7 +29,7 @@ def test_a_place_is_written_by_what_is_kept_and_else_left_alone() -> None:
 
     def kept(name: str, printed: str) -> dict[str, Any]:
         one = MEASUREMENTS[name]
-        found = kept_of(one, one.words, printed, made, 0.1, 0)
+        found = kept_of(one, one.line, printed, made, 0.1, 0)
         assert found is not None
         return found
 
@@ -48,5 +48,5 @@ def test_a_place_is_written_by_what_is_kept_and_else_left_alone() -> None:
 def test_commands_name_files_that_are_there() -> None:
     for one in MEASUREMENTS.values():
         assert "--json" not in one.command
-        program = next(word for word in shlex.split(one.words) if word != "python")
+        program = next(word for word in shlex.split(one.line) if word != "python")
         assert (ROOT / program).is_file()

@@ -84,4 +84,4 @@ def test_what_is_checked_in_is_what_the_script_makes(tmp_path: Path, monkeypatch
     script.main()
     made = yaml.safe_load(script.CRDS.read_text(encoding="utf-8"))
     assert {kind: one | {"spec": without_added(one["spec"])} for kind, one in made.items()} == known
-    assert script.COMPOSE.read_bytes() == (ROOT / "tests" / "serving" / "compose-spec.json").read_bytes()
+    assert script.COMPOSE.read_bytes() == (ROOT / "tests" / "deploy" / "compose-spec.json").read_bytes()

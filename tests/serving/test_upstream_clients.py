@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's own clients send (`pipeline.acceptance.upstream`), against our models."""
+"""What TensorRT-LLM's own clients send (`pipeline.bench.accept.upstream`), against our models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.acceptance.upstream import PERFORMANCE, end_to_end
+from pipeline.bench.accept.upstream import PERFORMANCE, end_to_end
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN, questions
 from tests.support.streams import joined, stream

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.errors import StageError
 from pipeline.models import Architecture
-from pipeline.stages.calibrate.batches import check_packing, forward, make_batches, read_samples
+from pipeline.stages.calibrate.measurement import check_packing, forward, make_batches
 from pipeline.stages.calibrate.model import load
+from pipeline.stages.dataset.freezing import read_samples
 from tests.support.calibrated import Calibrations
 from tests.support.models import CLASSES
 
@@ -87,5 +88,5 @@ def test_tokens_of_another_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "calibration.jsonl"
     path.write_text('{"tokens":[1,2]}\n{"tokens":[3,99]}\n')
     assert read_samples(path, 100) == [[1, 2], [3, 99]]
-    with pytest.raises(StageError, match="token 99 of 2 samples is not in a vocabulary of 50"):
+    with pytest.raises(StageError, match=r"calibration\.jsonl:2: needs two tokens or more, all below 50"):
         read_samples(path, 50)

@@ -21,11 +21,11 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint, modelopt_export
 from pipeline.stages.calibrate import unified
-from pipeline.stages.calibrate.batches import make_batches, read_samples
 from pipeline.stages.calibrate.calibration import calibrate
-from pipeline.stages.calibrate.measurement import check_scales, measure
+from pipeline.stages.calibrate.measurement import check_scales, make_batches, measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.threads import torch_threads_for
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES

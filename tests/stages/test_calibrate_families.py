@@ -14,10 +14,10 @@ from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
-from pipeline.stages.calibrate.batches import make_batches, read_samples
-from pipeline.stages.calibrate.measurement import measure
+from pipeline.stages.calibrate.measurement import make_batches, measure
 from pipeline.stages.calibrate.model import all_experts, load, separate
 from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.evaluate.comparison import evaluate
 from pipeline.stages.evaluate.results import Export, read_metrics
 from tests.support.calibrated import Calibrations, facts

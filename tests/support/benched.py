@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.arrivals import Load
-from pipeline.bench.forecast import BenchForecast
 from pipeline.bench.load import LoadRecords, RequestMeasurement
-from pipeline.bench.result import BenchResult, LevelResult, ServerFigures
+from pipeline.bench.result import BenchForecast, BenchResult, LevelResult, ServerFigures
+from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.client import Stats
 from pipeline.plan.performance.workload import Workload

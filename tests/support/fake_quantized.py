@@ -15,10 +15,10 @@ import torch
 from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.progress import Silent
 from pipeline.stages.calibrate import unified
-from pipeline.stages.calibrate.batches import make_batches, read_samples
-from pipeline.stages.calibrate.measurement import measure
+from pipeline.stages.calibrate.measurement import make_batches, measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.threads import torch_threads_for
 from tests.support.calibrated import Calibrations
 

@@ -13,7 +13,7 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-CRDS = yaml.safe_load((Path(__file__).resolve().parents[1] / "serving" / "crds.yaml").read_text("utf-8"))
+CRDS = yaml.safe_load((Path(__file__).resolve().parents[1] / "deploy" / "crds.yaml").read_text("utf-8"))
 Object = dict[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.targets import deployment_files
 from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.manifests import Exposure, KubernetesOptions, ManifestOptions, manifest_files
 from pipeline.serving.ports import Ports
 from pipeline.serving.settings import LaunchSettings
-from pipeline.triton.deployment import LaunchSpec
+from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes import Object, pod_specs
 
@@ -45,44 +47,69 @@ def recipe_text(recipe: Recipe) -> str:
     return dump_yaml(recipe.model_dump(mode="json", exclude={"golden"}))
 
 
+def cluster_files(
+    recipe: Recipe,
+    deployment: Deployment = ONE,
+    launch: ServeOptions | None = None,
+    settings: DeploySettings | None = None,
+    *,
+    packaged: Mapping[str, Any] | None = None,
+    **cluster: Any,
+) -> dict[str, str]:
+    """The folder of a deployment.
+
+    Args:
+        recipe: Recipe that it is served with.
+        deployment: Its deployment.json.
+        launch: Launch options; by default gRPC and metrics alone.
+        settings: Settings besides those of the cluster.
+        packaged: Fields of `DeployedPackage`.
+        cluster: Fields of `ClusterSettings`.
+    """
+    package_ = DeployedPackage(
+        **{"deployment": deployment, "folder": package("0"), "recipe": recipe} | dict(packaged or {})
+    )
+    return deployment_files(
+        "kubernetes",
+        package_,
+        launch or ServeOptions(PORTS),
+        settings or DeploySettings(),
+        ClusterSettings(**cluster),
+    )
+
+
 @cache
 def case(name: str, digits: str = "0") -> dict[str, str]:
     """The files of a deployment, by the name of its golden folder."""
-    serve = ServeOptions(PORTS, LaunchSettings(image=SERVE))
+    serve, settings = ServeOptions(PORTS, LaunchSettings(image=SERVE)), DeploySettings(gateway_image=GATEWAY)
+    folder: dict[str, Any] = {"folder": package(digits)}
     match name:
         case "one-node":
             recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", "cache.enabled=true"))
-            options = KubernetesOptions(
-                recipe, "llama", replicas=(2, 8), hostname="llm.example", expose=Exposure("ingress", "nginx"),
-                build_image=BUILD,
+            return cluster_files(
+                recipe, ONE, serve, settings, packaged=folder | {"recipe_text": recipe_text(recipe)},
+                replicas={"least": 2, "most": 8}, hostname="llm.example", build_image=BUILD,
+                expose={"kind": "ingress", "name": "nginx"},
             )  # fmt: skip
-            more = ManifestOptions(gateway_image=GATEWAY, recipe=recipe_text(recipe), kubernetes=options)
-            deployment = ONE
         case "several-nodes":
-            recipe = load_recipe(
-                "llama-3.3-70b-fp8",
-                ("name=llama", "runtime.tensor_parallel=8", "runtime.pipeline_parallel=2"),
-            )
-            options = KubernetesOptions(
-                recipe, "llama", hostname="llm.example", expose=Exposure("gateway", "infra/public"),
-                storage_class="fast",
+            parallel = ("runtime.tensor_parallel=8", "runtime.pipeline_parallel=2")
+            recipe = load_recipe("llama-3.3-70b-fp8", ("name=llama", *parallel))
+            return cluster_files(
+                recipe, MANY, packaged=folder | {"recipe_text": recipe_text(recipe)}, storage_class="fast",
+                hostname="llm.example", expose={"kind": "gateway", "name": "infra/public"},
             )  # fmt: skip
-            more = ManifestOptions(recipe=recipe_text(recipe), kubernetes=options)
-            deployment, serve = MANY, ServeOptions(PORTS)
         case "object-store":
-            recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
-            options = KubernetesOptions(
-                recipe, "llama", packages="s3://models/packages", redis="rediss://redis.shared.svc:6380",
-                content="c" * 64, verify_key=PUBLIC_KEY,
+            return cluster_files(
+                load_recipe("llama-3.1-8b-fp8", ("name=llama",)), ONE, serve,
+                DeploySettings(gateway_image=GATEWAY, memory="96G"),
+                packaged=folder | {"content": "c" * 64, "verify_key": PUBLIC_KEY},
+                packages="s3://models/packages", redis="rediss://redis.shared.svc:6380",
             )  # fmt: skip
-            more = ManifestOptions(gateway_image=GATEWAY, memory="96G", kubernetes=options)
-            deployment = ONE
         case _:
-            recipe = load_recipe("tiny-cpu", ("name=llama",))
-            options = KubernetesOptions(recipe, "tiny", replicas=(2, 2))
-            more = ManifestOptions(gateway_image=GATEWAY, kubernetes=options)
-            deployment = CPU
-    return manifest_files("kubernetes", deployment, package(digits), serve, more)
+            return cluster_files(
+                load_recipe("tiny-cpu", ("name=llama",)), CPU, serve, settings, packaged=folder, namespace="tiny",
+                replicas={"least": 2, "most": 2},
+            )  # fmt: skip
 
 
 CASES = ("one-node", "several-nodes", "object-store", "cpu")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pipeline.bench.arrivals import Load
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult, SloCheck
-from pipeline.tuning.search import TrialJudgement
-from pipeline.tuning.search_space import Settings
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.search import TrialJudgement
+from pipeline.bench.tune.search_space import Settings
 
 ITL_P95_MS = 50.0  # target of the SLO
 
@@ -70,7 +70,7 @@ def result(name: str, levels: Sequence[LevelResult]) -> BenchResult:
 
 @dataclass
 class FakeServed:
-    """Settings that are being served. See `pipeline.tuning.search.ServedTrial`."""
+    """A server with the settings of a trial. See `pipeline.bench.tune.search.RunningTrial`."""
 
     runner: FakeRunner
     settings: Settings
@@ -85,7 +85,7 @@ class FakeServed:
 
 @dataclass
 class FakeRunner:
-    """See `pipeline.tuning.search.Runner`.
+    """See `pipeline.bench.tune.search.Runner`.
 
     Attributes:
         does: What settings do under a load.

@@ -13,7 +13,7 @@ from tensorrt_llm._utils import global_mpi_rank, global_mpi_size
 
 
 def rank() -> int:
-    """Of this process."""
+    """Rank of this process."""
     number: int = global_mpi_rank()
     return number
 

@@ -63,7 +63,7 @@ def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
     """Read the tensors of a request.
 
     Raises:
-        RequestRefused: a tensor has another shape than it should, or is not text; or the release would ignore it.
+        RequestRefused: A tensor has another shape than it should, or is not text; or the release would ignore it.
     """
     cumulative_logprob = bool(_scalar(request, "return_cumulative_logprob"))
     sampling: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _prompt_log_probs(output: Any, alternatives: int) -> dict[str, Array]:
     """Compute them from the logits [tokens, vocabulary] of the prompt.
 
     Raises:
-        RuntimeError: the LLM has not computed all of them.
+        RuntimeError: The LLM has not computed all of them.
     """
     table = PromptLogProbTable(output.prompt_token_ids, alternatives)
     logits = output.context_logits
@@ -150,7 +150,7 @@ def _prompt_log_probs(output: Any, alternatives: int) -> dict[str, Array]:
 
 
 def _bias(request: Any, vocab_size: int | None) -> Array | None:
-    """What is added to the logits, [vocabulary]."""
+    """Values added to the logits, [vocabulary]."""
     ids = _values(request, f"{_SAMPLING}logit_bias_token_ids")
     values = _values(request, f"{_SAMPLING}logit_bias_values")
     if not ids and not values:

@@ -1,4 +1,4 @@
-"""Where requests of Triton and the LLM meet: takes requests in, answers, and ends them early.
+"""Requests between Triton and the LLM: takes them in, answers, and ends them early.
 
 Everything about open requests happens on one event loop, because the LLM's answers come on the loop that asked for
 them. Responses are sent by a thread of its own, so that the loop does not wait for Triton.
@@ -48,9 +48,9 @@ class LlmRequestManager:
         """Start the LLM, which takes minutes.
 
         Args:
-            model: name of this model of Triton's.
-            types: numpy type of each output of the model.
-            decoupled: several responses to a request; else one.
+            model: Name of this model of Triton's.
+            types: Numpy type of each output of the model.
+            decoupled: Several responses to a request; else one.
         """
         self._llm = LLM(**update_llm_args_with_extra_dict({}, arguments))
         self._max_open = settings.max_open_requests

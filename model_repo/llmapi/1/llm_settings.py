@@ -30,7 +30,7 @@ _OF_A_RANK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LlmSettings:
-    """What model.yaml says."""
+    """Settings in model.yaml."""
 
     arguments: Mapping[str, Any]  # of the LLM, paths absolute
     cancellation_check_period_s: float = 0.1
@@ -43,7 +43,7 @@ class LlmSettings:
         """The settings of a file.
 
         Raises:
-            ValueError: it is no file of settings, or says something that this model cannot do.
+            ValueError: It is no file of settings, or says something that this model cannot do.
         """
         if not path.is_file():
             raise ValueError(f"{path} is missing: it holds the arguments of the LLM")
@@ -67,7 +67,7 @@ def gpus_of(config: Mapping[str, Any], instance: str) -> tuple[str, ...]:
     """The GPUs of an instance named like `tensorrt_llm_0_1`; none where there is one instance, which sees all.
 
     Raises:
-        ValueError: there are several instances, and gpu_device_ids does not say one set for each.
+        ValueError: There are several instances, and gpu_device_ids does not say one set for each.
     """
     count = sum(int(group.get("count", 1)) for group in config.get("instance_group", ()))
     if count <= 1:

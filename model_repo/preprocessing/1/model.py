@@ -76,7 +76,7 @@ class TritonPythonModel:
         return outputs | self._decoder_prompts(request, prompts.pad_id)
 
     def _decoder_prompts(self, request: Any, pad_id: Array) -> dict[str, Array]:
-        """What an encoder-decoder's decoder begins with: by default one pad token."""
+        """First tokens of an encoder-decoder's decoder: by default one pad token."""
         texts = read_texts(request, "DECODER_QUERY")
         rows = [self._tokenizer.encode(row[0]) for row in texts] if texts else pad_id.tolist()
         return {

@@ -74,7 +74,7 @@ def _settings(parameters: Parameters) -> engine.EngineSettings:
 
 
 def _vocabulary(parameters: Parameters) -> engine.Vocabulary | None:
-    """What answers are held to a form with, where the deployment offers that."""
+    """Grammar server of guided answers, where the deployment offers them."""
     if not parameters.text("guided_decoding_backend", ""):
         return None
     return engine.Vocabulary(parameters.path("tokenizer_dir") / "tokenizer.json", parameters.number("end_id"))

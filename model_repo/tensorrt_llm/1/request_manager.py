@@ -1,4 +1,4 @@
-"""Where requests of Triton and requests of the engine meet: takes them in, answers, and ends them early.
+"""Requests between Triton and the engine: takes them in, answers, and ends them early.
 
 The engine's thread only puts what it has made into the outbox; another thread sends it. So the next step runs while
 the tokens of the last one are on their way.

@@ -32,7 +32,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the response to a request holds; of a batch, what its first row says."""
+    """Outputs that a request wants; for a batch, those of its first row."""
 
     streaming: bool  # each new token at once, or everything in the end
     prompt: bool  # the prompt in front of the answer (never when streaming)
@@ -62,7 +62,7 @@ READ = frozenset(
 
 
 def read_output_options(read: Read, *, exclude_input_in_output: bool) -> OutputOptions:
-    """What to answer with; `exclude_input_in_output` is the default of the deployment."""
+    """Outputs of the response; `exclude_input_in_output` is the default of the deployment."""
 
     def flag(name: str, default: bool = False) -> bool:
         array = read(name)
@@ -85,7 +85,7 @@ def read_requests(read: Read, limits: RequestLimits, new_id: Callable[[], str]) 
     """The requests of a batch.
 
     Raises:
-        RequestRefused: one of them cannot be honoured; the text names the input.
+        RequestRefused: One of them cannot be honoured; the text names the input.
     """
     refuse(read)
     lengths = read("input_lengths")
@@ -283,7 +283,7 @@ def refuse(read: Callable[[str], Array | None]) -> None:
     """Refuse a request that asks for what this engine cannot do; `read` gives an input by name.
 
     Raises:
-        RequestRefused: with the name of the first such input.
+        RequestRefused: With the name of the first such input.
     """
     for name, why in _ABSENT.items():
         if read(name) is not None:

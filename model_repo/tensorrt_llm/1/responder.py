@@ -119,7 +119,7 @@ class Responder:
         self.sender.send(response(**tensors), flags=FINAL if self.is_done() else 0)
 
     def _measured(self, metrics: engine.RequestMetrics) -> dict[str, Array]:
-        """What a request cost, as far as it asked; with its last tokens."""
+        """Metrics that a request asked for, sent with its last tokens."""
         counts: dict[str, int] = {}
         if self._options.num_input_tokens:
             counts["num_input_tokens"] = metrics.num_input_tokens

@@ -74,7 +74,7 @@ class EnginePair:
         """See `ModelPair`.
 
         Raises:
-            Exception: the model failed, or its answer is not one.
+            Exception: The model failed, or its answer is not one.
         """
         draft, timeout_s = self._speculation.draft, self._speculation.timeout_s
         inputs = self._draft_inputs | self._round(at, count, _DRAFT)
@@ -204,7 +204,7 @@ def _made(response: Mapping[str, Array], checked: int | None = None) -> TargetOu
 
 
 def _tokens(response: Mapping[str, Array]) -> tuple[int, ...]:
-    """Of the one answer with one beam; none, if the model was stopped or had nothing to say."""
+    """Tokens of the one answer with one beam; none if the model was stopped or generated nothing."""
     if "output_ids" not in response:
         return ()
     length = int(response["sequence_length"].flat[0])
@@ -222,7 +222,7 @@ _TARGET_SUM = "kv_cache_alloc_new_blocks"
 
 
 class AnswerMetrics:
-    """What an answer of many calls cost, as the outputs that describe one call.
+    """Metrics of an answer of many calls, in the outputs that describe one call.
 
     Draft tokens are counted over the whole answer. Times run from the arrival of the first call, of either model, to
     the last token of the last. Blocks of the KV cache are the target's: new ones are added up, reused ones are those of
@@ -290,7 +290,7 @@ def with_retries(
         deadline_s: Time for retries.
 
     Raises:
-        RequestRefused: the engine refused it for another reason, or still after `deadline_s`.
+        RequestRefused: The engine refused it for another reason, or still after `deadline_s`.
     """
     until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:

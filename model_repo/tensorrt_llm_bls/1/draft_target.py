@@ -41,7 +41,7 @@ from shared.stop_words import Words
 
 @dataclass(frozen=True, slots=True)
 class DecodePosition:
-    """Where an answer stands when a model is called."""
+    """State of an answer when a model is called."""
 
     tokens: Sequence[int]  # prompt and answer
     made: int  # tokens of the answer
@@ -50,7 +50,7 @@ class DecodePosition:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a draft proposes."""
+    """Proposal of a draft."""
 
     tokens: tuple[int, ...] = ()
     logits: Any = None  # [tokens, vocabulary] that they were drawn from; None: the target compares tokens
@@ -60,13 +60,13 @@ class Proposal:
         return Proposal(self.tokens[:count], None if self.logits is None else self.logits[:count])
 
     def rest(self, count: int) -> Proposal:
-        """What follows its first `count` tokens."""
+        """Rest after its first `count` tokens."""
         return Proposal(self.tokens[count:], None if self.logits is None else self.logits[count:])
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """What one response of the target holds."""
+    """Content of one response of the target."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...] = ()  # one a token, if they were asked for
@@ -78,7 +78,7 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """What may go out: tokens that are final."""
+    """Final tokens, which may go out."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
@@ -155,7 +155,7 @@ class DraftTarget:
         """The answer as it comes; the last step, which may hold no tokens, says so.
 
         Raises:
-            Exception: whatever the target raises. What the draft raises ends the speculation, not the answer.
+            Exception: Whatever the target raises. What the draft raises ends the speculation, not the answer.
         """
         head_start: Future[Proposal] | None = None
         if self._length.tokens and self._max_tokens > self.made + 1:
@@ -195,7 +195,7 @@ class DraftTarget:
         return future
 
     def _proposal(self, head_start: Future[Proposal] | None) -> Proposal | None:
-        """What the draft proposes, with room for the target's own token; None if it failed."""
+        """Call the draft for a proposal that leaves room for the target's own token; None if it failed."""
         try:
             proposal = Proposal() if head_start is None else self._after_first(head_start.result())
             count = min(self._length.tokens, self._max_tokens - self.made - 1)
@@ -208,7 +208,7 @@ class DraftTarget:
             return None
 
     def _after_first(self, proposal: Proposal) -> Proposal:
-        """What is left of a proposal for the whole answer, if the answer began as it does."""
+        """Rest of a proposal for the whole answer, if the answer began as it does."""
         made = tuple(self._tokens[self._began :])
         return proposal.rest(len(made)) if proposal.tokens[: len(made)] == made else Proposal()
 

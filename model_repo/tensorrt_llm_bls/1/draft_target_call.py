@@ -67,7 +67,7 @@ class DraftTargetCall:
         """Each response as name -> array, as the engine's are.
 
         Raises:
-            RequestRefused: the target refused the request, or failed; the text is the target's.
+            RequestRefused: The target refused the request, or failed; the text is the target's.
         """
         if self._streams:
             for step in self._loop.steps():

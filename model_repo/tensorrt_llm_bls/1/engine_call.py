@@ -57,7 +57,7 @@ class TensorNames:
 
     @property
     def by_client(self) -> Mapping[str, str]:
-        """What clients call an input -> what the engine does."""
+        """Name of an input for clients -> its name for the engine."""
         return {
             "min_length": self.min_tokens,
             "min_tokens": self.min_tokens,
@@ -114,15 +114,15 @@ class EngineCall:
         """
         Args:
             model: The engine model.
-            request: Of the client.
-            prompts: Of the request, as the engine takes them.
-            tensor_names: Of the engine model.
+            request: The client's request.
+            prompts: Prompts of the request, as the engine takes them.
+            tensor_names: Names of the engine model's tensors.
             context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
             vocab_size: Without the engine's padding.
             prior_output: At the end of the prompt.
 
         Raises:
-            RequestRefused: an input is given by two names.
+            RequestRefused: An input is given by two names.
         """
         self._model = model
         self._id = engine_id(request)
@@ -141,7 +141,7 @@ class EngineCall:
         """Each response of the engine that holds tensors, as name -> array.
 
         Raises:
-            RequestRefused: the engine refused the request, or failed; the text is the engine's.
+            RequestRefused: The engine refused the request, or failed; the text is the engine's.
         """
         for tensors in self._model.responses(self._id, self._inputs, self._outputs):
             yield tensors if self._prompt_logits is None else tensors | self._prompt_logits.reduced(tensors)
@@ -173,7 +173,7 @@ class PromptLogits:
         """The log probabilities, where a response has logits [1, tokens, vocabulary with the engine's padding].
 
         Raises:
-            RuntimeError: the engine did not compute all of them.
+            RuntimeError: The engine did not compute all of them.
         """
         if "context_logits" not in tensors:
             return {}
@@ -249,10 +249,10 @@ UNIQUE_ID = 16  # characters: an id of that length or more is taken to be its cl
 
 
 def engine_inputs(request: Any, prompts: Prompts, tensor_names: TensorNames) -> dict[str, Array]:
-    """What the engine is to do, as its inputs.
+    """Inputs of the engine.
 
     Raises:
-        RequestRefused: an input is given by two names.
+        RequestRefused: An input is given by two names.
     """
     return _prompt_inputs(prompts) | _passed_inputs(request, tensor_names)
 

@@ -79,8 +79,8 @@ class EngineClient:
         """The responses to one request as they come, each as output name -> array; empty ones are left out.
 
         Raises:
-            RequestRefused: the model refused the request, or failed; the text is the model's.
-            ConnectionError: the model cannot be reached, or took longer than `timeout_s`.
+            RequestRefused: The model refused the request, or failed; the text is the model's.
+            ConnectionError: The model cannot be reached, or took longer than `timeout_s`.
         """
         call = self._infer(
             self._request(request_id, inputs, outputs), timeout=timeout_s, metadata=_trace_headers.get()

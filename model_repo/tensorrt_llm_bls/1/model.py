@@ -149,7 +149,7 @@ def _speculation(parameters: Parameters, tensor_names: TensorNames) -> DraftSett
 
 
 class OpenRequestLimit:
-    """How many answers may be open at once, where each is many calls of the engines. Safe to use from any thread.
+    """Limit of answers at the same time, where each is many calls of the engines. Thread-safe.
 
     An engine that takes so many requests and refuses the next would refuse a round in the middle of an answer. As an
     answer has one call of an engine under way at a time, as many answers as the engine takes requests are never refused
@@ -167,7 +167,7 @@ class OpenRequestLimit:
         """Hold the place of one answer.
 
         Raises:
-            RequestRefused: all are taken; in Triton's own words for a full queue.
+            RequestRefused: All are taken; in Triton's own words for a full queue.
         """
         with self._lock:
             if self._most is not None and self._open >= self._most:

@@ -36,7 +36,7 @@ _INDEXES = (
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """What all requests share."""
+    """State that all requests share."""
 
     encoder: PromptEncoder
     decoders: Mapping[bool, TextDecoder]  # by whether special tokens are left out
@@ -58,7 +58,7 @@ class TextRequest:
         """Read the request.
 
         Raises:
-            RequestRefused: it asks for something that this model does not do.
+            RequestRefused: It asks for something that this model does not do.
         """
         _refuse(request, has_draft=setup.speculation is not None)
         rows = read_texts(request, "text_input") or []
@@ -119,10 +119,10 @@ class TextRequest:
             self._call.stop()
 
     def responses(self) -> Iterator[Any]:
-        """What goes to the client as it comes; what is left then is in `rests`.
+        """Yield responses as they come; the rest is then in `rests`.
 
         Raises:
-            RequestRefused: the engine refused the request, or failed.
+            RequestRefused: The engine refused the request, or failed.
         """
         stopping, call = False, self._call
         for tensors in () if call is None else call.responses():
@@ -132,7 +132,7 @@ class TextRequest:
                 self.stop()
 
     def rests(self) -> Sequence[Any]:
-        """What goes to the client at the end of a stream: text that waited for more.
+        """Yield the end of a stream: text that waited for more.
 
         The last of these is to be marked as final: text that does not wait any more ends the answer, and an answer that
         broke off between the two could not go on after it.

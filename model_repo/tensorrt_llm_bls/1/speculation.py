@@ -35,7 +35,7 @@ _OFF = "set num_draft_tokens to 0, or leave it out"
 
 @dataclass(slots=True)
 class TargetBehaviour:
-    """What was learned of the target's engine from its answers."""
+    """Knowledge of the target's engine, from its answers."""
 
     goes_on: bool = False  # without draft tokens it makes more than one token a call, as newer releases do
 
@@ -60,7 +60,7 @@ class DraftSettings:
         `prior_output_len`: tokens at the end of the prompt that belong to the answer.
 
         Raises:
-            RequestRefused: draft tokens are asked for, and something that does not go with them; or a limit is passed.
+            RequestRefused: Draft tokens are asked for, and something that does not go with them; or a limit is passed.
         """
         tensor = read(request, "num_draft_tokens")
         asked = None if tensor is None or tensor.size == 0 else int(tensor.flat[0])

@@ -1,4 +1,4 @@
-"""What `pipeline bench` prints: a live line of the load that is under way, the table of results, and a dry run."""
+"""Output of `pipeline bench`: a live line of the load that is under way, the table of results, and a dry run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.bench.arrivals import Load
 from pipeline.bench.load import LoadRecords
+from pipeline.bench.prompts import BenchWorkload
 from pipeline.bench.result import BenchResult, Distribution, LevelResult
-from pipeline.bench.run import BenchOptions, BenchWorkload, Watcher
+from pipeline.bench.run import Watcher
+from pipeline.bench.settings import BenchSettings, Load
 from pipeline.bench.statistics import percentiles
 from pipeline.bench.subject import Subject
 from pipeline.bench.verdict import verdict, warnings
 
 _LINE_EVERY_S, _DRAW_EVERY_S = 5.0, 0.25
-_LATEST = 200  # requests that live figures are made of
+_LATEST = 200  # requests behind live figures
 # Percentiles that have a column, and those that have one where there is room.
 _COLUMNS = (("ttft", 50), ("ttft", 95), ("itl", 50), ("itl", 95))
 _WIDE_COLUMNS = (
@@ -37,15 +38,11 @@ Ended = Callable[[LevelResult], None]
 
 
 @contextmanager
-def watching(options: BenchOptions, *, quiet: bool) -> Iterator[tuple[Watcher | None, Ended | None]]:
-    """Show how a benchmark goes on standard error: live on a terminal, else a line every five seconds.
-
-    Args:
-        options: Of the benchmark.
-        quiet: Show nothing.
+def watching(settings: BenchSettings, *, quiet: bool) -> Iterator[tuple[Watcher | None, Ended | None]]:
+    """Show the progress of a benchmark on standard error: live on a terminal, else a line every five seconds.
 
     Yields:
-        What `run_bench` calls while a load is under way, and when it is over.
+        Functions for `run_bench` to call while a load is under way, and when it is over; None if quiet.
     """
     if quiet:
         yield None, None
@@ -61,7 +58,7 @@ def watching(options: BenchOptions, *, quiet: bool) -> Iterator[tuple[Watcher | 
         if now_s < next_s.setdefault(load, every_s):
             return
         next_s[load] = now_s + every_s
-        line = _live_line(load, records, now_s, options)
+        line = _live_line(load, records, now_s, settings)
         if live is None:
             click.echo(line, err=True)
         else:
@@ -79,11 +76,11 @@ def watching(options: BenchOptions, *, quiet: bool) -> Iterator[tuple[Watcher | 
         yield watch, ended
 
 
-def _live_line(load: Load, records: LoadRecords, now_s: float, options: BenchOptions) -> str:
-    """How far a load is, and what the latest requests saw."""
+def _live_line(load: Load, records: LoadRecords, now_s: float, settings: BenchSettings) -> str:
+    """Progress of a load, and figures of its latest requests."""
     counted = records.counted[-_LATEST:]
-    warm = not counted and now_s < options.warm_up_s
-    whole_s = None if options.seconds is None else options.seconds + options.warm_up_s
+    warm = not counted and now_s < settings.warm_up
+    whole_s = None if settings.duration_s is None else settings.duration_s + settings.warm_up
     parts = [
         f"{load}:",
         f"{now_s:.0f}{'' if whole_s is None else f'/{whole_s:g}'} s{', warming up' if warm else ''},",
@@ -98,8 +95,8 @@ def _live_line(load: Load, records: LoadRecords, now_s: float, options: BenchOpt
             ("ITL", np.concatenate([one.itl_ms for one in counted])),
         ):
             if len(values):
-                found = percentiles(values)
-                parts.append(f"{name} p50 {_ms(found[50])} p95 {_ms(found[95])} ms")
+                at = percentiles(values)
+                parts.append(f"{name} p50 {_ms(at[50])} p95 {_ms(at[95])} ms")
     bad = sum(one.outcome in ("refused", "failed") for one in records.counted)
     return " ".join(parts) + (f", {bad} failed" if bad else "")
 
@@ -114,12 +111,7 @@ def _level_line(level: LevelResult) -> str:
 
 
 def bench_table(result: BenchResult, width: int) -> Group:
-    """Make the table of a run: a row a load, below each latency its 95 % interval; verdicts and warnings after it.
-
-    Args:
-        result: Of `run_bench`.
-        width: Columns of characters that there are.
-    """
+    """Make the table of a run: a row for each load, with 95 % intervals; then verdicts and warnings."""
     columns = _WIDE_COLUMNS if width >= _WIDE else _COLUMNS
     table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("load", no_wrap=True)
@@ -154,20 +146,11 @@ def bench_table(result: BenchResult, width: int) -> Group:
     )
 
 
-def bench_plan(subject: Subject, options: BenchOptions, workload: BenchWorkload) -> dict[str, Any]:
-    """Say what a benchmark would do.
-
-    Args:
-        subject: What is measured.
-        options: How.
-        workload: What is asked.
-
-    Returns:
-        Lines by their names; `takes` says how long at least.
-    """
-    loads = [str(load) for load in options.loads]
-    if options.sweep:
-        loads = [f"from {loads[0]}, doubled until the SLO breaks or {options.most:g} is reached"]
+def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkload) -> dict[str, Any]:
+    """List what a benchmark would do; `takes` is how long at least."""
+    loads = [str(load) for load in settings.loads]
+    if settings.sweep_to is not None:
+        loads = [f"from {loads[0]}, doubled until the SLO breaks or {settings.sweep_to:g} is reached"]
     asked = ", ".join(
         f"{key} {value}" for key, value in workload.described().items() if value not in (None, 0, "", 1)
     )
@@ -177,48 +160,48 @@ def bench_plan(subject: Subject, options: BenchOptions, workload: BenchWorkload)
         "loads": ", then ".join(loads),
         "prompts": asked,
         "slo": ", ".join(f"{key} {value:g}" for key, value in slo.items()) or "none",
-        "takes": _takes(options, workload),
+        "takes": _takes(settings, workload),
     }
 
 
-def _takes(options: BenchOptions, workload: BenchWorkload) -> str:
+def _takes(settings: BenchSettings, workload: BenchWorkload) -> str:
     seconds = []
-    for load in options.loads:
-        bounds = [options.seconds]
-        bounds += [options.requests / load.value] if load.kind == "rate" and options.requests else [None]
+    for load in settings.loads:
+        bounds = [settings.duration_s]
+        bounds += [settings.requests / load.value] if load.kind == "rate" and settings.requests else [None]
         bounds += (
             [workload.span_s / load.value] if load.kind == "trace" and workload.span_s is not None else [None]
         )
         known = [bound for bound in bounds if bound is not None]
         if not known:
-            return f"as long as {options.requests} requests take, for each load"
-        seconds.append(min(known) + (0.0 if load.kind == "trace" else options.warm_up_s))
-    each = "for each load; how many there are shows" if options.sweep else "in all"
+            return f"as long as {settings.requests} requests take, for each load"
+        seconds.append(min(known) + (0.0 if load.kind == "trace" else settings.warm_up))
+    each = "for each load; how many there are shows" if settings.sweep else "in all"
     return f"{sum(seconds):.0f} s {each}, and until the last answers have come"
 
 
 def _facts(level: LevelResult) -> Iterator[str]:
-    """What the server said, in a line, where it said anything."""
-    found = [
+    """Yield a line with the server's own figures, if it has any."""
+    facts = [
         f"{name} p50 {_ms(level.latencies[name].p50)} p95 {_ms(level.latencies[name].p95)} ms"
         for name in ("queue", "prefill")
         if name in level.latencies
     ]
     server = level.server
     if server.queue_mean_ms is not None and "queue" not in level.latencies:
-        found.append(f"queue of the gateway {_ms(server.queue_mean_ms)} ms on average")
+        facts.append(f"queue of the gateway {_ms(server.queue_mean_ms)} ms on average")
     if server.kv_used_max is not None:
-        found.append(
+        facts.append(
             f"KV cache {server.kv_used_mean or 0.0:.0%} used on average, {server.kv_used_max:.0%} at most"
         )
     if server.waiting_max:
-        found.append(f"at most {server.waiting_max} requests waited")
+        facts.append(f"at most {server.waiting_max} requests waited")
     if level.acceptance is not None:
-        found.append(f"{level.acceptance:.0%} of the draft's tokens accepted")
+        facts.append(f"{level.acceptance:.0%} of the draft's tokens accepted")
     if level.cached_share:
-        found.append(f"{level.cached_share:.0%} of answers from the response cache")
-    if found:
-        yield f"{level.load}: {', '.join(found)}"
+        facts.append(f"{level.cached_share:.0%} of answers from the response cache")
+    if facts:
+        yield f"{level.load}: {', '.join(facts)}"
 
 
 def _verdicts(result: BenchResult) -> Iterator[str]:

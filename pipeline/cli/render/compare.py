@@ -1,4 +1,4 @@
-"""What `pipeline compare` prints: a table of figures for each load, what the answers came to, budgets, warnings."""
+"""Output of `pipeline compare`: a table of figures for each load, the answers, budgets, warnings."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.bench.answers import AnswerComparison, QuestionResult
-from pipeline.bench.compare import CompareResult
-from pipeline.bench.comparison import LoadComparison
+from pipeline.bench.compare.answers import AnswerComparison, QuestionResult
+from pipeline.bench.compare.figures import LoadComparison
+from pipeline.bench.compare.run import CompareResult
 
 _COLORS = {"better": "green", "worse": "red", "no difference": "default", "unknown": "dim"}
 _DIFFERING, _EXCERPT = 5, 100
 
 
 def compare_lines(result: CompareResult) -> Iterator[RenderableType]:
-    """Make what is printed of a comparison.
-
-    Args:
-        result: Of two deployments, or of two stored runs.
-    """
+    """Yield the lines and tables of a comparison."""
     yield Text(f"A: {result.a.name}, {result.a.given}\nB: {result.b.name}, {result.b.given}")
     for load in result.loads:
         yield _table(result, load)

@@ -21,7 +21,7 @@ _FEW = 3  # recipes that are named; of more, their number
 
 
 def print_report(report: Report) -> None:
-    """Print what was found, then the recipes with what stands in their way."""
+    """Print the machine, then the recipes with the obstacles in their way."""
     print_rich(_machine(report), _recipes(report))
     _print_obstacles(report.recipes)
     runnable = sum(verdict.runnable for verdict in report.recipes)
@@ -71,7 +71,7 @@ def _answer(possible: bool | None) -> str:
 
 
 def _print_obstacles(verdicts: Sequence[Verdict]) -> None:
-    """What stands in the way, each thing once: what it is about, what would help, and which recipes it stops."""
+    """Print each obstacle once, with what would help and the recipes that it stops."""
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}  # (about, fix) -> "build: problem" -> recipes
     for verdict in verdicts:
         ways: dict[Obstacle, list[str]] = {}

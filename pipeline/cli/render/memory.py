@@ -1,19 +1,95 @@
-"""The memory of a plan as a table, bars and a few sentences."""
+"""Memory of a plan: a table, a bar for each GPU, and a few sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from pipeline.cli.render.bars import Look, bar, legend
+import click
+
 from pipeline.cli.render.speed import wrapped
 from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 
+# Group -> (colour, mark where there are no colours)
+_LOOKS: Mapping[str, tuple[str, str]] = {
+    "runtime": ("bright_black", "r"),
+    "weights": ("blue", "w"),
+    "draft": ("cyan", "d"),
+    "activations": ("yellow", "a"),
+    "communication": ("magenta", "c"),
+    "kv_cache": ("green", "k"),
+    "graphs": ("red", "g"),
+}
+_NAMES: Mapping[str, str] = {"kv_cache": "KV cache", "graphs": "CUDA graphs", "draft": "weights of the draft"}
+_PLAIN_WIDTH = 100  # columns where the output is no terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Abilities of the output."""
+
+    width: int  # columns
+    colour: bool
+    cuts: bool = False  # whether lines that are longer than that end with an ellipsis
+
+    @classmethod
+    def of_output(cls) -> Look:
+        """Look at standard output: colours on a terminal, and its width."""
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else _PLAIN_WIDTH
+        return cls(width, colour=is_terminal and not os.environ.get("NO_COLOR"), cuts=is_terminal)
+
+
+def bar(rank: RankMemory, cells: int, look: Look) -> str:
+    """`[rrwwwwwwkkkkkkkkkk..]`: a cell is an even share of the GPU; dots are free, `!` is what does not fit.
+
+    Cells are rounded so that the bar as a whole is right; a group that is there has at least one.
+    """
+    scale = cells / max(rank.capacity, rank.used)
+    drawn = ""
+    done = 0.0
+    for group, size in shares(rank.lines):
+        done += size * scale
+        count = max(1, round(done) - _length(drawn))
+        drawn += _cells(group, count, look)
+    free = max(0, cells - _length(drawn))
+    full = round(rank.capacity * scale)
+    return f"[{drawn}{'.' * free}]" if full >= cells else f"[{drawn}] !"
+
+
+def shares(lines: Sequence[MemoryLine]) -> list[tuple[str, int]]:
+    """List groups with their bytes, in load order; weights of a draft are a group of their own."""
+    found: dict[str, int] = {}
+    for line in lines:
+        group = "draft" if line.group == "weights" and line.role == "draft" else line.group
+        found[group] = found.get(group, 0) + line.bytes
+    return [(group, size) for group, size in found.items() if size]
+
+
+def legend(ranks: Sequence[RankMemory], look: Look) -> str:
+    """Explain the cells of the groups that there are."""
+    groups = dict.fromkeys(group for rank in ranks for group, _ in shares(rank.lines))
+    return "  ".join(f"{_cells(group, 1, look)} {_NAMES.get(group, group)}" for group in groups)
+
+
+def _cells(group: str, count: int, look: Look) -> str:
+    colour, mark = _LOOKS[group]
+    return click.style("█" * count, fg=colour) if look.colour else mark * count
+
+
+def _length(drawn: str) -> int:
+    return len(click.unstyle(drawn))
+
+
 _GIB = 2**30
-_NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
+_LINE_NAMES = {"kv_cache": "KV cache", "runtime": "", "graphs": ""}
 
 
 def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> Iterator[str]:
-    """All of it; ranks that hold the same are shown once. `doubts`: about the models, beside those of the figures."""
+    """Yield the whole plan; ranks that hold the same are shown once. `doubts` are about the models."""
     spec, kinds = memory.spec, distinct(memory.ranks)
     share = f", {spec.fraction:.0%} of what is left for KV caches" if spec.is_gpu else ""
     unit, name = _unit(memory)
@@ -33,7 +109,7 @@ def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> 
 
 
 def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:
-    """What to change, each with its figures."""
+    """Yield changes that would hold more, each with its figures."""
     yield "what would hold more"
     yield ""
     width = max(len(one.command) for one in found)
@@ -47,7 +123,7 @@ def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:
 
 
 def distinct(ranks: Sequence[RankMemory]) -> list[tuple[RankMemory, int]]:
-    """Ranks that differ, each with the number of those that follow and hold the same."""
+    """List ranks that differ, each with the number of ranks that hold the same."""
     found: list[tuple[RankMemory, int]] = []
     for rank in ranks:
         if found and found[-1][0].lines == rank.lines:
@@ -89,7 +165,7 @@ def _table(
 
 def _name(line: MemoryLine) -> str:
     """`target attention`"""
-    group = _NAMES.get(line.group, line.group)
+    group = _LINE_NAMES.get(line.group, line.group)
     return " ".join(part for part in (line.role, line.name or group) if part)
 
 

@@ -1,26 +1,28 @@
-"""An outlook as a page for people, or as JSON for scripts."""
+"""Output of `pipeline plan` and of a dry build: for people, or as JSON for scripts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
-from pipeline.cli.render.bars import Look
-from pipeline.cli.render.memory import alternative_lines, memory_lines
+from pipeline.cli.render.memory import Look, alternative_lines, memory_lines
 from pipeline.cli.render.speed import forecast_lines
-from pipeline.cli.render.tables import marked, step_lines
+from pipeline.plan.plan import Plan
+from pipeline.plan.preflight import Finding
 from pipeline.plan.report import PlanReport
-from pipeline.prepare.report_json import document_of
-from pipeline.store import Store
+from pipeline.prepare import step_states
+from pipeline.prepare.report_json import document_of, step_rows
+from pipeline.store import Artifact, Store, human_bytes
 
 
 def page(outlook: PlanReport, store: Store, until: str, look: Look) -> str:
-    """Verdict first, then what it rests on."""
+    """Render the report of a plan: the verdict first, then its grounds."""
     return "\n".join(line.rstrip() for line in _lines(outlook, store, until, look))
 
 
 def document(outlook: PlanReport, store: Store, until: str) -> str:
-    """The same as JSON."""
+    """Render the report of a plan as JSON."""
     return json.dumps(document_of(outlook, store, until).as_json(), indent=2)
 
 
@@ -55,3 +57,37 @@ def _lines(outlook: PlanReport, store: Store, until: str, look: Look) -> Iterato
         yield "preflight"
         yield ""
         yield from (f"  {marked(finding)}" for finding in outlook.findings)
+
+
+def plan_table(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
+    """Render the steps of a build; `pipeline plan` says more."""
+    lines = [f"{plan.recipe.name}, runtime {plan.recipe.runtime.kind}, store {store.root}", ""]
+    lines += step_lines(plan, store, until)
+    lines += ["", *(f"  {marked(finding)}" for finding in findings)] if findings else []
+    return "\n".join(lines)
+
+
+def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
+    """Render the steps as JSON, with all that each key is made from."""
+    said = [asdict(finding) for finding in findings]
+    steps = [asdict(row) for row in step_rows(plan, store, until)]
+    return json.dumps(
+        {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": said}, indent=2
+    )
+
+
+def step_lines(plan: Plan, store: Store, until: str) -> Iterator[str]:
+    """Yield a line for each step: its state, size and artifact."""
+    yield f"  {'step':<18}{'state':<12}{'size':>10}  artifact"
+    for step, artifact, needed in step_states(plan, store, until):
+        size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
+        yield f"  {step.name:<18}{_state(artifact, needed):<12}{size:>10}  {step.key.name}"
+
+
+def marked(finding: Finding) -> str:
+    """Write a finding in one line."""
+    return f"{'allowed' if finding.allowed else finding.severity}: {finding} [{finding.rule}]"
+
+
+def _state(artifact: Artifact | None, needed: bool) -> str:
+    return "in store" if artifact else ("to make" if needed else "not needed")

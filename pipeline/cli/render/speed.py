@@ -37,11 +37,9 @@ def figure(estimate: Estimate, unit: str = "") -> str:
 
 
 def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
-    """Yield what one request sees, then many, then what a draft gains, then how sure all of it is.
+    """Yield the forecast of one request, of many, the gain of a draft, and how sure all of it is.
 
-    Args:
-        forecast: of one deployment.
-        width: columns; longer lines are cut and end with an ellipsis.
+    Lines of more than `width` columns are cut and end with an ellipsis.
     """
     for line in _forecast_lines(forecast, width):
         yield line if len(line) <= width else f"{line[: width - 1]}…"
@@ -81,9 +79,9 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
     """Yield a paragraph on where figures come from, and how far they were off.
 
     Args:
-        width: columns.
-        throughput: whether published figures cover the throughput that is shown.
-        first_token: whether they cover the first token that is shown.
+        width: Columns of the text.
+        throughput: Whether published figures cover the throughput that is shown.
+        first_token: Whether they cover the first token that is shown.
     """
     held = fitted_constants()["errors"]["held-out"]
     met = [
@@ -102,7 +100,7 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
 
 
 def _calibrated(calibration: SpeedCalibration, width: int) -> Iterator[str]:
-    """Where figures come from, with constants that were measured."""
+    """Yield where figures come from, with constants that were measured."""
     off = [
         f"{FIGURE_NAMES[name]} {found.left_out:.0%}"
         for name in FIGURES

@@ -129,8 +129,7 @@ async def create_embeddings(
         for index, vector in enumerate(vectors)
         if vector is not None
     ]
-    if len(data) != len(vectors):
-        raise AssertionError("inputs that have no embedding are refused before")
+    assert len(data) == len(vectors), "inputs that have no embedding are refused before"
     usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
     return {"object": "list", "data": data, "model": embedding_model_name(embedder), "usage": usage}
 

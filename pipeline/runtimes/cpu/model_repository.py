@@ -61,7 +61,7 @@ def package_cpu(
     """Make `into/model_repository` and `into/deployment.json`; return the facts of them.
 
     Raises:
-        StageError: a source lacks a file, or what was written does not read back as it was meant.
+        StageError: A source lacks a file, or what was written does not read back as it was meant.
     """
     for folder in filter(None, (sources.target, sources.draft)):
         require(folder, *_ENGINE_FILES)
@@ -102,7 +102,7 @@ def package_cpu(
 
 
 def deployment_limits(settings: CpuSettings) -> DeploymentLimits:
-    """What clients may ask for."""
+    """Limits of requests."""
     return DeploymentLimits(
         max_input_tokens=settings.max_input_tokens,
         max_output_tokens=settings.max_output_tokens,

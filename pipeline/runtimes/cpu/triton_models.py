@@ -31,7 +31,7 @@ _DRAFT_THREADS = 4  # the draft's engine gets one thread in so many
 
 @dataclass(frozen=True, slots=True)
 class CpuSettings:
-    """What a recipe says about serving."""
+    """Serving settings of a recipe."""
 
     max_input_tokens: int
     max_output_tokens: int
@@ -58,7 +58,7 @@ class CpuSettings:
 
     @property
     def text(self) -> TextSettings:
-        """What the models around the engine are made from."""
+        """Settings of the models around the engine."""
         limits = DraftLimits(self.max_draft_tokens, self.max_input_tokens, self.max_output_tokens)
         return TextSettings(
             version=CONTRACT,

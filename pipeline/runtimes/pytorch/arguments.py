@@ -22,7 +22,7 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
     """The arguments, in the order in which a reader looks for them.
 
     Raises:
-        UserError: the version is not known, or cannot do what the recipe asks for.
+        UserError: The version is not known, or cannot do what the recipe asks for.
     """
     runtime, limits = _runtime(recipe), recipe.limits
     llm_args.require(runtime.version)

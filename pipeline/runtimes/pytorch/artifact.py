@@ -1,4 +1,4 @@
-"""What `build` leaves for the `pytorch` runtime, written and then judged by reading it again.
+"""Artifact that `build` leaves for the `pytorch` runtime, written and then judged by reading it again.
 
     llm_args.yaml   arguments of the LLM API, paths relative to this folder (target only)
     checkpoint/     the unified Hugging Face checkpoint, hard links
@@ -50,7 +50,7 @@ def read_arguments(folder: Path) -> dict[str, Any]:
     """The arguments of an artifact.
 
     Raises:
-        StageError: there are none.
+        StageError: There are none.
     """
     path = folder / ARGUMENTS
     if not path.is_file():
@@ -79,15 +79,15 @@ def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> CheckpointQuanti
     """Look at the files again: complete, and quantized as the recipe says. No weight is read.
 
     Args:
-        form: of the weights, as in the recipe; `none` takes what the source is, `auto` any mix.
-        kv_cache: as in the recipe.
+        form: Format of the weights, as in the recipe; `none` takes what the source is, `auto` any mix.
+        kv_cache: As in the recipe.
 
     Returns:
         What the checkpoint says about its quantization; None for a mix of formats.
 
     Raises:
-        StageError: a file is missing, or the checkpoint is another than the recipe asks for.
-        CheckpointError: a file of weights is damaged.
+        StageError: A file is missing, or the checkpoint is another than the recipe asks for.
+        CheckpointError: A file of weights is damaged.
     """
     checkpoint = folder / CHECKPOINT
     if not (checkpoint / "config.json").is_file():

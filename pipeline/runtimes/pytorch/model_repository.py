@@ -71,7 +71,7 @@ def package_llmapi(
     """Make `into/model_repository` and `into/deployment.json`; return the facts of them.
 
     Raises:
-        StageError: a source lacks a file, TensorRT-LLM would refuse the arguments, or what was written does not read
+        StageError: A source lacks a file, TensorRT-LLM would refuse the arguments, or what was written does not read
             back as it was meant.
     """
     for folder in filter(None, (sources.checkpoint, sources.draft)):
@@ -111,7 +111,7 @@ def package_llmapi(
 
 
 def launch_spec(settings: LlmapiSettings, weights_bytes: int) -> LaunchSpec:
-    """How the server is started: one that spreads the model itself, or one a rank below the LLM API's wrapper."""
+    """Start of the server: one that spreads the model itself, or one a rank below the LLM API's wrapper."""
     return LaunchSpec(
         mode="llmapi",
         world_size=settings.ranks,

@@ -31,7 +31,7 @@ _GUIDES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class LlmapiSettings:
-    """What a recipe says about serving."""
+    """Serving settings of a recipe."""
 
     version: str  # of TensorRT-LLM
     ranks: int = 1  # GPUs of one instance
@@ -55,7 +55,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
     """The config.
 
     Raises:
-        UserError: the version is not known, or has no several instances.
+        UserError: The version is not known, or has no several instances.
     """
     have, own = llmapi.tensors(settings.version), llmapi.own_tensors(settings.version)
     inputs = (*have.inputs, *own.inputs, *(_GUIDES if settings.guided_decoding else ()))
@@ -84,7 +84,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
 
 
 def model_yaml(settings: LlmapiSettings, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in model.yaml: the arguments of the LLM API, and the model's own section."""
+    """Content of model.yaml: the arguments of the LLM API, and the model's own section."""
     own: dict[str, Any] = {
         **llmapi.triton_config(settings.version),
         "max_batch_size": _UNBATCHED,

@@ -1,4 +1,4 @@
-"""What the builder of trtllm-build makes of a command: values that it changes, messages that it prints, refusals.
+"""Effects of a trtllm-build command: values that the builder changes, messages that it prints, refusals.
 
 A checkpoint's own settings, the flags and the GPU decide together, and most of it happens without failing. Written
 after TensorRT-LLM's builder.py and _common.py (0.20 to 1.2), step by step in upstream's order; texts and numbers are
@@ -47,7 +47,7 @@ class FlagChange:
 
 @dataclass(frozen=True, slots=True)
 class BuildEffects:
-    """What the builder makes of a command: final values, messages, changes, or a refusal."""
+    """Effect of a command on the builder: final values, messages, changes, or a refusal."""
 
     values: Mapping[str, Any]  # by flag, as config.json has them
     messages: tuple[BuilderMessage, ...]
@@ -59,13 +59,13 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
     """Work out what the builder makes of a command that its parser takes.
 
     Args:
-        version: of TensorRT-LLM.
-        argv: the command without the program.
-        model: the checkpoint's config.json.
-        sm: compute capability of the GPU times 10.
+        version: Version of TensorRT-LLM.
+        argv: The command without the program.
+        model: The checkpoint's config.json.
+        sm: Compute capability of the GPU times 10.
 
     Raises:
-        UserError: the version is not known.
+        UserError: The version is not known.
     """
     known, values = flags(version), parse(version, argv)
     asked = {name: config_value(known[name], value) for name, value in values.items()}
@@ -80,7 +80,7 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
 
 
 def _changes(asked: Mapping[str, Any], build: BuilderRun) -> tuple[FlagChange, ...]:
-    """That the sequences of an engine which verifies drafts grow by them is none: it is what the flag means."""
+    """Longer sequences of an engine that verifies drafts are no change: the flag means that."""
     meant = {**asked}
     if "max_seq_len" in meant:
         meant["max_seq_len"] += build.grown
@@ -120,7 +120,7 @@ _REDUCE_FUSION = (None, "LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausa
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """What the builder looks at in a checkpoint's config.json."""
+    """Fields of a checkpoint's config.json that the builder looks at."""
 
     architecture: str | None  # None: not known yet, and taken to be able
     dtype: str  # bfloat16, float16

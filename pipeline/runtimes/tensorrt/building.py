@@ -40,11 +40,11 @@ _LEFT_OPEN = (
 
 
 def build_settings(recipe: Recipe, role: str) -> Mapping[str, Json]:
-    """What an engine depends on besides its checkpoint. How many workers build it changes nothing; where the checkpoint
-    is in another format than the recipe says (auto, or a source that is quantized already), flags follow it.
+    """Settings that an engine depends on besides its checkpoint. The number of workers changes nothing; where the
+    checkpoint has another format than the recipe (auto, or a source that is quantized already), flags follow it.
 
     Raises:
-        UserError: the version or the GPU is not known, or the builder would not build what the recipe asks for.
+        UserError: The version or the GPU is not known, or the builder would not build what the recipe asks for.
     """
     runtime = runtime_settings(recipe)
     return {
@@ -59,7 +59,7 @@ def build(inputs: EngineBuildRequest) -> Mapping[str, Json]:
     """Make and judge one engine; return the facts of it.
 
     Raises:
-        UserError: it cannot be built here; StageError: it was not built, or not as asked for.
+        UserError: It cannot be built here; StageError: it was not built, or not as asked for.
     """
     job = build_job(inputs)
     expected = _expect(inputs, job)
@@ -112,7 +112,7 @@ def build_job(inputs: EngineBuildRequest) -> BuildJob:
     """The run of trtllm-build that makes an engine.
 
     Raises:
-        StageError: the checkpoint lacks files.
+        StageError: The checkpoint lacks files.
     """
     recipe, runtime = inputs.recipe, runtime_settings(inputs.recipe)
     assert inputs.ranks is not None, "on tensorrt every build has a checkpoint that is split for its ranks"
@@ -142,10 +142,10 @@ def build_job(inputs: EngineBuildRequest) -> BuildJob:
 
 
 def _expect(inputs: EngineBuildRequest, job: BuildJob) -> BuildEffects:
-    """What the contract says that the builder will make of the job.
+    """Effect of the job on the builder, by the contract.
 
     Raises:
-        StageError: something else than it is asked for; hours are better not spent on that.
+        StageError: The engine would differ from the recipe; this saves hours of building.
     """
     faults = check(job.version, job.command(job.checkpoint, job.output)[1:])
     config = json.loads((job.checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -161,7 +161,7 @@ def _expect(inputs: EngineBuildRequest, job: BuildJob) -> BuildEffects:
 
 
 def _checkpoint_faults(inputs: EngineBuildRequest, config: Mapping[str, Mapping[str, Json]]) -> list[str]:
-    """Where checkpoint and recipe disagree."""
+    """Differences between checkpoint and recipe."""
     sizes, found = parallelism(inputs.recipe, inputs.role), formats(inputs.recipe, inputs.role)
     mapping, quantization = config["mapping"], config.get("quantization") or {}
     pairs = {

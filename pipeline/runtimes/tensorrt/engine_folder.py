@@ -57,7 +57,7 @@ class EngineFolder:
         """The engine in a folder.
 
         Raises:
-            StageError: a file is missing, or config.json lacks a key.
+            StageError: A file is missing, or config.json lacks a key.
         """
         path = folder / "config.json"
         if not path.is_file():

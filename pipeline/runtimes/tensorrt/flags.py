@@ -44,7 +44,7 @@ _KV_CACHES: dict[str, str | None] = {"auto": None, "fp8": "FP8"}
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """How one model is stored, in the recipe's words."""
+    """Formats of one model's weights and KV cache, as the recipe names them."""
 
     weights: str
     kv_cache: str
@@ -61,17 +61,17 @@ class Formats:
 
 
 def formats(recipe: Recipe, role: str) -> Formats:
-    """Of the target or the draft. A checkpoint that is not calibrated has no scales for another KV cache."""
+    """Formats of the target or the draft. An uncalibrated checkpoint has no scales for another KV cache."""
     drafted = recipe.draft is not None and role == "draft"
     weights = recipe.draft.quantization if drafted and recipe.draft else recipe.quantization.format
     return Formats(weights, recipe.quantization.kv_cache if weights != "none" else "auto")
 
 
 def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
-    """Of a checkpoint, by its config.json: what `auto` chose, or what a source was quantized to before.
+    """Formats of a checkpoint, by its config.json: the choice of `auto`, or the earlier quantization of a source.
 
     Raises:
-        StageError: there is no such format here.
+        StageError: There is no such format here.
     """
     quantization = config.get("quantization") or {}
     weights = {algorithm: name for name, algorithm in ALGORITHMS.items()}
@@ -92,7 +92,6 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
     The user's own, `runtime.build_flags`, are among them and win.
 
     Args:
-        recipe: The recipe.
         role: `target` or `draft`.
         found: Formats of the checkpoint once it is there; until then the recipe's are taken.
 

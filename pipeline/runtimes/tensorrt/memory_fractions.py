@@ -1,4 +1,4 @@
-"""How a draft and its target share the memory of one GPU.
+"""Shares of a draft and its target of the memory of one GPU.
 
 Each engine, when it loads, takes `kv_cache_free_gpu_mem_fraction` of what is free then (after its own weights and
 buffers) for its KV cache, and no more than `max_tokens_in_paged_kv_cache`. So two fractions alone mean one thing if
@@ -32,7 +32,7 @@ _DIGITS = 10_000  # fractions are written with four decimals
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model takes of the GPU that both lie on, in bytes."""
+    """Memory of one model on the GPU that both lie on, in bytes."""
 
     weights: int  # of the rank there
     buffers: int  # activations and communication

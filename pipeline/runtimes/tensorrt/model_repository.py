@@ -88,7 +88,7 @@ def package_engines(
     `vocab_size`: of the target's engine, which wants embedding biases of just that width.
 
     Raises:
-        StageError: a source lacks a file, a model would not load with its parameters, or what was written does not read
+        StageError: A source lacks a file, a model would not load with its parameters, or what was written does not read
             back as it was meant.
     """
     engines = {TARGET_MODEL: (settings.target, sources.target)}
@@ -132,7 +132,7 @@ def package_engines(
 def launch_spec(
     settings: TensorRTSettings, limits: DeploymentLimits, ids: TokenIds, weights_bytes: int
 ) -> LaunchSpec:
-    """How the server is started.
+    """Start of the server.
 
     A draft makes two engines in one server, which upstream starts as an orchestrator (`--multi-model`); one engine on
     several GPUs is started a process a rank. Shared memory is what the Python models use: a region for each, and in it

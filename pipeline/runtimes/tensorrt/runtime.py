@@ -110,10 +110,10 @@ class TensorRTBackend:
 
 
 def requirements(recipe: Recipe) -> Requirements:
-    """What the machine must have that serves the package.
+    """Requirements of the machine that serves the package.
 
     Raises:
-        UserError: the version or the GPU is not known, or there is no container for the version.
+        UserError: The version or the GPU is not known, or there is no container for the version.
     """
     runtime = runtime_settings(recipe)
     release, image = require_runtime(runtime.version, "tensorrt"), container(runtime.version)

@@ -44,7 +44,7 @@ class EngineModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class TensorRTSettings:
-    """What a recipe and its engines say about serving."""
+    """Serving settings of a recipe and its engines."""
 
     version: str  # of TensorRT-LLM
     target: EngineModelSettings
@@ -67,7 +67,7 @@ class TensorRTSettings:
 
     @property
     def text(self) -> TextSettings:
-        """What the models around the engines are made from."""
+        """Settings of the models around the engines."""
         return TextSettings(
             version=self.version,
             max_concurrency=self.max_concurrency,
@@ -97,7 +97,7 @@ def engine_models(settings: TensorRTSettings, ids: TokenIds) -> tuple[ModelConfi
 
 
 def engine_path(model: str) -> str:
-    """Where a container sees the engine of a model: the backend needs an absolute path."""
+    """Path at which a container sees the engine of a model; the backend needs an absolute one."""
     return f"{CONTAINER_ROOT}/{REPOSITORY}/{model}/{ENGINE}"
 
 

@@ -31,7 +31,7 @@ def engine_settings(
     """The values of the Triton models. `gpu_bytes`: memory of one GPU.
 
     Raises:
-        StageError: recipe and engines do not agree, or the engines do not fit on the GPU together. All faults at once.
+        StageError: Recipe and engines do not agree, or the engines do not fit on the GPU together. All faults at once.
     """
     faults = list(_disagreements(recipe, target, draft))
     if faults:
@@ -73,10 +73,10 @@ def settings_of(
 
 
 def memory_shares(recipe: Recipe, target: EngineFolder, draft: EngineFolder, gpu_bytes: int) -> MemoryShares:
-    """How draft and target share the GPUs that both lie on; see `runtimes.tensorrt.memory_fractions`.
+    """Shares of draft and target of the GPUs that both lie on; see `runtimes.tensorrt.memory_fractions`.
 
     Raises:
-        StageError: what is left does not hold one sequence of the longest length.
+        StageError: The rest does not hold one sequence of the longest length.
     """
     runtime = runtime_settings(recipe)
     fraction = recipe.kv_cache.memory_fraction or engine_memory.default_fraction()
@@ -150,7 +150,7 @@ def _short_prompts(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[
 
 
 def _without_paged_context(recipe: Recipe, role: str, engine: EngineFolder) -> Iterator[str]:
-    """What the recipe wants of an engine that was built, or rewritten, without paged context FMHA."""
+    """Settings of the recipe that an engine without paged context FMHA cannot serve."""
     wanted = {
         "scheduler.chunked_context": recipe.scheduler.chunked_context,
         "kv_cache.reuse": recipe.kv_cache.reuse,
@@ -181,7 +181,7 @@ def _model(engine: EngineFolder, fraction: float, shares: MemoryShares | None) -
 
 
 def _memory(engine: EngineFolder) -> ModelMemory:
-    """What the largest rank takes."""
+    """Bytes of the largest rank."""
     activations = engine_memory.activation_bytes(
         has_experts=bool(engine.experts),
         tensor_parallel=engine.tensor_parallel,

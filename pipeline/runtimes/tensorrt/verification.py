@@ -52,7 +52,7 @@ def verify(
     those of the builder's log.
 
     Raises:
-        StageError: with everything that differs.
+        StageError: With everything that differs.
     """
     source = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     config, broken = _config(folder)

@@ -21,6 +21,7 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate.third_party import Notes, quietly
+from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.threads import torch_threads_for
 from pipeline.store import Json
 
@@ -157,8 +158,7 @@ class _Calibration:
 
     def measure(self, model: Any, dataset_dir: Path) -> dict[str, Json]:
         """Scales, checked; and a sample answer."""
-        from pipeline.stages.calibrate.batches import check_packing, make_batches, read_samples
-        from pipeline.stages.calibrate.measurement import check_scales, measure
+        from pipeline.stages.calibrate.measurement import check_packing, check_scales, make_batches, measure
         from pipeline.stages.calibrate.model import generate_sample
 
         samples = read_samples(dataset_dir / "calibration.jsonl", self._architecture.vocab)

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SourceError, UserError
+from pipeline.errors import SourceError, StageError, UserError
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.progress import Progress
 from pipeline.reading import read_tokenizer
@@ -127,6 +127,27 @@ def _check_counts(files: DatasetFiles, draws: list[tuple[str, int, SampleDraw, l
 def _write(path: Path, samples: list[Sample]) -> None:
     lines = [json.dumps({"tokens": list(sample.tokens)}, separators=(",", ":")) for sample in samples]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_samples(path: Path, vocab: int) -> list[list[int]]:
+    """Read frozen samples.
+
+    Args:
+        path: calibration.jsonl or heldout.jsonl.
+        vocab: Size of the vocabulary.
+
+    Raises:
+        StageError: There are none, or one has fewer than two tokens, or tokens beyond the vocabulary.
+    """
+    samples: list[list[int]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        tokens = json.loads(line)["tokens"]
+        if len(tokens) < 2 or not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise StageError(f"{path}:{number}: needs two tokens or more, all below {vocab}")
+        samples.append(tokens)
+    if not samples:
+        raise StageError(f"{path} holds no sample")
+    return samples
 
 
 def _facts(path: Path, drawn: SampleDraw) -> dict[str, Json]:

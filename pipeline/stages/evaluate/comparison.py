@@ -21,6 +21,7 @@ from pipeline.models import Architecture, CheckpointReader
 from pipeline.plan.parallelism import RANKS
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
+from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.evaluate.decoder import Decoder
 from pipeline.stages.evaluate.results import (
     BootstrapEstimate,
@@ -109,27 +110,6 @@ def _facts(metrics: EvaluationMetrics) -> dict[str, Json]:
         for key, value in dataclasses.asdict(metrics).items()
         if key not in ("files", "histogram", "worst")
     }
-
-
-def read_samples(path: Path, vocab: int) -> list[list[int]]:
-    """Read held-out samples.
-
-    Args:
-        path: heldout.jsonl, one {"tokens": […]} a line.
-        vocab: Size of the vocabulary, which all tokens must be below.
-
-    Raises:
-        StageError: There are none, or one has fewer than two tokens or tokens beyond the vocabulary.
-    """
-    samples: list[list[int]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        tokens = json.loads(line)["tokens"]
-        if len(tokens) < 2 or not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise StageError(f"{path}:{number}: needs two tokens or more, all below {vocab}")
-        samples.append(tokens)
-    if not samples:
-        raise StageError(f"{path} holds no sample")
-    return samples
 
 
 def _check_same_model(reference: CheckpointReader, exported: CheckpointReader) -> None:

@@ -14,17 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from pipeline.gateway.api.batches.objects import BatchFaults, BatchObject, BatchStatus, FileObject
-from pipeline.gateway.api.batches.rows import (
-    SELECT_BATCHES,
-    UNFINISHED,
-    BatchPlace,
-    OwnedBatch,
-    insert_file,
-    new_file_id,
-    read_batches,
-    remove_contents,
-    update_batch,
-)  # fmt: skip
+from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchRows, OwnedBatch, new_file_id
 from pipeline.gateway.database import Execute, marks
 
 # Seconds after which a claim ends that was not renewed.
@@ -52,11 +42,11 @@ class ClaimLost(Exception):
     """Another gateway runs the batch by now."""
 
 
-class BatchClaims:
-    """Batches as the gateways that run them see them."""
+class BatchClaims(BatchRows):
+    """Batches as the gateways that run them see them.
 
-    def __init__(self, place: BatchPlace) -> None:
-        self._place = place
+    Methods that take a claim raise `ClaimLost` if another gateway runs the batch, or it is over.
+    """
 
     def claimable(self) -> Sequence[OwnedBatch]:
         """Return the batches of all tenants that are not over and that nobody runs, the oldest first."""
@@ -64,7 +54,7 @@ class BatchClaims:
             f"{SELECT_BATCHES} LEFT JOIN claims ON batch = id"
             f" WHERE {UNFINISHED} AND (until IS NULL OR until <= clock()) ORDER BY n"
         )
-        return read_batches(self._place, rows)
+        return self._batches(rows)
 
     def claim(self, tenant: str, id: str) -> Claim | None:
         """Claim a batch for `CLAIM_S` seconds; None if it is over, or another gateway runs it."""
@@ -84,30 +74,18 @@ class BatchClaims:
         return Claim(tenant, id, run)
 
     def claimed(self, claim: Claim) -> BatchObject:
-        """Return the batch of a claim with the counts of now.
-
-        Raises:
-            ClaimLost: another gateway runs it, or it is over.
-        """
+        """Return the batch of a claim with the counts of now."""
         return self._only(self._place.read(_CLAIMED, claim.id, claim.tenant, claim.run), claim)
 
     def change(self, claim: Claim, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
-        """Replace a batch by what `change` makes of it, in one transaction.
-
-        Raises:
-            ClaimLost: another gateway runs it, or it is over.
-        """
+        """Replace a batch by what `change` makes of it, in one transaction."""
         with self._place.transaction(claim.id) as execute:
             changed = change(self._claimed(execute, claim))
-            update_batch(self._place, execute, changed)
+            self._update_batch(execute, changed)
         return changed
 
     def renew(self, claim: Claim) -> None:
-        """Keep a claim for another `CLAIM_S` seconds.
-
-        Raises:
-            ClaimLost: another gateway has claimed the batch, or it is over.
-        """
+        """Keep a claim for another `CLAIM_S` seconds."""
         self._claim_until(claim, CLAIM_S)
 
     def release(self, claim: Claim) -> None:
@@ -121,9 +99,6 @@ class BatchClaims:
         Args:
             claim: claim of the batch.
             answers: number of the line of the input file, whether the request failed, line of the output or error file.
-
-        Raises:
-            ClaimLost: another gateway runs the batch.
         """
         id, left = claim.id, iter(answers)
         with self._place.transaction(id) as execute:
@@ -164,9 +139,6 @@ class BatchClaims:
         """Write the answers of a batch into its output and error files, and end it with `status`.
 
         It may be called again after a failure or a death in its middle. `errors` are faults of the input file.
-
-        Raises:
-            ClaimLost: another gateway runs the batch.
         """
         id, tenant, now = claim.id, claim.tenant, int(time.time())
         ((expires_s,),) = self._place.read("SELECT output_expires_s FROM batches WHERE id = %s", id)
@@ -185,15 +157,15 @@ class BatchClaims:
             with self._place.transaction(id) as execute:
                 batch = self._claimed(execute, claim)
                 for file in files.values():
-                    insert_file(self._place, execute, tenant, file)
+                    self._insert_file(execute, tenant, file)
                 ended = batch.entered(
                     status, now, errors=errors, **{key: file.id for key, file in files.items()}
                 )
-                update_batch(self._place, execute, ended)
+                self._update_batch(execute, ended)
                 for table in ("answers", "losses", "claims"):
                     execute(f"DELETE FROM {table} WHERE batch = %s", id)
         except BaseException:
-            remove_contents(self._place, [file.id for file in files.values()])
+            self._remove_contents([file.id for file in files.values()])
             raise
         return ended
 
@@ -201,7 +173,7 @@ class BatchClaims:
         return self._only(execute(_CLAIMED, claim.id, claim.tenant, claim.run).fetchall(), claim)
 
     def _only(self, rows: Sequence[Sequence[object]], claim: Claim) -> BatchObject:
-        for owned in read_batches(self._place, rows):
+        for owned in self._batches(rows):
             return owned.batch
         raise ClaimLost(claim.id)
 

@@ -60,21 +60,26 @@ class FileForm(BaseModel):
     expires_after: ExpiresAfter | None = None
 
 
-class FileEndpoints(EndpointFamily):
+class StorageEndpoints(EndpointFamily):
+    """Endpoints over files and batches."""
+
+    @property
+    def storage(self) -> BatchStorage:
+        """Storage of files and batches. Raises `ApiError` (501) if there is none."""
+        return self.context.batch_storage
+
+
+class FileEndpoints(StorageEndpoints):
     """Files."""
 
     def __init__(self, context: GatewayContext) -> None:
         super().__init__(context)
         self._uploads: Counter[str] = Counter()  # under way, by tenant
 
-    @property
-    def _storage(self) -> BatchStorage:
-        return self.context.batch_storage
-
     @ApiRoute("POST", "/v1/files", "Upload a file for a batch.", form=FileForm, response=FileObject)
     async def _upload(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        limited = _limited(request, self._storage.limits.file_bytes)
+        limited = _limited(request, self.storage.limits.file_bytes)
         with disk_errors("the folder of temporary files"), self._uploading(tenant):
             async with limited.form(max_files=1, max_fields=8) as form:
                 fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
@@ -85,7 +90,7 @@ class FileEndpoints(EndpointFamily):
                     raise ApiError(400, f"file: its name has more than {_MAX_NAME} characters", param="file")
                 expires_s = None if parsed.expires_after is None else parsed.expires_after.seconds
                 made = await self.context.use_state(
-                    self._storage.add_file, tenant.name, upload.file, upload.filename or "file", expires_s
+                    self.storage.add_file, tenant.name, upload.file, upload.filename or "file", expires_s
                 )
         return json_answer(made)
 
@@ -105,7 +110,7 @@ class FileEndpoints(EndpointFamily):
         tenant = await self.context.authenticate(request)
         query = validate_request(FileQuery, dict(request.query_params))
         files = await self.context.use_state(
-            self._storage.files,
+            self.storage.files,
             tenant.name,
             after=query.after,
             limit=query.limit + 1,
@@ -117,19 +122,19 @@ class FileEndpoints(EndpointFamily):
     @ApiRoute("GET", _FILE, "Describe a file.", response=FileObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await self.context.use_state(self._storage.file, tenant.name, _file_id(request)))
+        return json_answer(await self.context.use_state(self.storage.file, tenant.name, _file_id(request)))
 
     @ApiRoute("DELETE", _FILE, "Delete a file.", response=FileDeleted)
     async def _delete(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
-        await self.context.use_state(self._storage.delete_file, tenant.name, id)
+        await self.context.use_state(self.storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
     @ApiRoute("GET", f"{_FILE}/content", "Read a file.", media_type="application/octet-stream")
     async def _content(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
-        file = await self.context.use_state(self._storage.file, tenant.name, id)
-        content = await self.context.use_state(self._storage.open_content, tenant.name, id)
+        file = await self.context.use_state(self.storage.file, tenant.name, id)
+        content = await self.context.use_state(self.storage.open_content, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
         headers = {
             "content-disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
@@ -192,7 +197,7 @@ class BatchQuery(BaseModel):
     limit: int = Field(default=20, ge=1, le=100)
 
 
-class BatchEndpoints(EndpointFamily):
+class BatchEndpoints(StorageEndpoints):
     """Batches, and what runs them."""
 
     def __init__(self, context: GatewayContext) -> None:
@@ -206,17 +211,13 @@ class BatchEndpoints(EndpointFamily):
     async def aclose(self) -> None:
         if self._runner is not None:
             await self._runner.aclose()
-            self._storage.close()
-
-    @property
-    def _storage(self) -> BatchStorage:
-        return self.context.batch_storage
+            self.storage.close()
 
     @ApiRoute(
         "POST", "/v1/batches", "Make a batch of the requests in a file.", request=BatchRequest, response=BatchObject
     )  # fmt: skip
     async def _create(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, storage = await self.context.authenticate(request), self.storage
         asked = parse_request(BatchRequest, await self.context.receive_body(request))
         now = int(time.time())
         batch = BatchObject(
@@ -233,14 +234,14 @@ class BatchEndpoints(EndpointFamily):
         tenant = await self.context.authenticate(request)
         query = validate_request(BatchQuery, dict(request.query_params))
         batches = await self.context.use_state(
-            self._storage.batches, tenant.name, after=query.after, limit=query.limit + 1
+            self.storage.batches, tenant.name, after=query.after, limit=query.limit + 1
         )
         return json_answer(Page.of(batches, query.limit))
 
     @ApiRoute("GET", _BATCH, "Describe a batch.", response=BatchObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await self.context.use_state(self._storage.batch, tenant.name, _batch_id(request)))
+        return json_answer(await self.context.use_state(self.storage.batch, tenant.name, _batch_id(request)))
 
     @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a batch.", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
@@ -252,7 +253,7 @@ class BatchEndpoints(EndpointFamily):
                 raise ApiError(409, text, code="batch_not_cancellable")
             return batch if batch.status == "cancelling" else batch.entered("cancelling", time.time())
 
-        cancelled = await self.context.use_state(self._storage.change, tenant.name, id, cancel)
+        cancelled = await self.context.use_state(self.storage.change, tenant.name, id, cancel)
         self._wake()
         return json_answer(cancelled)
 

@@ -11,8 +11,9 @@ import io
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Self
 
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from pipeline.gateway.api.batches.endpoints import StorageEndpoints
 from pipeline.gateway.api.batches.objects import (
     EXPIRED,
     FINAL,
@@ -34,13 +36,15 @@ from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.models import AnthropicPageQuery, list_page, rfc3339
 from pipeline.gateway.api.parsing import parse_request, raise_faults, validate_request
 from pipeline.gateway.bounds import MAX_FAULTS
-from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.limits import Tenant
 from pipeline.gateway.routes import ApiRoute
 
 _BATCHES = f"{MESSAGES}/batches"
 _BATCH = f"{_BATCHES}/{{batch_id}}"
 _LINE_BYTES = 2**26  # bytes of a request; the body of the batch is bounded
+_RESULTS_S = 29 * 24 * 3600
+_RESULT_LINES = 64  # lines read at once
 
 
 class MessageBatchItem(BaseModel):
@@ -90,14 +94,7 @@ class MessageBatchRequest(BaseModel):
 
 
 def message_batch(batch: BatchObject, base_url: str, storage: BatchStorage, tenant: str) -> dict[str, Any]:
-    """Return Anthropic's object of a batch.
-
-    Args:
-        batch: the batch.
-        base_url: URL of this server, with a slash at its end.
-        storage: storage of the batch, which knows how many requests have expired.
-        tenant: tenant of the batch.
-    """
+    """Return Anthropic's object of a batch of a tenant; the URL of the server ends with a slash."""
     ended, counts = batch.status in FINAL, batch.request_counts
     left = counts.total - counts.completed - counts.failed
     expired = _count_expired(batch, storage, tenant) if batch.status == "expired" else 0
@@ -180,32 +177,21 @@ def _count_expired(batch: BatchObject, storage: BatchStorage, tenant: str) -> in
         return batch.request_counts.failed
 
 
-_RESULTS_S = 29 * 24 * 3600
-_RESULT_LINES = 64  # lines read at once
-
-
-class MessageBatchEndpoints(EndpointFamily):
+class MessageBatchEndpoints(StorageEndpoints):
     """Message batches; `BatchEndpoints` runs them."""
-
-    @property
-    def _storage(self) -> BatchStorage:
-        return self.context.batch_storage
 
     @ApiRoute("POST", _BATCHES, "Make a message batch, as Anthropic's API does.", request=MessageBatchRequest)
     async def _create(self, request: Request) -> Response:
-        context, storage = self.context, self._storage
+        context, storage = self.context, self.storage
         tenant = await context.authenticate(request)
         body = await context.receive_body(request)
         asked = await context.parsers.run(
             lambda: parse_request(MessageBatchRequest, body), request, len(body), tenant
         )
-        id, now, names = (
-            f"{MESSAGE_BATCH_PREFIX}{secrets.token_hex(12)}",
-            int(time.time()),
-            context.model_names(),
-        )
+        id, now = f"{MESSAGE_BATCH_PREFIX}{secrets.token_hex(12)}", int(time.time())
+        names = context.model_names()
 
-        def make() -> dict[str, Any]:
+        def make() -> BatchObject:
             content, model = asked.input_file(names)
             file = storage.add_file(tenant.name, content, f"{id}_input.jsonl")
             batch = BatchObject(
@@ -213,17 +199,16 @@ class MessageBatchEndpoints(EndpointFamily):
                 expires_at=now + WINDOW_S, request_counts=RequestCounts(total=len(asked.requests)),
             )  # fmt: skip
             try:
-                made = storage.add_batch(tenant.name, batch, _RESULTS_S)
+                return storage.add_batch(tenant.name, batch, _RESULTS_S)
             except ApiError:
                 storage.delete_file(tenant.name, file.id)
                 raise
-            return message_batch(made, str(request.base_url), storage, tenant.name)
 
-        return JSONResponse(await context.use_state(make))
+        return await self._described(request, tenant, make)
 
     @ApiRoute("GET", _BATCHES, "List message batches.", query=AnthropicPageQuery)
     async def _list(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, storage = await self.context.authenticate(request), self.storage
         query = validate_request(AnthropicPageQuery, dict(request.query_params))
 
         def page() -> dict[str, Any]:
@@ -242,18 +227,12 @@ class MessageBatchEndpoints(EndpointFamily):
 
     @ApiRoute("GET", _BATCH, "Describe a message batch.")
     async def _show(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
-
-        def show() -> dict[str, Any]:
-            return message_batch(
-                storage.batch(tenant.name, _id(request)), str(request.base_url), storage, tenant.name
-            )
-
-        return JSONResponse(await self.context.use_state(show))
+        tenant, id = await self.context.authenticate(request), _id(request)
+        return await self._described(request, tenant, partial(self.storage.batch, tenant.name, id))
 
     @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a message batch.")
     async def _cancel(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self._storage
+        tenant, id = await self.context.authenticate(request), _id(request)
 
         def cancel(batch: BatchObject) -> BatchObject:
             if batch.status in FINAL:
@@ -261,15 +240,25 @@ class MessageBatchEndpoints(EndpointFamily):
             running = batch.status not in ("cancelling", "finalizing")
             return batch.entered("cancelling", time.time()) if running else batch
 
-        def change() -> dict[str, Any]:
-            changed = storage.change(tenant.name, _id(request), cancel)
-            return message_batch(changed, str(request.base_url), storage, tenant.name)
+        change = partial(self.storage.change, tenant.name, id, cancel)
+        return await self._described(request, tenant, change)
 
-        return JSONResponse(await self.context.use_state(change))
+    async def _described(self, request: Request, tenant: Tenant, call: Callable[[], BatchObject]) -> Response:
+        """Answer with the message batch that a call returns."""
+        storage = self.storage
+
+        def describe() -> dict[str, Any]:
+            return message_batch(call(), str(request.base_url), storage, tenant.name)
+
+        return JSONResponse(await self.context.use_state(describe))
 
     @ApiRoute("DELETE", _BATCH, "Delete a message batch that has ended.")
     async def _delete(self, request: Request) -> Response:
-        tenant, storage, id = await self.context.authenticate(request), self._storage, _id(request)
+        tenant, storage, id = (
+            await self.context.authenticate(request),
+            self.storage,
+            _id(request),
+        )
 
         def delete() -> None:
             batch = storage.delete_batch(tenant.name, id)
@@ -286,7 +275,11 @@ class MessageBatchEndpoints(EndpointFamily):
         "GET", f"{_BATCH}/results", "Read the results of a message batch.", media_type="application/x-jsonl"
     )
     async def _results(self, request: Request) -> Response:
-        tenant, storage, id = await self.context.authenticate(request), self._storage, _id(request)
+        tenant, storage, id = (
+            await self.context.authenticate(request),
+            self.storage,
+            _id(request),
+        )
         batch = await self.context.use_state(storage.batch, tenant.name, id)
         if batch.status not in FINAL:
             text = f"Batch {id} has no results yet: its processing_status is in_progress or canceling."
@@ -308,11 +301,7 @@ class MessageBatchEndpoints(EndpointFamily):
 
 
 def _id(request: Request) -> str:
-    """The id of a message batch.
-
-    Raises:
-        ApiError: 404, if it is none; a batch of OpenAI's API has another kind of id.
-    """
+    """Id of a message batch; 404 for that of another batch, which is OpenAI's."""
     id = str(request.path_params["batch_id"])
     if not id.startswith(MESSAGE_BATCH_PREFIX):
         raise no_batch(id)

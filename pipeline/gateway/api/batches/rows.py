@@ -67,7 +67,6 @@ CREATE TABLE contents (
 );
 """
 
-# `read_batches` takes the rows of this.
 SELECT_BATCHES = "SELECT id, tenant, object, completed, failed FROM batches"
 UNFINISHED = f"(status NOT IN ({', '.join(map(repr, FINAL))}))"
 
@@ -105,49 +104,47 @@ def new_file_id() -> str:
     return f"file-{secrets.token_hex(12)}"
 
 
-def seal_object(place: BatchPlace, content: FileObject | BatchObject) -> bytes:
-    """Return an object as its row has it."""
-    return place.codec.seal(content.model_dump_json().encode(), _object_key(content.id))
+class BatchRows:
+    """Rows of files and batches in a place. Those that were sealed with another key are left out."""
 
+    def __init__(self, place: BatchPlace) -> None:
+        self._place = place
 
-def insert_file(place: BatchPlace, execute: Execute, tenant: str, file: FileObject) -> None:
-    """Insert the row of a file."""
-    row = (file.id, tenant, file.bytes, file.purpose, file.expires_at, seal_object(place, file))
-    execute(f"INSERT INTO files (id, tenant, bytes, purpose, expires_at, object) VALUES {marks(row)}", *row)
+    def _sealed(self, content: FileObject | BatchObject) -> bytes:
+        return self._place.codec.seal(content.model_dump_json().encode(), _object_key(content.id))
 
+    def _insert_file(self, execute: Execute, tenant: str, file: FileObject) -> None:
+        row = (file.id, tenant, file.bytes, file.purpose, file.expires_at, self._sealed(file))
+        columns = "id, tenant, bytes, purpose, expires_at, object"
+        execute(f"INSERT INTO files ({columns}) VALUES {marks(row)}", *row)
 
-def update_batch(place: BatchPlace, execute: Execute, batch: BatchObject) -> None:
-    """Replace the object of a batch in its row."""
-    changed = "UPDATE batches SET status = %s, object = %s WHERE id = %s"
-    execute(changed, batch.status, seal_object(place, batch), batch.id)
+    def _update_batch(self, execute: Execute, batch: BatchObject) -> None:
+        changed = "UPDATE batches SET status = %s, object = %s WHERE id = %s"
+        execute(changed, batch.status, self._sealed(batch), batch.id)
 
+    def _files(self, rows: Iterable[Sequence[Any]]) -> list[FileObject]:
+        """Files of rows of id and object."""
+        files = []
+        for id, kept in rows:
+            with suppress(UnreadableEntry):
+                files.append(FileObject.model_validate_json(self._place.codec.open(kept, _object_key(id))))
+        return files
 
-def read_files(place: BatchPlace, rows: Iterable[Sequence[Any]]) -> list[FileObject]:
-    """Return the files of rows of id and object, without those that were sealed with another key."""
-    files = []
-    for id, kept in rows:
-        with suppress(UnreadableEntry):
-            opened = place.codec.open(kept, _object_key(id))
-            files.append(FileObject.model_validate_json(opened))
-    return files
+    def _batches(self, rows: Iterable[Sequence[Any]]) -> list[OwnedBatch]:
+        """Batches of rows of `SELECT_BATCHES`, with the counts of now."""
+        batches = []
+        for id, tenant, kept, completed, failed in rows:
+            with suppress(UnreadableEntry):
+                batch = BatchObject.model_validate_json(self._place.codec.open(kept, _object_key(id)))
+                counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
+                batches.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
+        return batches
 
-
-def read_batches(place: BatchPlace, rows: Iterable[Sequence[Any]]) -> list[OwnedBatch]:
-    """Return the batches of rows of `SELECT_BATCHES`, without those that were sealed with another key."""
-    batches = []
-    for id, tenant, kept, completed, failed in rows:
-        with suppress(UnreadableEntry):
-            batch = BatchObject.model_validate_json(place.codec.open(kept, _object_key(id)))
-            counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
-            batches.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
-    return batches
-
-
-def remove_contents(place: BatchPlace, files: Iterable[str]) -> None:
-    """Remove the bytes of files that were not added; what cannot be removed now is swept later."""
-    with suppress(ApiError):
-        for id in files:
-            place.remove(id)
+    def _remove_contents(self, files: Iterable[str]) -> None:
+        """Remove the bytes of files that were not added; what cannot be removed now is swept later."""
+        with suppress(ApiError):
+            for id in files:
+                self._place.remove(id)
 
 
 def _object_key(id: str) -> bytes:

@@ -15,18 +15,7 @@ from typing import Any, BinaryIO
 
 from pipeline.gateway.api.batches.claims import BatchClaims
 from pipeline.gateway.api.batches.objects import FINAL, BatchObject, FileObject
-from pipeline.gateway.api.batches.rows import (
-    SELECT_BATCHES,
-    UNFINISHED,
-    BatchPlace,
-    insert_file,
-    new_file_id,
-    read_batches,
-    read_files,
-    remove_contents,
-    seal_object,
-    update_batch,
-)  # fmt: skip
+from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchPlace, BatchRows, new_file_id
 from pipeline.gateway.database import Execute, known_form, marks
 from pipeline.gateway.errors import ApiError
 
@@ -55,12 +44,15 @@ class StorageLimits:
     finished: int = 10_000
 
 
-class BatchStorage:
-    """Files and batches of tenants; `claims` are the same batches for the runner."""
+class BatchStorage(BatchRows):
+    """Files and batches of tenants; `claims` are the same batches for the runner.
+
+    Methods that take an id raise `ApiError` (404) if the tenant has nothing of this id.
+    """
 
     def __init__(self, place: BatchPlace, limits: StorageLimits = StorageLimits()) -> None:
-        self._place, self.limits = place, limits
-        self.claims = BatchClaims(place)
+        super().__init__(place)
+        self.limits, self.claims = limits, BatchClaims(place)
 
     @property
     def in_use(self) -> bool:
@@ -100,27 +92,23 @@ class BatchStorage:
         try:
             with self._place.transaction(tenant) as execute:
                 self._check_room(execute, tenant, size)
-                insert_file(self._place, execute, tenant, made)
+                self._insert_file(execute, tenant, made)
         except BaseException:
-            remove_contents(self._place, (made.id,))
+            self._remove_contents((made.id,))
             raise
         return made
 
     def file(self, tenant: str, id: str) -> FileObject:
-        """Return a file.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id.
-        """
+        """Return a file."""
         rows = self._place.read(
             "SELECT id, object FROM files WHERE id = %s AND tenant = %s", known_form(id), tenant
         )
-        for file in read_files(self._place, rows):
+        for file in self._files(rows):
             return file
         raise _no_file(id)
 
     def open_content(self, tenant: str, id: str) -> BinaryIO:
-        """Open the bytes of a file for reading. Raises what `file` does."""
+        """Open the bytes of a file for reading."""
         return self._place.open(self.file(tenant, id).id)
 
     def files(
@@ -135,14 +123,10 @@ class BatchStorage:
             where += f" AND n {sign} (SELECT n FROM files WHERE id = %s AND tenant = %s)"
             values += [known_form(after), tenant]
         query = f"SELECT id, object FROM files WHERE {where} ORDER BY n {order} LIMIT %s"
-        return read_files(self._place, self._place.read(query, *values, limit))
+        return self._files(self._place.read(query, *values, limit))
 
     def delete_file(self, tenant: str, id: str) -> None:
-        """Delete a file.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id; 409, if a batch that is not over reads it.
-        """
+        """Delete a file. Raises `ApiError` (409) if a batch that is not over reads it."""
         id = known_form(id)
         with self._place.transaction(tenant) as execute:
             self._check_file(execute, tenant, id)
@@ -170,7 +154,7 @@ class BatchStorage:
             if count >= self.limits.unfinished:
                 text = f"{count} batches of yours are not over; wait for one, or cancel it"
                 raise ApiError(429, text, code="batch_limit", retry_after_s=60)
-            row = (batch.id, tenant, batch.status, output_expires_s, seal_object(self._place, batch))
+            row = (batch.id, tenant, batch.status, output_expires_s, self._sealed(batch))
             execute(
                 f"INSERT INTO batches (id, tenant, status, output_expires_s, object) VALUES {marks(row)}",
                 *row,
@@ -183,11 +167,7 @@ class BatchStorage:
         return batch
 
     def batch(self, tenant: str, id: str) -> BatchObject:
-        """Return a batch with the counts of now.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id.
-        """
+        """Return a batch with the counts of now."""
         query = f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s"
         return self._only_batch(self._place.read(query, known_form(id), tenant), id)
 
@@ -211,15 +191,11 @@ class BatchStorage:
         from_end = before is not None and after is None
         order = "ASC" if from_end else "DESC"
         rows = self._place.read(f"{SELECT_BATCHES} WHERE {where} ORDER BY n {order} LIMIT %s", *values, limit)
-        batches = [owned.batch for owned in read_batches(self._place, rows)]
+        batches = [owned.batch for owned in self._batches(rows)]
         return batches[::-1] if from_end else batches
 
     def delete_batch(self, tenant: str, id: str) -> BatchObject:
-        """Delete a batch that is over, but not its files, and return it.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id; 400, if it is not over.
-        """
+        """Delete a batch, but not its files, and return it. Raises `ApiError` (400) if it is not over."""
         id = known_form(id)
         with self._place.transaction(id) as execute:
             rows = execute(f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s", id, tenant).fetchall()
@@ -232,16 +208,12 @@ class BatchStorage:
         return batch
 
     def change(self, tenant: str, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
-        """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here.
-
-        Raises:
-            ApiError: 404, if the tenant has none of this id.
-        """
+        """Replace a batch by what `change` makes of it, in one transaction. What it raises is raised here."""
         id = known_form(id)
         with self._place.transaction(id) as execute:
             rows = execute(f"{SELECT_BATCHES} WHERE id = %s AND tenant = %s", id, tenant).fetchall()
             changed = change(self._only_batch(rows, id))
-            update_batch(self._place, execute, changed)
+            self._update_batch(execute, changed)
         return changed
 
     def sweep(self) -> None:
@@ -282,14 +254,14 @@ class BatchStorage:
             raise _no_file(id)
 
     def _only_batch(self, rows: Iterable[Sequence[Any]], id: str) -> BatchObject:
-        for owned in read_batches(self._place, rows):
+        for owned in self._batches(rows):
             return owned.batch
         raise no_batch(id)
 
     def _unfinished_inputs(self, execute: Execute, tenant: str) -> dict[str, str]:
         """Input file -> batch, of the batches of a tenant that are not over."""
         rows = execute(f"{SELECT_BATCHES} WHERE tenant = %s AND {UNFINISHED}", tenant).fetchall()
-        batches = [owned.batch for owned in read_batches(self._place, rows)]
+        batches = [owned.batch for owned in self._batches(rows)]
         return {batch.input_file_id: batch.id for batch in batches}
 
     def _finished_before(self, created_at: int) -> Iterator[str]:
@@ -298,7 +270,7 @@ class BatchStorage:
         last = -1
         while numbers := [row[0] for row in self._place.read(query, last)]:
             rows = self._place.read(f"{SELECT_BATCHES} WHERE n IN {marks(numbers)} ORDER BY n", *numbers)
-            for owned in read_batches(self._place, rows):
+            for owned in self._batches(rows):
                 if owned.batch.created_at > created_at:
                     return
                 yield owned.batch.id

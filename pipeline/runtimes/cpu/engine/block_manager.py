@@ -75,7 +75,7 @@ class BlockManager:
         return len(self._free) + len(self._idle) - self._reserved
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks hold so many tokens."""
+        """Number of blocks that hold so many tokens."""
         return -(-tokens // self.block_size)
 
     def admit(self, prompt: abc.Sequence[int], max_tokens: int, *, reuse: bool = True) -> Pages | None:
@@ -83,7 +83,7 @@ class BlockManager:
 
         Args:
             prompt: Its tokens.
-            max_tokens: Of prompt and answer.
+            max_tokens: Most tokens of prompt and answer.
             reuse: False computes the whole prompt, because what is wanted of its beginning is not in the cache.
         """
         digests, hits = self._longest_cached(prompt) if reuse else ([], [])
@@ -118,7 +118,7 @@ class BlockManager:
         Args:
             pages: The blocks of the sequence.
             tokens: Its tokens, prompt and answer.
-            filled: How many of them have keys and values in the blocks.
+            filled: Number of them with keys and values in the blocks.
         """
         pages.filled = filled
         if not self._caching:

@@ -121,7 +121,7 @@ class EngineCore:
         """Take a request.
 
         Args:
-            request: What to generate.
+            request: Prompt, sampling parameters and guide.
             sink: Called with each of its outputs.
             matcher: Holds the answer to the request's guide; None if it has none.
         """

@@ -73,7 +73,7 @@ class Engine:
         """Take a request, without waiting for anything.
 
         Args:
-            request: What to generate.
+            request: Prompt, sampling parameters and guide.
             sink: Called on the engine's thread with each output; the last one has `finish`, REFUSED if the guide of
                 the request cannot be held to.
 

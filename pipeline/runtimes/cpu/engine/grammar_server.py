@@ -60,7 +60,7 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Compile a grammar, and compute the tokens that may come first, which later matchers of it need not do again.
 
     Raises:
-        ValueError: it is none, or no text has its form.
+        ValueError: It is none, or no text has its form.
     """
     made = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     if made.is_error():
@@ -80,7 +80,7 @@ def grammar_of(kind: str, text: str) -> str:
     """Write a guide as the grammar that llguidance takes.
 
     Raises:
-        ValueError: it is no guide of its kind.
+        ValueError: It is no guide of its kind.
     """
     match kind:
         case "json":

@@ -25,10 +25,10 @@ class Matcher:
     ) -> None:
         """
         Args:
-            inner: at the beginning of the form.
-            size: tokens that `inner` knows; `vocab_size`: tokens that the model has logits for.
-            end: the token with which `inner` says that the answer may end.
-            ends: the tokens that end this answer.
+            inner: At the beginning of the form.
+            size: Tokens that `inner` knows; `vocab_size`: tokens that the model has logits for.
+            end: The token with which `inner` says that the answer may end.
+            ends: The tokens that end this answer.
         """
         self._inner = inner
         self._size, self._vocab_size = size, vocab_size

@@ -41,7 +41,7 @@ class StepFailed(RuntimeError):
 
 
 class TokenSlice(NamedTuple):
-    """What one sequence contributes to a step."""
+    """Contribution of one sequence to a step."""
 
     tokens: abc.Sequence[int]  # to be computed now
     past: int  # tokens before them, already in the cache

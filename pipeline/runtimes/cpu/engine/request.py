@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it: requests with sampling parameters and guides, outputs, metrics.
+"""Inputs and outputs of the engine: requests with sampling parameters and guides, outputs, metrics.
 
 Parameters mean what they mean to TensorRT-LLM's C++ executor, against which this was written (release 1.2):
 
@@ -50,7 +50,7 @@ class EngineStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. 0 for `top_k`, `top_p` or `min_p` means "not set".
+    """Sampling parameters. 0 for `top_k`, `top_p` or `min_p` means "not set".
 
     `top_p` falls by `top_p_decay` with each token, not below `top_p_min`, and is restored by `top_p_reset_id`.
     With `seed`, the same request gives the same tokens whatever runs beside it, with a draft model or without;
@@ -98,8 +98,8 @@ class SamplingParams:
         """Compute what `top_p` becomes after `token`; 0 stays "not set".
 
         Args:
-            top_p: what it is before the token.
-            token: id of the token that was chosen.
+            top_p: Value before the token.
+            token: Id of the token that was chosen.
 
         Returns:
             The lower value, or the request's own `top_p` where the token is `top_p_reset_id`.
@@ -180,7 +180,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What a finished request cost. Times are `time.monotonic_ns()`, 0 if that moment never came."""
+    """Cost of a finished request. Times are `time.monotonic_ns()`, 0 if that moment never came."""
 
     num_input_tokens: int
     num_output_tokens: int
@@ -197,7 +197,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
+    """Tokens that one step added to a request. The last one has `finish` and `metrics`, and may have no tokens.
 
     `log_probs` has one number a token if the request asked for them, else none: the logarithm of the token's share
     of the distribution after bias, temperature, penalties, guide and banned words, before `min_p`, `top_k` and

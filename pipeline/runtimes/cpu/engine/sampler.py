@@ -72,7 +72,7 @@ def returned_logits(sequence: Sequence, logits: Floats) -> Floats:
     """Return the logits that a request asks for: those of the model, -inf for tokens that its form does not allow.
 
     Args:
-        sequence: of the request, before it gets the tokens that were chosen.
+        sequence: The request's sequence, before it gets the chosen tokens.
         logits: [rows, vocab_size] after its tokens, and after each of its drafts that was kept.
     """
     returned = logits.copy()
@@ -142,7 +142,7 @@ def _judge(row: SamplingRow, logits: Floats) -> int:
 
 
 def _probabilities(draw: RandomDraw) -> Probabilities:
-    """What the token is drawn from, as shares of all tokens."""
+    """Distribution that the token is drawn from, over all tokens."""
     ids = _candidates(draw)
     values = draw.logits[ids].astype(np.float64)
     weights = np.exp(values - values.max())
@@ -252,8 +252,8 @@ def accept_or_resample(
         p: [vocab_size], sums to 1.
         q: [vocab_size], sums to 1.
         token: The proposed one.
-        seed: Of the request, see `gumbel`.
-        position: Of the token in the answer, see `gumbel`.
+        seed: Seed of the request, see `gumbel`.
+        position: Position of the token in the answer, see `gumbel`.
         threshold: In place of u; None for a random number.
     """
     bar = uniform(stream(seed, 1), position) if threshold is None else threshold

@@ -1,4 +1,4 @@
-"""Who runs, and what each step computes.
+"""Scheduler: which sequences run, and what each step computes.
 
 Requests start in the order they came, each as soon as its worst case fits the cache. A step computes one token (and
 the drafts) for every sequence that decodes, then spends what is left of its tokens on prompts, oldest first. So a long
@@ -20,7 +20,7 @@ MAX_CONTEXT_ROWS = 128
 
 
 class ScheduledTokens(NamedTuple):
-    """What one step computes for a sequence: its next `length` tokens, then `drafts`."""
+    """Work of one step for a sequence: its next `length` tokens, then `drafts`."""
 
     sequence: Sequence
     length: int

@@ -190,7 +190,7 @@ class Sequence:
         error: str | None = None,
         logits: npt.NDArray[np.float32] | None = None,
     ) -> RequestOutput:
-        """What one step added, for the request's sink; with `finish`, also what the request cost."""
+        """Output of one step for the request's sink; with `finish`, it has the metrics, too."""
         metrics = self._metrics() if finish else None
         return RequestOutput(
             self.request.id,

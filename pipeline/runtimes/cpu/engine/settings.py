@@ -1,4 +1,4 @@
-"""How an engine is sized. Limits of the model itself (positions, vocabulary) are read from its `engine.json`."""
+"""Sizes of an engine. Limits of the model itself (positions, vocabulary) are read from its `engine.json`."""
 
 from __future__ import annotations
 

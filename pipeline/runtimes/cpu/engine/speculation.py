@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def accepted(drafts: list[int], chosen: list[int]) -> int:
-    """How many of `drafts` are what the target chose.
+    """Number of `drafts` that the target chose, too.
 
     >>> accepted([4, 5, 6], [4, 5, 9, 7])
     2
@@ -149,7 +149,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 64, 8192  # steps between trials of the slower wa
 
 
 class DraftMode(Enum):
-    """What the next step does: decode alone, draft if that is cheap, or draft."""
+    """Plan of the next step: decode alone, draft if that is cheap, or draft."""
 
     PLAIN = "plain"
     TRIAL = "trial"  # draft if the draft model has little to catch up with
@@ -168,7 +168,7 @@ class AdaptiveDrafting:
         self._comparisons: dict[int, _Comparison] = {}  # by bit length of the batch size
 
     def mode(self, batch: int) -> DraftMode:
-        """What to do in the next step of `batch` sequences."""
+        """Decide the next step of `batch` sequences."""
         comparison = self._comparison(batch)
         if not comparison.drafting:
             return DraftMode.PLAIN

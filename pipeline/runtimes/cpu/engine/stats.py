@@ -1,4 +1,4 @@
-"""What the engine has done and holds, for metrics and health checks."""
+"""Counters and gauges of the engine, for metrics and health checks."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class EngineCounters:
         """Count a step.
 
         Args:
-            context_tokens: tokens of each prompt, or part of one, that it computed.
-            sequences: all that it computed.
-            generated_tokens: tokens that came of it.
+            context_tokens: Tokens of each prompt, or part of one, that it computed.
+            sequences: All that it computed.
+            generated_tokens: Tokens that came of it.
         """
         self.context_requests, self.context_tokens = len(context_tokens), sum(context_tokens)
         self.last_sequences = sequences

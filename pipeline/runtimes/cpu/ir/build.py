@@ -34,18 +34,17 @@ def build_ir(
     """Write the model into `into`; return its facts, which engine.json holds too.
 
     Args:
-        checkpoint_dir: folder of a checkpoint in the Hugging Face layout.
-        into: folder for the three files; made if it is not there.
-        precision: what the engine computes in, and keeps keys and values in: "f32" or "bf16".
-        simulate_activations: round inputs of quantized layers, keys and values by the checkpoint's scales;
+        checkpoint_dir: Folder of a checkpoint in the Hugging Face layout.
+        into: Folder for the three files; made if it is not there.
+        precision: Type of computations, keys and values: "f32" or "bf16".
+        simulate_activations: Round inputs of quantized layers, keys and values by the checkpoint's scales;
             without it only the weights are quantized.
-        progress: where to report.
 
     Raises:
-        CheckpointError: with everything that is wrong with the files.
-        UserError: this runtime lacks the format or the precision, or the model has experts.
-        StageError: the model leaves tensors out, or OpenVINO cannot write it.
-        OSError: there is no room.
+        CheckpointError: All faults of the files.
+        UserError: This runtime lacks the format or the precision, or the model has experts.
+        StageError: The model leaves tensors out, or OpenVINO cannot write it.
+        OSError: There is no room.
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
@@ -79,7 +78,7 @@ def build_ir(
 
 
 def compile_options(precision: str) -> dict[str, str]:
-    """What the model must be compiled with to compute what was calibrated.
+    """Compiler options with which the model computes what was calibrated.
 
     By default OpenVINO rounds the inputs of packed layers to 8 bits, by scales that it finds itself.
     """
@@ -122,7 +121,7 @@ def save(model: ov.Model, into: Path) -> None:
     """Write `model` into the folder `into`.
 
     Raises:
-        OSError: there is no room. StageError: OpenVINO cannot write it for another reason.
+        OSError: There is no room. StageError: OpenVINO cannot write it for another reason.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:

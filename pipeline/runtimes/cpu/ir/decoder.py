@@ -118,7 +118,7 @@ MASKED = -65504.0  # the score of a key that must not be seen
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the model is given, and the sizes that follow from it."""
+    """Inputs of the model, and the sizes that follow from them."""
 
     input_ids: Node  # [batch, tokens] i64
     attention_mask: Node  # [batch, context] i64

@@ -1,4 +1,4 @@
-"""What a decoder asks of its checkpoint: embedding, norms, linear layers, the rounding of its cache.
+"""Weights of a decoder, from its checkpoint: embedding, norms, linear layers, the rounding of its cache.
 
 Whatever is asked for is remembered, so that no tensor of a file can be left out silently.
 """

@@ -24,19 +24,18 @@ def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progr
     """Write `into`/`sizes.folder`: config.json and one safetensors file a rank; return the facts of it.
 
     Args:
-        checkpoint: folder of an unquantized checkpoint in the Hugging Face layout.
-        sizes: over how many GPUs the model is spread, and how.
-        into: folder in which the new one is made.
-        progress: where to report.
+        checkpoint: Folder of an unquantized checkpoint in the Hugging Face layout.
+        sizes: Numbers of GPUs that the model is spread over.
+        into: Folder in which the new one is made.
 
     Returns:
         Ranks, bytes of all of them, type of the weights, and tensors in a rank.
 
     Raises:
-        InvalidInput: the sizes do not divide the model.
-        UserError: it is quantized.
-        StageError: weights are missing, or not of their types.
-        CheckpointError: the checkpoint cannot be read, or what was written is not as asked for.
+        InvalidInput: The sizes do not divide the model.
+        UserError: It is quantized.
+        StageError: Weights are missing, or not of their types.
+        CheckpointError: The checkpoint cannot be read, or what was written is not as asked for.
     """
     source = CheckpointReader(checkpoint)
     if source.quantization.format is not Format.NONE:

@@ -56,7 +56,7 @@ def describe(model: Architecture) -> dict[str, Any]:
     (models/llama/config.py, models/phi3/config.py).
 
     Args:
-        model: its family, which is one of `MODEL_TYPES`, and its sizes.
+        model: Its family, which is one of `MODEL_TYPES`, and its sizes.
 
     Returns:
         Keys and values of config.json; `rank_config` adds the rest of the file.
@@ -114,7 +114,7 @@ def _mapping(sizes: Parallelism, *, with_experts: bool) -> dict[str, int]:
 
 
 def _quantization(model: Architecture, quantization: CheckpointQuantization) -> dict[str, Any]:
-    """What is excluded must be said in full: the patterns replace TensorRT-LLM's own, which spare router and head
+    """Exclusions must be complete: the patterns replace TensorRT-LLM's own, which spare router and head
     (quantization/quantize.py).
     """
     if quantization.format is Format.NONE:

@@ -38,7 +38,7 @@ class RankCheckpoint(CheckpointReader):
 
     Args:
         directory: Holds config.json and a rank<N>.safetensors for each rank.
-        architecture: That of its source, against which the files are checked.
+        architecture: Architecture of its source, against which the files are checked.
 
     Raises:
         CheckpointError: config.json cannot be read, or names a format that is not known.
@@ -57,7 +57,7 @@ class RankCheckpoint(CheckpointReader):
 
     @cached_property
     def tensors(self) -> TensorMap:  # type: ignore[override]
-        """Of all ranks, as one."""
+        """Tensors of all ranks, as one."""
         return _JoinedTensors(self.directory, self.architecture, self.sizes, self.quantization)
 
     def faults(self) -> list[str]:
@@ -81,7 +81,7 @@ def _sizes(mapping: Mapping[str, int]) -> Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Where a rectangle of a tensor lies."""
+    """Place of a rectangle in a tensor."""
 
     rank: int
     tensor: str  # of the rank
@@ -92,7 +92,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """What the pieces make."""
+    """Put the pieces together."""
 
     name: str
     dtype: str

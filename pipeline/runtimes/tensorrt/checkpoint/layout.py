@@ -1,4 +1,4 @@
-"""Which part of which tensor lies on which rank of a TensorRT-LLM checkpoint. Pure: sizes in, slices out.
+"""Layout of a TensorRT-LLM checkpoint: the part of each tensor on each rank. Pure: sizes in, slices out.
 
 Names and splits are those of TensorRT-LLM 0.17 to 1.2: its converters for Llama and Mixtral (models/llama/convert.py)
 and Phi-3 (models/phi3/convert.py), and ModelOpt's export. Which rank holds which expert: its mapping.py.
@@ -37,7 +37,7 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """How the weights of linear layers are stored."""
+    """Storage of the weights of linear layers."""
 
     dtype: str | None  # None: that of the checkpoint
     rows: int = 1  # of the layer, in one that is stored

@@ -28,7 +28,7 @@ def export(model: Any, architecture: Architecture, sizes: Parallelism, into: Pat
 
     Args:
         model: Calibrated by ModelOpt; dense, with separate projections.
-        sizes: How many ranks the checkpoint is for.
+        sizes: Number of ranks that the checkpoint is for.
         into: Folder to be made: config.json and one safetensors file a rank.
     """
     from modelopt.torch.export import export_tensorrt_llm_checkpoint

@@ -1,4 +1,4 @@
-"""What a rank file is made of: rectangles of source tensors, and scales that are taken together. Values only."""
+"""Parts of a rank file: rectangles of source tensors, and scales that are taken together. Values only."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class Rank:
 
     @property
     def expert(self) -> int:
-        """Which group of experts."""
+        """Group of experts."""
         return self.tensor % self.sizes.expert
 
     @property
     def within_expert(self) -> int:
-        """Which part of each expert."""
+        """Part of each expert."""
         return self.tensor // self.sizes.expert

@@ -30,19 +30,18 @@ def split(
     """Write config.json and one file a rank into `folder`, which must not exist; return the facts of it.
 
     Args:
-        source: the checkpoint, unquantized or FP8.
-        sizes: over how many GPUs the model is spread, and how.
-        folder: where to write; folders above it are made.
-        progress: where to report.
+        source: The checkpoint, unquantized or FP8.
+        sizes: Numbers of GPUs that the model is spread over.
+        folder: Folder to write; folders above it are made.
 
     Returns:
         Ranks, bytes of all of them, type of the weights, and tensors in a rank.
 
     Raises:
-        InvalidInput: the sizes do not divide the model.
-        UserError: it is quantized in a format that is not split here.
-        StageError: tensors are missing, or not of their types, or scales differ that must be the same.
-        CheckpointError: what was written is not as asked for.
+        InvalidInput: The sizes do not divide the model.
+        UserError: It is quantized in a format that is not split here.
+        StageError: Tensors are missing, or not of their types, or scales differ that must be the same.
+        CheckpointError: The written files are not as asked for.
     """
     model, quantization = source.architecture, source.quantization
     if quantization.format not in FORMATS:
@@ -73,7 +72,7 @@ def split(
 
 
 def _split_faults(model: Architecture, sizes: Parallelism) -> Iterator[Fault]:
-    """What does not divide: a converter's own guard. Preflight's rules tp.*, pp.* and moe.* say it before."""
+    """Sizes that do not divide: a converter's own guard. Preflight's rules tp.*, pp.* and moe.* report them before."""
     key = "runtime.tensor_parallel"
     ranks = sizes.tensor
     for name, size in (("attention heads", model.heads), ("feed-forward columns", model.intermediate)):
@@ -116,11 +115,11 @@ def write_rank(
     """Write one rank.
 
     Args:
-        dtype: of tensors that name none: "BF16" or "F16".
-        advance: told the bytes as they are written.
+        dtype: Type of tensors that name none: "BF16" or "F16".
+        advance: Told the bytes as they are written.
 
     Raises:
-        StageError: a source tensor is of a type that cannot become the rank's, or scales differ that must not.
+        StageError: A source tensor is of a type that cannot become the rank's, or scales differ that must not.
     """
     with file.open("wb") as stream:
         stream.write(_header(parts, dtype))
@@ -133,7 +132,7 @@ def write_rank(
 
 
 def bytes_of(parts: Sequence[Part | Scale], dtype: str) -> int:
-    """What they take, without the header."""
+    """Bytes of the tensors, without the header."""
     return sum(math.prod(part.shape) * DTYPES[part.dtype or dtype].itemsize for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Who runs trtllm-build: this machine, a container on it, or another machine.
+"""Executors of trtllm-build: this machine, a container on it, or another machine.
 
 executor_of(inputs.executor).run(BuildJob(…), inputs.progress)   # -> BuildLog, and the files in job.output
 """
@@ -19,11 +19,7 @@ __all__ = ["BuildJob", "BuildLog", "Executor", "executor_of", "timing_cache_file
 
 
 def executor_of(choice: ExecutorChoice) -> Executor:
-    """Return the executor that was chosen.
-
-    Args:
-        choice: its name, the seconds for one engine, the GPUs that may be used; for `adopt` also the folder.
-    """
+    """Return the executor that was chosen."""
     match choice.name:
         case "auto":
             return _Auto(choice)

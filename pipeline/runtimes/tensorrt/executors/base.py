@@ -1,4 +1,4 @@
-"""A run of trtllm-build: what it is asked for, who runs it, and what it leaves besides the files.
+"""A run of trtllm-build: its job, its executor, and its log.
 
 The flags of a job say what the engine is; the paths depend on who looks at them, so they are put in last. The names of
 the timing cache are relative, because trtllm-build copies them into the engine's config.json, and an engine must not
@@ -36,7 +36,7 @@ class BuildLog:
 
     def facts(self) -> dict[str, Json]:
         """For the manifest of the engine."""
-        found: dict[str, Json] = {
+        facts: dict[str, Json] = {
             "executor": self.executor,
             "command": list(self.command),
             "warnings": list(self.warnings),
@@ -48,7 +48,7 @@ class BuildLog:
             "gpu": self.gpu,
             "driver": self.driver,
         }
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: value for key, value in facts.items() if value is not None}
 
 
 class BuiltElsewhere(Exception):
@@ -66,27 +66,23 @@ class Executor(Protocol):
         """Check, before any work is done, that this machine can run a job for that version of TensorRT-LLM.
 
         Args:
-            version: of TensorRT-LLM, in full, such as "1.2.1".
+            version: Full version of TensorRT-LLM, such as "1.2.1".
 
         Raises:
-            UserError: it cannot; the text says why, and what would do.
+            UserError: It cannot; the text says why, and what would do.
         """
 
     def run(self, job: BuildJob, progress: Progress) -> BuildLog:
         """Have `job.output` filled.
 
-        Args:
-            job: the engine to build.
-            progress: where to report.
-
         Returns:
-            What was run, what it printed, and how long it took.
+            The command, its output, and the time it took.
 
         Raises:
-            UserError: this machine cannot run it.
-            StageError: the builder failed; the text has its last lines and the likely cause.
-            StoreError: the disk has no room for the engine.
-            BuiltElsewhere: the job is for another machine.
+            UserError: This machine cannot run it.
+            StageError: The builder failed; the text has its last lines and the likely cause.
+            StoreError: The disk has no room for the engine.
+            BuiltElsewhere: The job is for another machine.
         """
 
 
@@ -121,15 +117,7 @@ class BuildJob:
     sm: int  # of that GPU: 90
 
     def command(self, checkpoint: Path | str, output: Path | str) -> tuple[str, ...]:
-        """Return the command as its runner sees the paths, to be run where the timing cache lies.
-
-        Args:
-            checkpoint: folder of the checkpoint, as the runner sees it.
-            output: folder for the engine, as the runner sees it.
-
-        Returns:
-            The program and its arguments.
-        """
+        """Return the command as its runner sees the paths, to be run where the timing cache lies."""
         return (
             PROGRAM,
             *("--checkpoint_dir", str(checkpoint)),
@@ -156,8 +144,8 @@ def timing_cache_file(caches: Path, version: str, gpu: str) -> Path:
     """Return where the store keeps the cache that builders of this version on this GPU share.
 
     Args:
-        caches: folder of the store that outlives artifacts.
-        version: of TensorRT-LLM.
-        gpu: as the recipe names it, such as "h100-sxm-80g".
+        caches: Folder of the store that outlives artifacts.
+        version: Of TensorRT-LLM.
+        gpu: As the recipe names it, such as "h100-sxm-80g".
     """
     return caches / "timing" / f"{version}-{gpu}.cache"

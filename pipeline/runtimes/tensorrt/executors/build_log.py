@@ -1,4 +1,4 @@
-"""What the output of trtllm-build says: phases, warnings, memory, and the likely cause of a failure.
+"""Output of trtllm-build: phases, warnings, memory, and the likely cause of a failure.
 
 Warnings matter because the builder changes settings without failing, and says so in them only. Patterns and known
 failures are data (`data/build_log.yaml`, `data/build_errors.yaml`, each with its source). Causes are likely, not
@@ -107,7 +107,7 @@ def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
     """Find known failures in the output of a builder that failed, at most three.
 
     Args:
-        lines: of its output.
+        lines: Lines of its output.
         exit_code: 128 + signal for a killed one.
     """
     found: dict[str, BuildError] = {}

@@ -37,7 +37,7 @@ _ENGINE_TO_CHECKPOINT = 1.1  # an engine holds the weights and little else
 
 @dataclass(slots=True)
 class _Attempt:
-    """What one process said."""
+    """Output of one process."""
 
     reader: LogReader = field(default_factory=LogReader)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -59,7 +59,7 @@ def build(
     """Fill `job.output`. `launch`: from the working folder to what is started there.
 
     Raises:
-        StageError: it failed, or took too long. StoreError: the disk is too full to begin.
+        StageError: It failed, or took too long. StoreError: the disk is too full to begin.
     """
     check_space(job)
     with held_log(job.log) as log, _workplace(job) as folder:
@@ -199,17 +199,17 @@ class TimingCache:
 
 @dataclass(frozen=True, slots=True)
 class BuildGpu:
-    """What built an engine, as the driver names it. None: the driver was not to be asked."""
+    """GPU that built an engine, as the driver names it. None: the driver was not asked."""
 
     name: str | None
     driver: str | None
 
 
 def check_gpus(job: BuildJob, devices: tuple[int, ...]) -> BuildGpu:
-    """Where the driver cannot be asked nothing is said: the builder itself will fail.
+    """A driver that does not answer is no error here: the builder itself will fail.
 
     Raises:
-        UserError: there are GPUs, but of another kind, or too few.
+        UserError: There are GPUs, but of another kind, or too few.
     """
     all_gpus, problem = read_gpus()
     if problem:

@@ -32,7 +32,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")  # progress bars return the carriage only
 
 @dataclass(frozen=True, slots=True)
 class BuilderProcess:
-    """What is started."""
+    """Command of a builder, and its surroundings."""
 
     command: Sequence[str]
     folder: Path  # working directory
@@ -45,7 +45,7 @@ def held_log(path: Path) -> Iterator[BinaryIO]:
     """The log file, empty, for the one builder that may write to it.
 
     Raises:
-        StageError: an earlier builder does not end.
+        StageError: An earlier builder does not end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log:
@@ -69,7 +69,7 @@ def run(
     """Run it to its end; its exit code, or 128 + signal. `on_line` gets each line, `tick` is called all the while.
 
     Raises:
-        StageError: it was ended because it took longer than the deadline.
+        StageError: It was ended because it took longer than the deadline.
     """
     guarded = process_guard.Guarded(
         _STOP_DEADLINE_S,

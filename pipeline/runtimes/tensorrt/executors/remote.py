@@ -71,7 +71,7 @@ class AdoptExecutor:
         return self._log(job, facts)
 
     def _verify(self, progress: Progress) -> None:
-        """Raises UserError: files are missing, changed or unknown."""
+        """Raises UserError: Files are missing, changed or unknown."""
         recorded = read_sums(self.folder / SUMS)
         found = dict(files.walk(self.folder))
         found.pop(SUMS)
@@ -112,7 +112,7 @@ def check_folder(folder: Path, artifact: str, version: str) -> dict[str, str]:
     """The facts of a folder that holds what is to become the artifact.
 
     Raises:
-        UserError: it is no such folder, or one for something else.
+        UserError: It is no such folder, or one for another artifact.
     """
     missing = [name for name in (ENGINE, LOG, FACTS, SUMS) if not (folder / name).exists()]
     if missing:
@@ -230,7 +230,7 @@ def render(recipe: str, words: str, engines: Sequence[RemoteEngine]) -> str:
 
 
 def folder_name(recipe: str) -> str:
-    """Of the folder in which the script leaves one folder for each engine."""
+    """Name of the folder in which the script leaves one folder for each engine."""
     return f"{recipe}-engines"
 
 

@@ -1,0 +1,336 @@
+"""Two deployments beside each other, from their sources to one result.
+
+    a, b = RunningSource(record, …), PackageSource(Path("package"), …)
+    result = compare_deployments(a, b, CompareSettings(), Silent())
+
+Rounds go A B B A A B B A …: what changes slowly on a machine changes both alike. Packages are served by this process,
+beside each other where two fit, and else by turns: each is started anew for its part of the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeline.bench.compare.answers import AnswerComparison, AnswerStudy, answer_checks
+from pipeline.bench.compare.figures import LoadComparison, Side, compare_rounds, compare_runs
+from pipeline.bench.compare.judge import Judge
+from pipeline.bench.compare.settings import CompareSettings
+from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource, PackageSource
+from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
+from pipeline.bench.run import run_bench
+from pipeline.bench.statistics import LEAST_ROUNDS
+from pipeline.golden import BudgetCheck, GoldenSet
+from pipeline.prepare.second_server import memory_beside
+from pipeline.progress import Progress, Silent
+from pipeline.store import Store
+from pipeline.triton.deployment import Deployment
+
+_SEEDS = 1000  # between two rounds: a load of a round takes one
+_CUT_SHORT = "Ctrl-C ended it early: answers were not compared, and no budget was checked"
+_MOST_FAILED = 0.01  # by which B may fail more often than A without a warning
+
+
+class ComparedSide(Section):
+    """One of the two."""
+
+    name: str = Field(description="Name of the deployment.")
+    given: str = Field(description="Name as on the command line.")
+    made: str = Field(default="", description="Time of a stored run.")
+    target: dict[str, Any] = Field(description="way, url, model, package digest, runtime, versions.")
+
+
+class BudgetResult(Section):
+    """A figure and the budget that it was held against."""
+
+    budget: str
+    figure: float | None = Field(description="Null where it could not be measured, which does not pass.")
+    limit: float
+    passed: bool
+    text: str
+
+
+class CompareResult(ResultDocument):
+    """Result of `pipeline compare`."""
+
+    schema_version: Literal["pipeline.compare/1"] = Field(default="pipeline.compare/1", alias="schema")
+    made: str = Field(description="Time of the comparison: ISO 8601, UTC.")
+    a: ComparedSide
+    b: ComparedSide
+    rounds: int = Field(
+        description="Rounds of A and B each; 0 for stored runs, or where only answers were compared."
+    )
+    interrupted: bool = Field(
+        default=False, description="Whether Ctrl-C ended it: it has fewer rounds, and no budget was checked."
+    )
+    by_turns: bool = Field(description="Whether each package was started anew for its part of the rounds.")
+    threshold: float = Field(description="Relative difference that `rounds_needed` would show.")
+    loads: tuple[LoadComparison, ...]
+    answers: AnswerComparison | None
+    budgets: tuple[BudgetResult, ...]
+    warnings: tuple[str, ...] = Field(description="Reasons to mistrust it.")
+
+    @property
+    def passed(self) -> bool:
+        """Whether all budgets are kept."""
+        return all(one.passed for one in self.budgets)
+
+
+def compare_deployments(
+    a: DeploymentSource,
+    b: DeploymentSource,
+    settings: CompareSettings,
+    progress: Progress,
+    *,
+    golden: GoldenSet | None = None,
+    judge: Judge | None = None,
+) -> CompareResult:
+    """Put the same load on two deployments in turns, and ask both the golden questions.
+
+    Args:
+        a: The trusted deployment.
+        b: The deployment that is judged.
+        settings: Rounds, load and budgets.
+        progress: Reporter of each round.
+        golden: Questions, and budgets of their answers; None asks none.
+        judge: Model that judges answers; None for none.
+
+    Raises:
+        ServerError: One of them does not start, or does not answer.
+        InvalidInput: The file of prompts has faults.
+        KeyboardInterrupt: Ctrl-C came before both had three rounds. What was started has ended.
+    """
+    run = _Comparison({"a": a, "b": b}, settings, golden, progress)
+    interrupted = False
+    with ExitStack() as stack:
+        run.open(stack)
+        try:
+            run.rounds()
+        except KeyboardInterrupt:
+            interrupted = True
+            if run.complete_rounds < LEAST_ROUNDS:
+                raise
+    rounds = run.complete_rounds
+    levels_a, levels_b = run.levels["a"][:rounds], run.levels["b"][:rounds]
+    comparison = compare_rounds(levels_a, levels_b, settings.threshold) if rounds else ()
+    answers, checks = None, list[BudgetCheck]()
+    if run.study is not None and golden is not None and not interrupted:
+        answers = asyncio.run(run.study.result(judge))
+        checks += answer_checks(run.study.comparison, answers, golden.budgets, settings.max_lost)
+    return CompareResult(
+        made=_now(),
+        a=_side(a, run.seen["a"]),
+        b=_side(b, run.seen["b"]),
+        rounds=rounds,
+        interrupted=interrupted,
+        by_turns=run.by_turns,
+        threshold=settings.threshold,
+        loads=comparison,
+        answers=answers,
+        budgets=()
+        if interrupted
+        else _budgets([*checks, *_speed_checks(comparison, settings.max_regression)]),
+        warnings=(*run.warnings(), *_warnings(comparison), *([_CUT_SHORT] if interrupted else ())),
+    )
+
+
+def compare_files(
+    a: Path, b: Path, threshold: float = 0.05, max_regression: float | None = None
+) -> CompareResult:
+    """Compare two results of `pipeline bench --output`.
+
+    Args:
+        a: File of the trusted run.
+        b: File of the run that is judged.
+        threshold: Relative difference of speed to be shown.
+        max_regression: How much worse a figure of B may be, relative to A; None for no bound.
+
+    Raises:
+        InvalidInput: One is no such result, or their workloads differ.
+    """
+    runs = [BenchResult.read(path) for path in (a, b)]
+    comparison = compare_runs(*runs)
+    one, other = (
+        ComparedSide(name=run.name, given=str(path), made=run.made, target=run.target)
+        for run, path in zip(runs, (a, b), strict=True)
+    )
+    apart = "they were measured one after the other, so what the machine did meanwhile is part of every ratio"
+    warnings = [f"{apart}: two running deployments or two packages are compared in turns"]
+    if runs[0].machine != runs[1].machine:
+        warnings.append("they were measured from different machines, or with different versions")
+    return CompareResult(
+        made=_now(),
+        a=one,
+        b=other,
+        rounds=0,
+        by_turns=False,
+        threshold=threshold,
+        loads=comparison,
+        answers=None,
+        budgets=_budgets(_speed_checks(comparison, max_regression)),
+        warnings=(*warnings, *_warnings(comparison)),
+    )
+
+
+def comparison_plan(
+    a: DeploymentSource, b: DeploymentSource, settings: CompareSettings, golden: GoldenSet | None
+) -> dict[str, Any]:
+    """List what a comparison would do, and how long the loads take."""
+    seconds, loads = settings.duration_s, settings.loads
+    takes = "as long as the requests take"
+    if seconds is not None:
+        takes = f"{2 * settings.rounds * len(loads) * (seconds + settings.warm_up):.0f} s of load"
+    return {
+        "a": f"{a.given}, from {a.package}",
+        "b": f"{b.given}, from {b.package}",
+        "rounds": f"{settings.rounds} of each, in turns: A B B A",
+        "loads": ", then ".join(map(str, loads)),
+        "questions": len(golden.questions) if golden else 0,
+        "judge": settings.judge_model or "none",
+        "takes": takes,
+    }
+
+
+@dataclass
+class _Comparison:
+    """Two deployments while they are measured."""
+
+    sources: dict[Side, DeploymentSource]
+    settings: CompareSettings
+    golden: GoldenSet | None
+    progress: Progress
+    by_turns: bool = False
+    levels: dict[Side, list[Sequence[LevelResult]]] = field(default_factory=lambda: {"a": [], "b": []})
+    seen: dict[Side, ComparedDeployment] = field(default_factory=dict)
+    _up: dict[Side, ComparedDeployment] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.study = (
+            None if self.golden is None else AnswerStudy(self.golden, timeout_s=self.settings.timeout_s)
+        )
+
+    @property
+    def complete_rounds(self) -> int:
+        """Rounds that both sides have."""
+        return min(len(levels) for levels in self.levels.values())
+
+    def open(self, stack: ExitStack) -> None:
+        """Start both, where that does not make one slower than it would be alone."""
+        packages = [one.package for one in self.sources.values() if isinstance(one, PackageSource)]
+        self.by_turns = bool(packages) and (self.settings.by_turns or not _fit(packages))
+        for side, source in self.sources.items():
+            if not (self.by_turns and isinstance(source, PackageSource)):
+                self._up[side] = stack.enter_context(self._started(side, source))
+
+    def rounds(self) -> None:
+        """Measure the rounds, and ask the golden questions."""
+        turns: list[Side] = ["a", "b", "b", "a"]
+        schedule: list[tuple[Side, int | None]] = [
+            (turns[at % 4], at // 2) for at in range(2 * self.settings.rounds)
+        ]
+        if self.study is not None:
+            # The first visit asks the questions; a later one has each score the other's answers.
+            schedule = [("a", None), *schedule, ("b", None), ("a", None)]
+        for side, visits in groupby(schedule, key=lambda visit: visit[0]):
+            planned = [number for _, number in visits]
+            if planned == [None] and self.study is not None and self.study.complete:
+                continue
+            with self._reached(side) as deployment:
+                self.seen[side] = deployment
+                if self.study is not None:
+                    with self.progress.task(f"golden questions, {side.upper()}"):
+                        asyncio.run(self.study.visit(side, deployment))
+                for number in planned:
+                    if number is not None:
+                        self._measure(side, number, deployment)
+
+    def _measure(self, side: Side, number: int, deployment: ComparedDeployment) -> None:
+        load = self.settings.model_copy(update={"seed": self.settings.seed + _SEEDS * number})
+        with self.progress.task(f"round {number + 1} of {self.settings.rounds}, {side.upper()}"):
+            result = run_bench(deployment.subject, load, Silent())
+        if any(level.interrupted for level in result.levels):
+            raise KeyboardInterrupt
+        # A round is compared by its figures; its requests would fill the memory.
+        self.levels[side].append(
+            [level.model_copy(update={"samples": {}, "timeline": ()}) for level in result.levels]
+        )
+
+    @contextmanager
+    def _reached(self, side: Side) -> Iterator[ComparedDeployment]:
+        if side in self._up:
+            yield self._up[side]
+            return
+        with self._started(side, self.sources[side]) as deployment:
+            yield deployment
+
+    @contextmanager
+    def _started(self, side: Side, source: DeploymentSource) -> Iterator[ComparedDeployment]:
+        if isinstance(source, PackageSource):
+            self.progress.say(f"starting {side.upper()} from {source.given}")
+        with source.up() as deployment:
+            yield deployment
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what makes the two hard to compare."""
+        a, b = (self.seen[side].subject.about for side in ("a", "b"))
+        if a.get("package") == b.get("package"):
+            yield "both are the same package: what differs is noise, or where they run"
+        for side, levels in self.levels.items():
+            limited = [level.generator for one in levels for level in one if level.generator.limits]
+            if limited:
+                worst = max(limited, key=lambda one: one.late_p99_ms)
+                yield (
+                    f"{side.upper()}: the load generator itself may be the limit in {len(limited)} of "
+                    f"{sum(map(len, levels))} measurements; at worst, {worst.limits}"
+                )
+
+
+def _fit(packages: Sequence[Path]) -> bool:
+    """Whether packages can be served beside each other. On GPUs the second would get less KV cache than the first."""
+    if any(Deployment.load(one).requirements is not None for one in packages):
+        return len(packages) == 1
+    found = [memory_beside(one, None, Store.at(None)) for one in packages]
+    return sum(one.needed_bytes for one in found) <= min(one.free_bytes for one in found)
+
+
+def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:
+    return ComparedSide(name=seen.subject.name, given=source.given, target=seen.subject.described)
+
+
+def _speed_checks(loads: Sequence[LoadComparison], limit: float | None) -> Iterator[BudgetCheck]:
+    if limit is None:
+        return
+    worse = [(load, one) for load in loads for one in load.metrics if one.verdict == "worse"]
+    if not worse:
+        yield BudgetCheck("max_regression", 0.0, limit, f"no figure is worse, {limit:.0%} allowed")
+        return
+    load, worst = max(worse, key=lambda pair: pair[1].regression)
+    text = f"{worst.title} with {load.load} is {worst.regression:.1%} worse, {limit:.0%} allowed"
+    yield BudgetCheck("max_regression", worst.regression, limit, text)
+
+
+def _warnings(loads: Sequence[LoadComparison]) -> Iterator[str]:
+    for load in loads:
+        a, b = (bad / max(1, count) for bad, count in zip(load.failed, load.requests, strict=True))
+        if b - a > _MOST_FAILED:
+            failed = f"with {load.load}, B failed {b:.1%} of its requests, and A {a:.1%}"
+            yield f"{failed}: what was refused is in no latency"
+
+
+def _budgets(checks: Sequence[BudgetCheck] | Iterator[BudgetCheck]) -> tuple[BudgetResult, ...]:
+    return tuple(
+        BudgetResult(budget=one.budget, figure=one.figure, limit=one.limit, passed=one.passed, text=one.text)
+        for one in checks
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

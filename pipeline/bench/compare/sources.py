@@ -1,0 +1,177 @@
+"""The two of a comparison: stored runs, deployments that run, or packages that are served meanwhile."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.bench.compare.judge import Judge
+from pipeline.bench.compare.settings import CompareSettings, source_kind
+from pipeline.bench.settings import SubjectSettings
+from pipeline.bench.subject import Subject, Way, find_subject
+from pipeline.errors import Fault, InvalidInput
+from pipeline.golden import GoldenBudgets, GoldenSet
+from pipeline.recipe import Slo
+from pipeline.serving.deployments import find_deployment
+from pipeline.serving.served import ServedDeployment
+from pipeline.store import Store
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.running import RunningServer
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedDeployment:
+    """One of two compared deployments, while it runs.
+
+    Attributes:
+        subject: How its speed is measured.
+        package: Folder that it is served from.
+        grpc_url: gRPC target of its Triton.
+    """
+
+    subject: Subject
+    package: Path
+    grpc_url: str
+
+    @property
+    def asked_directly(self) -> Subject:
+        """The same past its gateway, which may have a response cache."""
+        entry = Deployment.load(self.package).entry_model
+        return replace(self.subject, way="triton", url=self.grpc_url, model=entry)
+
+
+class DeploymentSource(Protocol):
+    """One of two deployments to be compared."""
+
+    @property
+    def given(self) -> str:
+        """Name as on the command line."""
+        ...
+
+    @property
+    def package(self) -> Path:
+        """Folder that it is served from."""
+        ...
+
+    def up(self) -> AbstractContextManager[ComparedDeployment]:
+        """Context in which it runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSource:
+    """A deployment that runs already, and goes on running.
+
+    Attributes:
+        given: Name as on the command line.
+        subject: How it is measured.
+        record: Record of the running server.
+    """
+
+    given: str
+    subject: Subject
+    record: RunningServer
+
+    @property
+    def package(self) -> Path:
+        return self.record.deployment.parent
+
+    @contextmanager
+    def up(self) -> Iterator[ComparedDeployment]:
+        yield ComparedDeployment(self.subject, self.package, self.record.target)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """A package, served by `pipeline serve` as a process of its own.
+
+    Attributes:
+        given: Path as on the command line.
+        package: Folder of the package.
+        slo: Targets for goodput.
+        way: Whether a gateway is started in front of it.
+        devices: GPUs that it may use; empty for all that it needs.
+    """
+
+    given: str
+    package: Path
+    slo: Slo | None = None
+    way: Way = "triton"
+    devices: tuple[int, ...] = ()
+
+    @contextmanager
+    def up(self) -> Iterator[ComparedDeployment]:
+        deployment = Deployment.load(self.package)
+        with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
+            # A store of its own: two packages of one name can then run at a time.
+            store = Store(Path(folder))
+            argv = ["--package", str(self.package.absolute()), *store.words]
+            argv += ["--no-gateway"] if self.way == "triton" else []
+            argv += ["--gpus", ",".join(map(str, self.devices))] if self.devices else []
+            server = ServedDeployment.start(
+                argv,
+                deployment.name,
+                store.running,
+                Path(folder) / "logs",
+                deadline_s=deployment.start_deadline_s,
+            )
+            try:
+                subject = Subject.of_record(server.record, self.slo, self.way)
+                yield ComparedDeployment(subject, self.package, server.record.target)
+            finally:
+                server.stop()
+
+
+def find_source(name: str, settings: CompareSettings) -> DeploymentSource:
+    """Find a package, or a deployment that runs.
+
+    Raises:
+        ServerError: The deployment does not run.
+        InvalidInput: There is no such deployment.
+    """
+    if source_kind(name) == "package":
+        slo = Slo(**dict(settings.slo)) if settings.slo else None
+        return PackageSource(name, Path(name), slo, settings.way, settings.gpus)
+    store = Store.at(settings.store)
+    record = find_deployment(name, (), store).require_server(store)
+    reach = SubjectSettings(
+        way=settings.way, api_key=settings.api_key, slo=settings.slo, store=settings.store
+    )
+    return RunningSource(name, find_subject(name, reach), record)
+
+
+def golden_questions(settings: CompareSettings, a: DeploymentSource, b: DeploymentSource) -> GoldenSet | None:
+    """Read the golden questions, with the budgets of the command line in place of their own; None asks none.
+
+    Raises:
+        InvalidInput: There are none, and options need them.
+    """
+    if settings.skip_golden:
+        return None
+    if settings.questions is not None:
+        golden: GoldenSet | None = GoldenSet.read(settings.questions)
+    else:
+        golden = GoldenSet.load(b.package) or GoldenSet.load(a.package)
+    budgets = {
+        name: value for name in GoldenBudgets.model_fields if (value := getattr(settings, name)) is not None
+    }
+    if golden is not None:
+        return GoldenSet(golden.questions, golden.budgets.model_copy(update=budgets))
+    needing = [f"--{name.replace('_', '-')}" for name in (*budgets, *(["judge"] if settings.judge else []))]
+    if needing or not settings.rounds:
+        fix = "neither package carries any: give --questions FILE"
+        fault = Fault("needs golden questions", key=", ".join(needing), fix=fix)
+        raise InvalidInput("pipeline compare", [fault])
+    return None
+
+
+def answer_judge(settings: CompareSettings) -> Judge | None:
+    """Make the judge of answers; None for none."""
+    if settings.judge is None or settings.judge_model is None:
+        return None
+    return Judge(settings.judge, settings.judge_model, os.environ.get(settings.judge_key_env, ""))

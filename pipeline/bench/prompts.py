@@ -1,0 +1,354 @@
+"""Conversations of a run: words at random, or a file with questions, a calibration set's dialogues or a trace.
+
+A file has one JSON object a line:
+
+    {"prompt": "Once upon a time", "max_tokens": 64}                     a text, without the chat template
+    {"messages": [{"role": "user", "content": "Hi"}]}                    a chat, the last message a question
+    {"turns": ["Hi", "And then?"], "system": "Be short."}                a chat of several questions
+    {"messages": [{"role": "user", …}, {"role": "assistant", …}]}        a dialogue: all of the user's messages
+    {"timestamp": 1500, "input_length": 700, "output_length": 40, "hash_ids": [0, 7]}      a trace
+
+The last form is that of Mooncake's published traces, which AIPerf and Dynamo read, too: milliseconds since the start,
+lengths in tokens, and one number for each block of 512 tokens that is the same in all requests that name it. Any form
+may have a `timestamp`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.bench.settings import Lengths, Load, LoadSettings
+from pipeline.bench.workload import (
+    ScriptedConversation,
+    Shape,
+    TemplateTokens,
+    Turn,
+    Words,
+    shaped,
+    synthetic,
+)
+from pipeline.client import ChatTemplate, Message
+from pipeline.document_faults import faults_of, refusal
+from pipeline.documents import Document
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.reading import checked_json, read_text, read_tokenizer
+from pipeline.recipe.source import LocalSource, NamedDataset
+from pipeline.sources.dataset import HELDOUT, TRAIN, resolve_dataset
+
+if TYPE_CHECKING:
+    from pipeline.bench.result import LevelResult
+    from pipeline.bench.subject import Subject
+
+_BLOCK_TOKENS = 512  # of a trace's `hash_ids`
+_MAX_BYTES = 1 << 30
+_FAULTS = 20  # that are written out
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    prompt: str | None = Field(default=None, min_length=1)
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
+    turns: list[str] | None = Field(default=None, min_length=1)
+    system: str = ""
+    input_length: int | None = Field(default=None, ge=1)
+    output_length: int | None = Field(default=None, ge=1)
+    hash_ids: list[int] = Field(default_factory=list)
+    max_tokens: int | None = Field(default=None, ge=1)
+    timestamp: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> Self:
+        forms = [
+            name
+            for name in ("prompt", "messages", "turns", "input_length")
+            if getattr(self, name) is not None
+        ]
+        if len(forms) != 1:
+            had = " and ".join(forms) or "none"
+            raise refusal(f"must have one of prompt, messages, turns and input_length, and has {had}")
+        for message in self.messages or ():
+            if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
+                raise refusal("must have messages with a role and a text as content")
+        if self.messages is not None and not any(one["role"] == "user" for one in self.messages):
+            raise refusal("must have a message of the user")
+        return self
+
+    def dialogue(self) -> tuple[tuple[Message, ...], list[str]]:
+        """Messages before the first question, and the questions."""
+        messages = self.messages or []
+        if self.turns is not None or not messages:
+            return ({"role": "system", "content": self.system},) if self.system else (), self.turns or []
+        if messages[-1]["role"] == "user":
+            return tuple(messages[:-1]), [messages[-1]["content"]]
+        asked = [number for number, one in enumerate(messages) if one["role"] == "user"]
+        return tuple(messages[: asked[0]]), [messages[number]["content"] for number in asked]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """The conversations of a file, or of a calibration set."""
+
+    name: str
+    lines: tuple[_Line, ...] = field(repr=False)
+
+    @classmethod
+    def of_dataset(cls, dataset: NamedDataset | LocalSource | None) -> Self:
+        """Take the held-out questions of a calibration set, or all rows where it has no such split.
+
+        Args:
+            dataset: Set of a recipe; None for the packaged one.
+
+        Raises:
+            UserError: It cannot be had; InvalidInput: with everything that is wrong with its rows.
+        """
+        from pipeline.stages.dataset.rows import read_rows
+
+        files = resolve_dataset(dataset or NamedDataset("support"))
+        rows = read_rows(files.paths.get(HELDOUT) or files.paths[TRAIN], files.column, files.any_kind)
+        lines = (
+            _Line(prompt=row.text) if row.text is not None else _Line(messages=[*map(dict, row.messages)])
+            for row in rows
+        )
+        return cls(f"calibration set {files.name}", tuple(lines))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file of JSON lines.
+
+        Raises:
+            UnreadableFile: It cannot be read.
+            InvalidInput: Lists every line that is wrong.
+        """
+        lines, faults = [], []
+        for number, text in enumerate(read_text(path, _MAX_BYTES).splitlines(), 1):
+            if not text.strip():
+                continue
+            try:
+                content = checked_json(text)
+                lines.append(_Line.model_validate(content))
+            except ValidationError as error:
+                faults += faults_of(error, _Line, Document(str(path), content, line=number))
+            except ValueError as error:
+                faults.append(Fault(str(error), where=str(path), line=number))
+        if not lines and not faults:
+            faults.append(Fault("has no lines", fix='write one JSON object a line, such as {"prompt": "Hi"}'))
+        if faults:
+            raise InvalidInput(str(path), faults)
+        return cls(str(path), tuple(lines))
+
+    @property
+    def span_s(self) -> float:
+        """Begin of the last conversation, in seconds since the start.
+
+        Raises:
+            InvalidInput: Lists the lines without a timestamp.
+        """
+        untimed = [number for number, one in enumerate(self.lines, 1) if one.timestamp is None]
+        if untimed:
+            faults = [Fault("has no timestamp", key=f"conversation {number}") for number in untimed[:_FAULTS]]
+            raise InvalidInput(f"{self.name}: a trace", faults, more=len(untimed) - len(faults))
+        return max(one.timestamp or 0.0 for one in self.lines) / 1e3
+
+    @property
+    def chats(self) -> bool:
+        """Whether a line is a chat, so that the deployment's chat template is needed where a server has none."""
+        return any(one.prompt is None for one in self.lines)
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether a line gives lengths instead of texts, so that the deployment's tokenizer is needed."""
+        return any(one.input_length is not None for one in self.lines)
+
+    def conversations(
+        self,
+        words: Words | None,
+        answers: Lengths | None,
+        *,
+        once: bool,
+        most_prompt: int,
+        most_answer: int,
+        seed: int,
+    ) -> Iterator[ScriptedConversation]:
+        """Yield the conversations in their order: of a trace once, by their times; else again and again.
+
+        Args:
+            words: Words for lines that give lengths.
+            answers: Tokens of answers whose line does not say; None for as many as the model likes.
+            once: Whether it is a trace.
+            most_prompt: Tokens that a prompt may have; longer ones of a trace are cut.
+            most_answer: Tokens that an answer may have.
+            seed: Seed of words and lengths.
+        """
+        chance = random.Random(seed)
+        lines = sorted(self.lines, key=lambda one: one.timestamp or 0.0) if once else self.lines
+        for _ in range(1) if once else itertools.count():
+            for line in lines:
+                yield _conversation(line, words, answers, most_prompt, most_answer, chance, seed)
+
+
+def _conversation(
+    line: _Line,
+    words: Words | None,
+    answers: Lengths | None,
+    most_prompt: int,
+    most_answer: int,
+    chance: random.Random,
+    seed: int,
+) -> ScriptedConversation:
+    start_s = None if line.timestamp is None else line.timestamp / 1e3
+    length = line.max_tokens or line.output_length
+    drawn = answers.draw(chance, most_answer) if answers is not None and length is None else None
+    most = length if length is None else min(length, most_answer)
+    exact = line.output_length is not None or drawn is not None
+    if line.input_length is not None:
+        assert words is not None, "the caller looked at needs_words"
+        text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, chance, seed)
+        return ScriptedConversation((Turn(text, most or drawn, exact),), start_s=start_s)
+    if line.prompt is not None:
+        return ScriptedConversation((Turn(line.prompt, most or drawn, exact),), chat=False, start_s=start_s)
+    before, texts = line.dialogue()
+    turns = tuple(Turn(text, most or drawn, exact) for text in texts)
+    return ScriptedConversation(turns, before=before, start_s=start_s)
+
+
+def _traced(words: Words, tokens: int, blocks: Sequence[int], chance: random.Random, seed: int) -> str:
+    """Make a prompt of a trace: its blocks, which others share, then words of its own."""
+    parts, left = [], tokens
+    for number in blocks:
+        if left <= 0:
+            break
+        parts.append(words.text(min(left, _BLOCK_TOKENS), random.Random(f"{seed}/{number}")))
+        left -= _BLOCK_TOKENS
+    if left > 0:
+        parts.append(words.text(left, chance))
+    return " ".join(parts)
+
+
+class BenchWorkload:
+    """Conversations for one subject, by the settings of a load."""
+
+    def __init__(self, subject: Subject, settings: LoadSettings) -> None:
+        """Read the file, if there is one, and the tokenizer, if lengths need it.
+
+        Raises:
+            InvalidInput: The file has faults, or is no trace where one is needed; or lengths are more than the
+                deployment takes.
+            UserError: The tokenizer is needed and not known; or its template takes no system prompt.
+        """
+        self._subject, self._settings = subject, settings
+        self._shape = Shape(settings.prefix_tokens, settings.prefixes, settings.turns, settings.cancelled)
+        match settings.file:
+            case None:
+                self._file = None
+            case "calibration":
+                self._file = PromptFile.of_dataset(subject.dataset)
+            case path:
+                self._file = PromptFile.read(Path(path))
+        self.span_s = (
+            self._file.span_s
+            if self._file is not None and any(load.kind == "trace" for load in settings.loads)
+            else None
+        )
+        needs_words = self._file is None or self._file.needs_words
+        if needs_words and subject.tokenizer is None:
+            raise UserError(
+                "prompts of a length need --tokenizer FOLDER, or the name of a deployment of this machine"
+            )
+        if (
+            subject.way == "triton"
+            and subject.tokenizer is None
+            and self._file is not None
+            and self._file.chats
+        ):
+            raise UserError("chats are sent to Triton through the model's chat template: --tokenizer FOLDER")
+        self._words = (
+            Words(read_tokenizer(subject.tokenizer / "tokenizer.json"))
+            if needs_words and subject.tokenizer is not None
+            else None
+        )
+        self._around = self._template_tokens()
+        self._prompts = settings.prompt_tokens or Lengths(min(512, subject.max_prompt // 2))
+        self._answers = settings.output_tokens or (
+            Lengths(min(128, subject.max_answer)) if self._file is None else None
+        )
+
+        if faults := list(self._too_long()):
+            raise InvalidInput(f"what {subject.name} is to be asked", faults)
+
+    def _template_tokens(self) -> TemplateTokens:
+        if self._words is None or self._subject.tokenizer is None or self._settings.raw:
+            return TemplateTokens()
+        template = ChatTemplate.from_directory(self._subject.tokenizer)
+        return TemplateTokens.of(template, self._words, system=self._shape.prefix_tokens > 0)
+
+    def _too_long(self) -> Iterator[Fault]:
+        """Yield lengths that the deployment would have to refuse."""
+        subject, prefix = self._subject, self._shape.prefix_tokens
+        asked = prefix + self._around.first + math.ceil(self._prompts.high or self._prompts.mean)
+        if self._file is None and asked > subject.max_prompt:
+            parts = f"{prefix} of the prefix, {self._around.first} of the chat template and {self._prompts}"
+            yield Fault(
+                f"are more than the {subject.max_prompt} tokens that a prompt may have",
+                key="prompt tokens",
+                value=parts,
+            )
+        if self._answers is not None and (self._answers.high or self._answers.mean) > subject.max_answer:
+            yield Fault(
+                f"are more than the {subject.max_answer} that an answer may have",
+                key="output tokens",
+                value=str(self._answers),
+            )
+
+    def conversations(self, load: Load, seed: int) -> Iterator[ScriptedConversation]:
+        """Make the conversations of one load; a trace is gone through once."""
+        subject = self._subject
+        limits = {"most_prompt": subject.max_prompt, "most_answer": subject.max_answer}
+        if self._file is not None:
+            once = load.kind == "trace"
+            source = self._file.conversations(self._words, self._answers, once=once, seed=seed, **limits)
+        else:
+            assert self._words is not None, "there is no file"
+            assert self._answers is not None, "there is no file"
+            source = synthetic(
+                self._words,
+                self._prompts,
+                self._answers,
+                self._shape,
+                seed=seed,
+                around=self._around,
+                chat=not self._settings.raw,
+                **limits,
+            )
+        return shaped(source, self._shape, seed)
+
+    def warnings(self, levels: Sequence[LevelResult]) -> Iterator[str]:
+        """Yield reasons to mistrust what such prompts show."""
+        if self._file is None and any(level.acceptance is not None for level in levels):
+            yield "a draft model predicts words at random badly: --prompts shows what it is worth"
+
+    def described(self) -> dict[str, Any]:
+        """The `workload` of a result."""
+        settings, shape = self._settings, self._shape
+        return {
+            "source": "words at random" if self._file is None else self._file.name,
+            "prompt_tokens": str(self._prompts) if self._file is None else None,
+            "answer_tokens": None if self._answers is None else str(self._answers),
+            "prefix_tokens": shape.prefix_tokens,
+            "prefixes": shape.prefixes,
+            "turns": shape.turns,
+            "cancelled": shape.cancelled,
+            "think_s": settings.think_s,
+            "seconds": settings.duration_s,
+            "requests": settings.requests,
+            "warm_up_s": settings.warm_up,
+            "temperature": settings.temperature,
+        }

@@ -1,0 +1,183 @@
+"""Trials that another machine measures: a script with all of their steps, and its figures back into the study.
+
+The script builds, serves, measures and stops each trial with the commands that a person would type. It leaves one file
+of `pipeline bench` for each trial, which `take_results` takes in; the next script has the rounds at the end.
+"""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.bench.result import BenchResult
+from pipeline.bench.settings import LoadSettings, load_argv
+from pipeline.bench.tune.conclusion import final_rounds
+from pipeline.bench.tune.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
+from pipeline.bench.tune.search_space import SearchSpace, Settings
+from pipeline.bench.tune.study import TuneStudy
+from pipeline.documents import dump_yaml
+from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.recipe import Recipe
+
+_SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the same
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOverTrials:
+    """A script for another machine.
+
+    Attributes:
+        script: File to be carried there.
+        names: Names of the files that it leaves, without .json.
+        results: Folder that it makes where it runs.
+    """
+
+    script: Path
+    names: tuple[str, ...]
+    results: str
+
+
+def hand_over(
+    study: TuneStudy, runner: Runner, recipe: Recipe, options: SearchOptions, load: LoadSettings, pairs: int
+) -> HandedOverTrials | None:
+    """Write the script of all trials that are to be measured, or of the rounds at the end once they are.
+
+    Args:
+        study: Study of the trials.
+        runner: Judges them; it serves nothing.
+        recipe: The recipe as it is.
+        options: Number of trials, and their loads.
+        load: How they are measured.
+        pairs: Pairs of rounds at the end.
+
+    Returns:
+        The script; None when nothing is left to measure.
+    """
+    planned: list[tuple[str, Settings]] = [
+        (trial_name(one.number), one.settings) for one in plan_trials(study, runner, options)
+    ]
+    if not planned:
+        planned = [
+            (one.name, one.settings)
+            for one in final_rounds(study, options, pairs)
+            if study.measurement(one.name) is None
+        ]
+    if not planned:
+        return None
+    results = f"{recipe.name}-tune"
+    script = study.folder / "trials.sh"
+    text = "\n".join(_script(recipe, study.space, planned, load.at(*options.loads), results))
+    script.write_text(text + "\n", encoding="utf-8")
+    script.chmod(0o755)
+    return HandedOverTrials(script, tuple(name for name, _ in planned), results)
+
+
+def take_results(
+    study: TuneStudy, folder: Path, recipe: Recipe, options: SearchOptions, pairs: int
+) -> tuple[str, ...]:
+    """Take the figures that a script left into the study. Figures that it has already are left as they are.
+
+    Args:
+        study: Study that the script was written for.
+        folder: Folder that the script made.
+        recipe: The recipe as it is.
+        options: Options of the search.
+        pairs: Pairs of rounds at the end.
+
+    Returns:
+        Names of the trials and rounds that were taken.
+
+    Raises:
+        UserError: The folder has nothing that the study waits for.
+        InvalidInput: Lists every file that is of something else; nothing is taken then.
+    """
+    trials = {trial_name(one.number): one for one in study.planned()}
+    names = [*trials, *(one.name for one in final_rounds(study, options, pairs))]
+    faults: list[Fault] = []
+    results: dict[str, BenchResult] = {}
+    for name in names:
+        file = folder / f"{name}.json"
+        if not file.is_file() or study.measurement(name) is not None:
+            continue
+        try:
+            results[name] = BenchResult.read(file)
+        except UserError as error:
+            faults.append(Fault(str(error)))
+            continue
+        faults += _strange(results[name], file, recipe, options)
+    if faults:
+        raise InvalidInput(str(folder), faults)
+    failed = {name: folder / f"{name}.failed" for name in trials if (folder / f"{name}.failed").is_file()}
+    if not results and not failed:
+        awaited = ", ".join(f"{name}.json" for name in names[:4]) or "none: all trials have their figures"
+        raise UserError(f"{folder} has no figures that this search waits for ({awaited})")
+    for name, result in results.items():
+        study.keep(name, result)
+        if name in trials:
+            take_figures(study, trials[name], result)
+    for name, file in failed.items():
+        if name not in results:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            reason = lines[-1] if lines else "it did not serve"
+            study.finish(trials[name].number, "failed", reason=reason)
+    return (*results, *(name for name in failed if name not in results))
+
+
+def _strange(result: BenchResult, file: Path, recipe: Recipe, options: SearchOptions) -> Iterator[Fault]:
+    if result.name != recipe.name:
+        yield Fault(f"is of {result.name}, not of {recipe.name}", key=file.name)
+    wanted = {str(load) for load in options.loads}
+    strange = [str(one.load) for one in result.levels if str(one.load) not in wanted]
+    if strange or not result.levels:
+        had = ", ".join(strange) or "no load"
+        yield Fault(f"was measured with {had}, and the search has {', '.join(sorted(wanted))}", key=file.name)
+
+
+def _script(
+    recipe: Recipe,
+    space: SearchSpace,
+    planned: Sequence[tuple[str, Settings]],
+    load: LoadSettings,
+    results: str,
+) -> Iterator[str]:
+    name = shlex.quote(recipe.name)
+    yield "#!/bin/sh"
+    yield f"# Trials of {recipe.name} for `pipeline tune`: each is built, served, measured and stopped."
+    yield "# Run it where the recipe can be served, with `pipeline` on PATH. It can be run again: what has figures is"
+    yield f"# left as it is. Bring the folder {results} back: pipeline tune … --adopt {results}"
+    yield "set -u"
+    yield f"results=${{RESULTS:-{shlex.quote(results)}}}"
+    yield 'mkdir -p "$results"'
+    yield "recipe=$results/recipe.yaml"
+    yield "cat > \"$recipe\" <<'END_OF_RECIPE'"
+    yield dump_yaml(recipe.model_dump(mode="json", exclude={"cache"})).rstrip()
+    yield "END_OF_RECIPE"
+    yield textwrap.dedent(
+        f"""
+        trial() {{
+            file=$results/$1.json
+            failed=$results/$1.failed
+            shift
+            if [ -s "$file" ]; then return; fi
+            rm -f "$failed"
+            if ! pipeline serve "$recipe" "$@" --build --no-gateway --detach >"$failed" 2>&1; then
+                echo "$file: does not serve; see $failed" >&2
+                pipeline stop {name} >/dev/null 2>&1
+                return
+            fi
+            pipeline bench {name} --way triton {shlex.join(load_argv(load))} --output "$file.part"
+            code=$?
+            pipeline stop {name}
+            if [ $code -eq 0 ] || [ $code -eq {_SLO_MISSED} ]; then
+                mv "$file.part" "$file"
+                rm -f "$failed"
+            fi
+        }}
+        """
+    )
+    for one, settings in planned:
+        sets = [part for change in space.overrides(settings) for part in ("--set", change)]
+        yield shlex.join(["trial", one, *sets])

@@ -1,0 +1,140 @@
+"""Scores of trials: the objectives, how far a trial is from the recipe's SLO, and gains over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.bench.result import MAX_FAILED, LevelResult
+from pipeline.bench.statistics import ALPHA, RoundRatio
+from pipeline.bench.tune.settings import Objective
+
+UNITS: Mapping[Objective, str] = {
+    "goodput": "requests/s within the SLO",
+    "throughput": "tokens/s",
+    "latency": "ms per request (p95)",
+}
+
+_WORST = 1e9
+_TINY = 1e-9  # in place of 0, which has no logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Score of a trial.
+
+    Attributes:
+        values: One for each objective, in its unit.
+        violations: Target -> how far it was missed, as a share of it; 0 or less is within.
+        load: Load that the values belong to.
+    """
+
+    values: tuple[float, ...]
+    violations: Mapping[str, float]
+    load: str
+
+    @property
+    def feasible(self) -> bool:
+        """Whether all targets were met."""
+        return all(value <= 0 for value in self.violations.values())
+
+
+def maximized(objective: Objective) -> bool:
+    """Whether more of an objective is better."""
+    return objective != "latency"
+
+
+def figure(level: LevelResult, objective: Objective) -> float:
+    """Value of an objective under one load."""
+    match objective:
+        case "goodput":
+            return level.goodput_per_s or 0.0
+        case "throughput":
+            return level.output_tokens_per_s
+        case "latency":
+            total_ms = level.p95("total")
+            return _WORST if total_ms is None else total_ms
+
+
+def violations(level: LevelResult) -> dict[str, float]:
+    """Measure how far a load is from each target of the SLO, and from answering nearly all requests."""
+    missed = {
+        check.target: 1.0 if check.measured is None else check.measured / check.wanted - 1
+        for check in level.slo
+    }
+    return {**missed, "failed": level.failed_share - MAX_FAILED}
+
+
+def score(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> Score:
+    """Judge a trial by its loads.
+
+    Throughput and goodput count at the load that brings most of them within the SLO, and at the one that misses it by
+    least if all do. Latency counts at the largest load. The first objective decides which load counts.
+    """
+    if objectives[0] == "latency":
+        decisive = max(levels, key=lambda one: one.value)
+    elif within := [one for one in levels if one.holds()]:
+        decisive = max(within, key=lambda one: figure(one, objectives[0]))
+    else:
+        decisive = min(levels, key=lambda one: sum(value for value in violations(one).values() if value > 0))
+    return Score(tuple(figure(decisive, one) for one in objectives), violations(decisive), str(decisive.load))
+
+
+def enough(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> bool:
+    """Whether smaller loads can be left out: the largest counts anyway, or one holds, and smaller ones bring less.
+
+    Args:
+        levels: Loads measured so far, the largest first.
+        objectives: As in `score`.
+    """
+    return bool(levels) and (objectives[0] == "latency" or levels[-1].holds())
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveGain:
+    """Gain in the first objective, as a share: 0.1 is 10 % better.
+
+    Attributes:
+        mean: Mean over the pairs of rounds, without the outermost of many.
+        interval: 95 % interval; None with fewer than three pairs.
+        clear: Whether it is better beyond doubt.
+    """
+
+    mean: float
+    interval: tuple[float, float] | None
+    clear: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Interleaved rounds of two settings.
+
+    Attributes:
+        best: Scores of the search's best settings, in the order of the rounds.
+        other: Scores of the settings that it is held against.
+        gain: Gain of the best over the other.
+    """
+
+    best: tuple[Score, ...]
+    other: tuple[Score, ...]
+    gain: ObjectiveGain
+
+    @property
+    def best_feasible(self) -> bool:
+        """Whether the best met the SLO in all rounds."""
+        return all(one.feasible for one in self.best)
+
+    @property
+    def other_feasible(self) -> bool:
+        """Whether the other met the SLO in all rounds."""
+        return all(one.feasible for one in self.other)
+
+
+def gain_of(best: Sequence[Score], other: Sequence[Score], objective: Objective) -> ObjectiveGain:
+    """Compute the gain over pairs of rounds; the objective is the first value of the scores."""
+    values = [[max(score.values[0], _TINY) for score in scores] for scores in (best, other)]
+    worse, better = reversed(values) if maximized(objective) else values
+    ratio = RoundRatio.of(list(zip(worse, better, strict=True)))
+    interval = None if ratio.interval is None else (ratio.interval[0] - 1, ratio.interval[1] - 1)
+    clear = ratio.p is not None and ratio.p < ALPHA and ratio.ratio > 1
+    return ObjectiveGain(ratio.ratio - 1, interval, clear)

@@ -1,0 +1,201 @@
+"""A search from a recipe and its settings to a report."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.bench.settings import Load, LoadSettings
+from pipeline.bench.tune.conclusion import conclude
+from pipeline.bench.tune.handover import HandedOverTrials, hand_over, take_results
+from pipeline.bench.tune.report import TuneReport
+from pipeline.bench.tune.runner import DeploymentRunner
+from pipeline.bench.tune.search import SearchOptions, Watch, search
+from pipeline.bench.tune.search_space import (
+    SearchSpace,
+    draft_lengths,
+    fixed_values,
+    lengths_of,
+    search_space,
+)
+from pipeline.bench.tune.settings import Objective, TuneSettings
+from pipeline.bench.tune.study import TrialRecord, open_study
+from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
+from pipeline.errors import Fault, InvalidInput
+from pipeline.progress import Progress
+from pipeline.recipe import Recipe
+from pipeline.runtimes import ExecutorChoice
+from pipeline.store import Store
+
+FIRST_SECONDS = 4.0  # of a load that tell whether it is hopeless
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """A search before it begins.
+
+    Attributes:
+        space: Keys and values that are tried.
+        objectives: The first decides.
+        load: How trials are measured.
+        options: Trials and loads.
+        rounds: Pairs of rounds at the end; 0 for none.
+        output: File of the tuned recipe.
+    """
+
+    space: SearchSpace
+    objectives: tuple[Objective, ...]
+    load: LoadSettings
+    options: SearchOptions
+    rounds: int
+    output: Path
+
+    @classmethod
+    def of(cls, recipe: Recipe, settings: TuneSettings, *, may_exist: bool = False) -> SearchPlan:
+        """Plan the search of a recipe.
+
+        Args:
+            recipe: The recipe as it is, with the values of --fix.
+            settings: Settings of the search.
+            may_exist: Whether the tuned recipe's file may exist, because it will not be written.
+
+        Raises:
+            InvalidInput: Keys or lengths are wrong, or the file exists; lists everything that is wrong.
+        """
+        faults, space = list[Fault](), None
+        keys = [key.strip() for names in settings.keys for key in names.split(",")]
+        try:
+            if settings.draft_lengths:
+                space = draft_lengths(recipe, settings.draft_lengths)
+            else:
+                space = search_space(recipe, keys, [key for key, _ in fixed_values(settings.fix)])
+        except InvalidInput as error:
+            faults += error.faults
+        output = settings.output or tuned_file(recipe)
+        if output.exists() and not settings.force and not may_exist:
+            fix = "give --force to overwrite it, or name another file"
+            faults.append(Fault("exists", key="--output", value=str(output), fix=fix))
+        if faults or space is None:
+            raise InvalidInput("pipeline tune", faults)
+        judged = recipe.slo.ttft_p95_ms is not None or recipe.slo.itl_p95_ms is not None
+        load = _usual_load(recipe, settings)
+        options = SearchOptions(
+            loads=tuple(sorted(load.loads, key=lambda one: -one.value)),
+            trials=settings.trials,
+            sweep=lengths_of(space) if settings.draft_lengths else (),
+            ahead=settings.elsewhere,
+        )
+        usual: Objective = "goodput" if judged else "throughput"
+        objectives = tuple(dict.fromkeys(settings.objectives)) or (usual,)
+        return cls(space, objectives, load, options, settings.rounds, output)
+
+
+def _usual_load(recipe: Recipe, settings: TuneSettings) -> TuneSettings:
+    """Fill in the load: by default three levels up to the recipe's limit, with the questions it is calibrated for."""
+    changes: dict[str, Any] = {}
+    loads: tuple[Load, ...] = settings.loads
+    if not (settings.concurrency or settings.rate or settings.trace):
+        most = recipe.limits.max_concurrency
+        loads = tuple(Load("concurrency", n) for n in sorted({most, max(1, most // 2), max(1, most // 4)}))
+    random_words = settings.prompts or settings.prompt_tokens or settings.trace or settings.prefix_tokens
+    if not random_words and recipe.quantization.calibration is not None:
+        changes["prompts"] = "calibration"
+    return settings.at(*loads, **changes)
+
+
+def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
+    """List all that the figures of a search depend on besides its space: another question is another search.
+
+    The number of trials is no part of it, so that a search can be prolonged.
+
+    Args:
+        recipe: The recipe as it is.
+        plan: The search.
+        machine: Machine that measures.
+    """
+    load = plan.load.model_dump(mode="json", include=set(LoadSettings.model_fields))
+    return {
+        "recipe": recipe.model_dump(mode="json", exclude={"cache"}),
+        "loads": [str(one) for one in plan.options.loads],
+        "bench": load,
+        "machine": machine,
+    }
+
+
+def tune(
+    recipe: Recipe,
+    store: Store,
+    settings: TuneSettings,
+    plan: SearchPlan,
+    progress: Progress,
+    *,
+    allowed: frozenset[str] = frozenset(),
+    begin: Callable[[Sequence[TrialRecord]], None],
+    watch: Watch,
+) -> TuneReport | HandedOverTrials:
+    """Search, conclude, and write the tuned recipe if one is recommended.
+
+    Args:
+        recipe: The recipe as it is.
+        store: Store of the study and of what is built.
+        settings: Settings of the search.
+        plan: The plan of these settings.
+        progress: Reporter of what is done.
+        allowed: Rules of preflight whose errors are let pass.
+        begin: Called with the trials of an earlier run.
+        watch: Called for each trial, when it begins and when it ended.
+
+    Returns:
+        The report; or a script for another machine, if trials are left that it is to measure.
+    """
+    machine = "another" if settings.elsewhere else platform.node()
+    executor = ExecutorChoice("auto" if settings.elsewhere else settings.executor, devices=settings.gpus)
+    with open_study(
+        store,
+        recipe.name,
+        question(recipe, plan, machine),
+        plan.space,
+        plan.objectives,
+        seed=plan.load.seed,
+        restart=settings.restart,
+    ) as study:
+        runner = DeploymentRunner(
+            recipe,
+            plan.space,
+            store,
+            plan.load,
+            FIRST_SECONDS,
+            study.folder / "logs",
+            progress,
+            executor,
+            allowed,
+            settings.offline,
+            settings.gpus,
+        )
+        if settings.adopt is not None:
+            taken = take_results(study, settings.adopt, recipe, plan.options, plan.rounds)
+            progress.say(f"{recipe.name}: taken in: {', '.join(taken)}")
+        if settings.executor == "print":
+            script = hand_over(study, runner, recipe, plan.options, plan.load, plan.rounds)
+            if script is not None:
+                return script
+        if not settings.elsewhere:
+            runner.require_stopped()
+            begin(study.records())
+            search(study, runner, plan.options, watch)
+        report = conclude(
+            study,
+            recipe,
+            plan.options,
+            pairs=plan.rounds,
+            runner=None if settings.elsewhere else runner,
+            say=progress.say,
+        )
+        if report.recommendation.verdict == "tuned":
+            report = write_tuned(recipe, report, plan.output, force=settings.force)
+        for file in filter(None, (study.folder / "report.json", settings.report)):
+            report.write(file)
+        return report

@@ -1,0 +1,269 @@
+"""The loop of a search: the recipe as it is, the plan's guesses, then Optuna's proposals, until enough was measured.
+
+    records = search(study, runner, SearchOptions(loads=(Load("concurrency", 16),)), watch)
+
+Settings that the plan refuses are never built and count as no trial. Loads are measured from the largest down; the
+first seconds, and after each load Optuna's pruner, tell whether a trial is worth going on with.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.objective import enough, figure, score, violations
+from pipeline.bench.tune.search_space import Settings, Value
+from pipeline.bench.tune.settings import Objective
+from pipeline.bench.tune.study import COUNTED, TrialRecord, TuneStudy
+from pipeline.errors import ServerError, StageError
+
+_FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a trial
+_MOST_REFUSED = 200  # in a row, before a search gives up
+_DRAWN = 24  # combinations that the plan forecasts
+_GUESSES = 2  # of them that are tried
+_UNCOMPILED_SHARE = 0.5  # of the trials, at the beginning, that need no other engine
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJudgement:
+    """Judgement of the plan on settings, before anything is built.
+
+    Attributes:
+        refusal: Why they are not tried; empty if they are.
+        forecast: Tokens a second within the SLO; None where the plan has no forecast.
+    """
+
+    refusal: str = ""
+    forecast: float | None = None
+
+
+class RunningTrial(Protocol):
+    """A server with the settings of a trial.
+
+    Attributes:
+        seconds: Seconds of `build` and `serve`.
+        compiled: Whether an engine was built for it.
+    """
+
+    seconds: dict[str, float]
+    compiled: bool
+
+    def bench(self, load: Load, *, first_seconds: bool = False) -> BenchResult:
+        """Put one load on the server; with `first_seconds` only to see whether the trial is hopeless."""
+
+
+class Runner(Protocol):
+    """Plans, builds and serves settings."""
+
+    def judge(self, settings: Settings) -> TrialJudgement:
+        """Ask the plan about settings; nothing is built."""
+
+    def serve(self, settings: Settings) -> AbstractContextManager[RunningTrial]:
+        """Build and serve settings within a block.
+
+        Raises:
+            ServerError: They do not serve.
+            StageError: They cannot be built.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Extent of a search.
+
+    Attributes:
+        loads: Loads of a trial, the largest first.
+        trials: Trials that are measured; those that the plan refuses do not count.
+        sweep: Settings that are tried, all of them and nothing else; empty to search.
+        ahead: Whether trials are planned for another machine, and not measured here.
+    """
+
+    loads: tuple[Load, ...]
+    trials: int = 12
+    sweep: tuple[Settings, ...] = ()
+    ahead: bool = False
+
+
+# Called for each trial: when it begins (its outcome is `planned`), and when it ended.
+Watch = Callable[[TrialRecord], None]
+
+
+def search(study: TuneStudy, runner: Runner, options: SearchOptions, watch: Watch) -> list[TrialRecord]:
+    """Run trials until as many as were asked for are measured, or nothing new is left.
+
+    Args:
+        study: Study that keeps them; trials that it has are not run again.
+        runner: Plans and measures them.
+        options: Number of trials, and their loads.
+        watch: Called for each trial.
+
+    Returns:
+        All trials of the study.
+    """
+    for trial in plan_trials(study, runner, options):
+        watch(trial)
+        watch(_measured(study, runner, options, trial))
+    return study.records()
+
+
+def plan_trials(study: TuneStudy, runner: Runner, options: SearchOptions) -> Iterator[TrialRecord]:
+    """Yield the trials that are to be measured; those without figures of an earlier search first.
+
+    With `ahead`, the next one is yielded without the figures of those before.
+    """
+    left, refused = list(study.planned()), 0
+    _propose(study, runner, options)
+    while refused < _MOST_REFUSED:
+        trial = left.pop(0) if left else _begin(study, options)
+        if trial is None:
+            return
+        if refusal := runner.judge(trial.settings).refusal:
+            study.finish(trial.number, "refused", reason=refusal)
+            refused += 1
+        else:
+            refused = 0
+            yield trial
+
+
+def _begin(study: TuneStudy, options: SearchOptions) -> TrialRecord | None:
+    records = study.records()
+    states = ("planned", *COUNTED) if options.ahead else tuple(COUNTED)
+    count = sum(one.outcome in states for one in records)
+    if options.sweep:
+        tried = sum(one.origin == "sweep" for one in records)
+        return study.next() if tried < len(options.sweep) else None
+    if count >= options.trials:
+        return None
+    return study.next(uncompiled=count < _UNCOMPILED_SHARE * options.trials, ahead=options.ahead)
+
+
+def _propose(study: TuneStudy, runner: Runner, options: SearchOptions) -> None:
+    if options.sweep:
+        for settings in options.sweep:
+            study.propose(settings, "sweep")
+        return
+    study.propose(study.space.own, "recipe")
+    if not any(one.origin == "forecast" for one in study.records()):
+        for settings in best_guesses(study, runner):
+            study.propose(settings, "forecast")
+
+
+def best_guesses(study: TuneStudy, runner: Runner) -> list[Settings]:
+    """Choose the settings with the highest forecast among the recipe's neighbours and some at random.
+
+    Returns:
+        The best; none where the plan has no forecast (`cpu`), or none better than the recipe's.
+    """
+    space = study.space
+    own = runner.judge(space.own).forecast
+    if own is None:
+        return []
+    chance = random.Random(f"{study.seed}/forecast")
+    neighbours: list[dict[str, Value]] = [
+        {**space.own, one.key: value} for one in space.dimensions for value in one.values if value != one.own
+    ]
+    drawn = [{one.key: chance.choice(one.values) for one in space.dimensions} for _ in range(_DRAWN)]
+    judgements = [(runner.judge(settings), settings) for settings in (*neighbours, *drawn)]
+    better = [
+        (judged.forecast, settings)
+        for judged, settings in judgements
+        if not judged.refusal and judged.forecast is not None and judged.forecast > own
+    ]
+    better.sort(key=lambda one: -one[0])
+    return [settings for _, settings in better[:_GUESSES]]
+
+
+def trial_name(number: int) -> str:
+    """Name of a trial's figures in the study."""
+    return f"trial-{number:03d}"
+
+
+def take_figures(study: TuneStudy, trial: TrialRecord, result: BenchResult) -> TrialRecord:
+    """Finish a trial with figures that another machine, or a process that was killed after it, has left."""
+    return study.finish(trial.number, "measured", score=score(result.levels, study.objectives))
+
+
+def _measured(study: TuneStudy, runner: Runner, options: SearchOptions, trial: TrialRecord) -> TrialRecord:
+    name = trial_name(trial.number)
+    if (there := study.measurement(name)) is not None:
+        return take_figures(study, trial, there)
+    try:
+        with runner.serve(trial.settings) as running:
+            began = time.monotonic()
+            result, stopped = measure_loads(
+                running,
+                options.loads,
+                study.objectives,
+                lambda step, worth, stoppable: study.is_behind(
+                    trial.number, step, worth, stoppable=stoppable
+                ),
+            )
+            seconds = {**running.seconds, "measure": time.monotonic() - began}
+    except (ServerError, StageError) as error:
+        return study.finish(trial.number, "failed", reason=str(error))
+    scored = score(result.levels, study.objectives)
+    if not stopped:
+        study.keep(name, result)
+    return study.finish(
+        trial.number,
+        "stopped" if stopped else "measured",
+        score=scored,
+        reason=stopped,
+        seconds={part: round(value, 2) for part, value in seconds.items()},
+        compiled=running.compiled,
+    )
+
+
+def measure_loads(
+    trial: RunningTrial,
+    loads: Sequence[Load],
+    objectives: Sequence[Objective],
+    behind: Callable[[int, float, bool], bool] = lambda _step, _worth, _stoppable: False,
+) -> tuple[BenchResult, str]:
+    """Measure from the largest load down, as far as is needed to judge.
+
+    Args:
+        trial: Server that is measured.
+        loads: Loads, the largest first.
+        objectives: Objectives that decide when it is enough.
+        behind: Called with the number of loads measured before, the value of this one, and whether more would follow;
+            returns whether to give up.
+
+    Returns:
+        The figures, and why it was given up; empty if it was not.
+    """
+    results: list[BenchResult] = []
+    for load in loads[:1] if objectives[0] == "latency" else loads:
+        first = trial.bench(load, first_seconds=True)
+        if far := _far_off(first.levels[-1]):
+            given_up = first, far
+            continue
+        results.append(trial.bench(load))
+        level = results[-1].levels[-1]
+        if enough([level], objectives):
+            behind(len(results) - 1, figure(level, objectives[0]), False)
+            break
+        # A load beyond the SLO is worth nothing, however many tokens it brings.
+        if behind(len(results) - 1, 0.0, load != loads[-1]):
+            return _joined(results), "it was behind most other trials"
+    return (_joined(results), "") if results else given_up
+
+
+def _joined(results: Sequence[BenchResult]) -> BenchResult:
+    levels = sorted((level for one in results for level in one.levels), key=lambda level: level.value)
+    return results[0].model_copy(update={"levels": tuple(levels)})
+
+
+def _far_off(level: LevelResult) -> str:
+    """Reason why the first seconds show that a load is hopeless; empty if it may be well."""
+    missed = {name: value for name, value in violations(level).items() if name != "failed"}
+    worst = max(missed, key=lambda name: missed[name], default="")
+    if not worst or missed[worst] + 1 < _FAR:
+        return ""
+    return f"at {level.load} the first seconds had {missed[worst] + 1:.1f} times {worst}"

@@ -1,0 +1,229 @@
+"""Errors of forecasts: against published figures (`pipeline plan --accuracy`) and runs (`--calibrate-from`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cli.render.speed import number, wrapped
+from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
+from pipeline.plan.performance.accuracy import (
+    FigureError,
+    Use,
+    error_summary,
+    figure_errors,
+    figure_source,
+    quantile,
+)
+from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
+from pipeline.plan.performance.efficiency import fitted_constants
+from pipeline.plan.performance.fit import FitRow
+from pipeline.store import Json
+
+if TYPE_CHECKING:
+    from pipeline.bench.forecast import BenchCalibration
+
+_Group = tuple[str, str, str, str]  # source, kind, model with its format, GPUs
+
+
+def accuracy_page(*, as_json: bool) -> str:
+    """Render every point of memory with its error, and the figures of speed that were held aside, set by set."""
+    parts = {"capacity": capacity_accuracy(), "load_log": load_log_accuracy()}
+    if as_json:
+        rows = {name: _row(part) for name, part in parts.items()}
+        return json.dumps({**rows, "speed": _speed_json()}, indent=2)
+    return "\n".join([*_lines(parts["capacity"], parts["load_log"]), "", *_speed_lines()])
+
+
+def _row(part: MeasurementErrors) -> dict[str, object]:
+    figures = [{**asdict(figure), "error": figure.error} for figure in part.figures]
+    return {"median": part.median, "worst": part.worst, "figures": figures}
+
+
+def _lines(capacity: MeasurementErrors, load_log: MeasurementErrors) -> Iterator[str]:
+    yield "whole sequences of isl + osl + 1000 tokens that the KV cache holds"
+    yield from _table(capacity, "GPU  model  memory fraction  isl + osl")
+    yield f"{len(capacity.figures)} points: median error {capacity.median:.1%}, worst {capacity.worst:.1%}"
+    yield ""
+    yield "an engine's own log (its limits are not in it)"
+    yield from _table(load_log, "figure")
+    yield ""
+    yield from sorted(
+        {f"source: {figure.source}" for part in (capacity, load_log) for figure in part.figures}
+    )
+
+
+def _table(part: MeasurementErrors, what: str) -> Iterator[str]:
+    width = max(len(what), *(len(figure.what) for figure in part.figures))
+    yield f"  {what:<{width}}  measured  computed   error"
+    for figure in part.figures:
+        yield f"  {figure.what:<{width}}  {figure.measured:>8g}  {figure.computed:>8.0f}  {figure.error:>+6.1%}"
+
+
+def _speed_lines() -> Iterator[str]:
+    """Yield the errors of speed for people."""
+    held, on = figure_errors("held-out"), fitted_constants()["fitted"]["on"]
+    yield f"speed, of published figures that no constant was fitted to (constants of {on})"
+    yield f"  {'kind':<12} {'model':<22} {'GPUs':<26} {'figures':>7} {'median':>7} {'lowest':>7} {'highest':>8}"
+    for (name, kind, model, gpus), ones in _sets(held).items():
+        errors = sorted(one.error for one in ones)
+        typical = quantile(sorted(abs(error) for error in errors), 0.5)
+        yield (
+            f"  {kind:<12} {model:<22} {gpus:<26} {len(ones):>7} {typical:>7.1%} {errors[0]:>+7.0%}"
+            f" {errors[-1]:>+8.0%}  {name}"
+        )
+    yield ""
+    yield f"  {'all':<12} {'figures':>7} {'median':>7} {'9 of 10':>8}   measured / computed, four of five"
+    titles: tuple[tuple[Use, str], ...] = (("held-out", "held aside"), ("calibrate", "fitted to"))
+    for use, title in titles:
+        for kind, one in error_summary(use).items():
+            yield (
+                f"  {kind:<12} {one['count']:>7} {one['median']:>7.1%} {one['p90']:>8.1%}"
+                f"   {one['low']:.2f} to {one['high']:.2f}   {title}"
+            )
+    yield "  full-steps: full loads where prompts fill the steps before requests fill the memory"
+    yield ""
+    yield from sorted({f"{one.figure.source}: {figure_source(one.figure)}" for one in held})
+
+
+def _speed_json() -> Mapping[str, Json]:
+    """Every figure that was held aside, and the summaries of both parts, for JSON."""
+    return {
+        "held_out": dict(error_summary("held-out").items()),
+        "fitted_to": dict(error_summary("calibrate").items()),
+        "figures": [
+            {
+                "what": one.figure.label,
+                "kind": one.figure.kind,
+                "measured": one.figure.measured,
+                "computed": float(f"{one.computed:.4g}"),
+                "error": round(one.error, 4),
+                "source": figure_source(one.figure),
+            }
+            for one in figure_errors("held-out")
+        ],
+    }
+
+
+def _sets(figures: Sequence[FigureError]) -> dict[_Group, list[FigureError]]:
+    found: dict[_Group, list[FigureError]] = {}
+    for one in figures:
+        figure = one.figure
+        ways = figure.split.world
+        stages = f" PP{figure.split.pipeline}" if figure.split.pipeline > 1 else ""
+        key = (figure.source, figure.kind, f"{figure.model} {figure.form}", f"{ways} x {figure.gpu}{stages}")
+        found.setdefault(key, []).append(one)
+    return found
+
+
+_UNITS = {"memory": "GB/s", "cache": "GB/s", "arithmetic": "10^9/s", "attention": "10^9/s"}
+
+
+def calibration_lines(found: BenchCalibration, path: Path, width: int) -> Iterator[str]:
+    """Yield the page of a calibration that was written to `path`, in lines of `width` columns."""
+    made = found.fit.calibration
+    files = f"{len(made.measured)} file{'s' if len(made.measured) > 1 else ''}"
+    yield f"{made.recipe} on {made.device}, runtime {made.runtime}: constants fitted to {files}"
+    yield from (f"  {name}" for name in made.measured)
+    yield ""
+    yield "  how far forecasts are off (median)   loads   before   fitted   left out"
+    yield from (
+        _error_line(FIGURE_NAMES[figure], made.errors[figure]) for figure in FIGURES if figure in made.errors
+    )
+    yield ""
+    yield "  load                                 figure                      measured   before    left out"
+    yield from (_calibration_row(row) for row in found.fit.rows)
+    yield ""
+    yield "  constants"
+    yield from _constants(made)
+    yield ""
+    yield from wrapped(
+        "left out: each load is forecast from a fit to the others, so that what is said of it was not learned from it.",
+        width,
+    )
+    for text in _doubts(found):
+        yield from wrapped(f"warning: {text}", width)
+    yield ""
+    yield f"wrote {path}"
+    yield f"next: pipeline plan {made.recipe} takes it; --no-calibration does not"
+
+
+def calibration_json(found: BenchCalibration, path: Path) -> str:
+    """The same as JSON."""
+    rows = [
+        {
+            "source": row.load.source,
+            "concurrency": row.load.concurrency,
+            "prompt_tokens": row.load.work.prompt_tokens,
+            "output_tokens": row.load.work.output_tokens,
+            "figure": row.figure,
+            "measured": round(row.measured, 3),
+            "before": _rounded(row.before),
+            "fitted": _rounded(row.fitted),
+            "left_out": _rounded(row.left_out),
+        }
+        for row in found.fit.rows
+    ]
+    document = {
+        "file": str(path),
+        "calibration": found.fit.calibration.model_dump(mode="json", by_alias=True),
+        "loads": rows,
+        "warnings": list(_doubts(found)),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _error_line(name: str, errors: FigureErrors) -> str:
+    before, fitted, left = map(_percent, (errors.before, errors.fitted, errors.left_out))
+    return f"  {name:<36} {errors.count:>5} {before:>8} {fitted:>8} {left:>10}"
+
+
+def _calibration_row(row: FitRow) -> str:
+    before, left = (
+        "-" if value is None else f"{value / row.measured - 1:+.0%}" for value in (row.before, row.left_out)
+    )
+    name = FIGURE_NAMES[row.figure]
+    return f"  {row.load.label:<36} {name:<26} {number(row.measured):>9} {before:>8} {left:>11}"
+
+
+def _constants(made: SpeedCalibration) -> Iterator[str]:
+    for name, value in made.constants.model_dump().items():
+        if isinstance(value, bool) or (name in ("link", "exchange_us") and made.reach.gpus == 1):
+            continue
+        unit = (
+            "us" if name.endswith("_us") else _UNITS.get(name, "") if made.runtime == "cpu" else "of the peak"
+        )
+        unit = "" if name == "overlap" else unit
+        kept = "   (the loads say nearly nothing of it)" if name in made.undetermined else ""
+        yield f"    {name.removesuffix('_us'):<12} {number(value):>8} {unit}{kept}".rstrip()
+
+
+def _doubts(found: BenchCalibration) -> Iterator[str]:
+    made = found.fit.calibration
+    for figure, errors in made.errors.items():
+        if errors.left_out is None:
+            continue
+        if errors.before is not None and errors.left_out > errors.before:
+            yield (
+                f"{FIGURE_NAMES[figure]}: off by {errors.left_out:.0%} where loads are left out, and by "
+                f"{errors.before:.0%} before: the calibration makes it no better"
+            )
+    if all(errors.left_out is None for errors in made.errors.values()):
+        yield "with one load alone nothing is left to test the constants on: measure several (--concurrency 1,4,16)"
+    if found.limited:
+        yield (
+            "the load generator may have been the limit, and its delays are then part of the constants: "
+            f"{'; '.join(found.limited)}"
+        )
+    yield from (f"not used: {text}" for text in found.unfit)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

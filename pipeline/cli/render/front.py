@@ -1,0 +1,280 @@
+"""The Pareto front of compared deployments: drawn with characters, as a PNG, or as one HTML page.
+
+To the right are slower tokens, upwards is more that a million of them take; both axes are logarithmic, and lower left
+is best. matplotlib (the extra `plot`) draws both; where it is missing, the page holds the drawing of the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import string
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+from xml.etree import ElementTree
+
+from pipeline.charts import SVG, has_matplotlib, inline_svg, svg_text
+from pipeline.cli.render.compared_options import measure_label, notes, place_label
+from pipeline.cli.render.speed import number
+from pipeline.errors import UserError
+from pipeline.extras import install_line
+from pipeline.plan.performance.compare import Comparison, FrontPoint
+
+_ROWS = 18  # of the drawing
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Logarithmic axis between two positive values, with a little room at the ends."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Axis:
+        """Make an axis that shows all values."""
+        low, high = min(values), max(values)
+        room = max((high / low) ** 0.05, 1.1)
+        return cls(low / room, high * room)
+
+    def place(self, value: float) -> float:
+        """Place of a value: 0 at the low end, 1 at the high end."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def marks(self) -> tuple[float, ...]:
+        """List 1, 2 and 5 times powers of ten between the ends.
+
+        >>> Axis(3, 120).marks()
+        (5.0, 10.0, 20.0, 50.0, 100.0)
+        """
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = (step * 10.0**power for power in powers for step in (1, 2, 5))
+        return tuple(float(f"{value:.6g}") for value in found if self.low <= value <= self.high)
+
+
+def front_lines(found: Comparison, width: int) -> Iterator[str]:
+    """Yield a plot of so many columns, and its legend; nothing where nothing serves."""
+    if not found.places:
+        return
+    across = Axis.over([place.load.itl_ms for place in found.places])
+    upwards = Axis.over([place.spent for place in found.places])
+    columns = max(20, min(width, 110) - 12)
+    cells = [[" "] * columns for _ in range(_ROWS)]
+
+    def put(itl_ms: float, spent: float, mark: str) -> None:
+        row = _ROWS - 1 - round(upwards.place(spent) * (_ROWS - 1))
+        cells[row][round(across.place(itl_ms) * (columns - 1))] = mark
+
+    for place in found.places:
+        put(place.load.itl_ms, place.spent, ".")
+    marked = list(zip(_LETTERS, found.front, strict=False))
+    for letter, place in reversed(marked):
+        put(place.load.itl_ms, place.spent, letter)
+    labels = {_ROWS - 1 - round(upwards.place(mark) * (_ROWS - 1)): number(mark) for mark in upwards.marks()}
+    yield f"  {measure_label(found)}"
+    for index, row in enumerate(cells):
+        yield f"  {labels.get(index, ''):>7} |{''.join(row).rstrip()}"
+    yield f"  {'':>7} +{'-' * columns}"
+    yield f"  {'':>9}{_scale(across, columns)}"
+    yield f"  {'ms between tokens of one user':>{columns + 9}}"
+    for letter, place in marked:
+        yield (
+            f"  {letter}  {place_label(place)}: {number(place.load.itl_ms)} ms,"
+            f" {number(place.load.tokens_per_s)} tokens/s, {number(place.spent)}"
+        )
+
+
+def _scale(axis: Axis, columns: int) -> str:
+    line = [" "] * columns
+    free = 0
+    for mark in axis.marks():
+        text, start = number(mark), round(axis.place(mark) * (columns - 1))
+        if free <= start <= columns - len(text):
+            line[start : start + len(text)] = text
+            free = start + len(text) + 1
+    return "".join(line).rstrip()
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1000px; padding: 0 1rem;
+  color: #1b1f24; background: #fff; }
+svg { width: 100%; height: auto; } pre { overflow-x: auto; font-size: 12px; }
+table { border-collapse: collapse; width: 100%; } td, th { padding: .25rem .6rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #8884; }
+@media (prefers-color-scheme: dark) { body { color: #e6e9ee; background: #14171b; } }
+"""
+_MARKER_PT = 3.0  # half the width of a point on the front
+# Where a label may lie around its point: offset in points of type, horizontal and vertical alignment.
+_PLACES = (
+    ((4, 4), "left", "bottom"),
+    ((4, -4), "left", "top"),
+    ((-4, -4), "right", "top"),
+    ((-4, 4), "right", "bottom"),
+)
+
+
+def front_png(found: Comparison) -> bytes:
+    """Draw the front of a comparison as a PNG.
+
+    Raises:
+        UserError: matplotlib is not installed, or nothing serves within the SLO.
+    """
+    require_matplotlib()
+    if not found.places:
+        raise UserError("nothing serves a single request within the SLO, so there is nothing to draw")
+    file = io.BytesIO()
+    draw(found).savefig(file, format="png")
+    return file.getvalue()
+
+
+def front_page(found: Comparison) -> str:
+    """Write the front of a comparison as an HTML page that loads nothing else.
+
+    Each load in the chart has its deployment and its figures in a tooltip.
+    """
+    return "\n".join(_page(found))
+
+
+def require_matplotlib() -> None:
+    """Raises UserError, which names the extra to install, if matplotlib is missing."""
+    if not has_matplotlib():
+        raise UserError(f"a PNG needs matplotlib: {install_line('plot')}, or write .html")
+
+
+def draw(found: Comparison) -> Any:
+    """Draw all loads of a comparison, with its front by deployment, as a `matplotlib.figure.Figure`.
+
+    Points on the front carry the number of requests at a time; a label that would overlap another is left out.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure = Figure(figsize=(10, 7), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.set(
+        title=f"{found.recipe.name}: requests at a time",
+        xscale="log",
+        yscale="log",
+        xlabel="ms between tokens of one user",
+        ylabel=measure_label(found),
+    )
+    axes.grid(visible=True, alpha=0.3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        axis.set_minor_formatter(NullFormatter())
+    axes.plot(*_points(found.front), color="0.5", linewidth=1, zorder=2)
+    labels = list(dict.fromkeys(place.option.label for place in found.front))
+    colors = {label: f"C{index % 10}" for index, label in enumerate(labels)}
+    for label in labels:
+        axes.plot([], [], "o", color=colors[label], label=label)
+    axes.scatter(*_points(_others(found)), s=12, color="0.6", linewidths=0, gid="others", zorder=1)
+    axes.scatter(
+        *_points(found.front),
+        s=(2 * _MARKER_PT) ** 2,
+        c=[colors[place.option.label] for place in found.front],
+        linewidths=0,
+        gid="front",
+        zorder=3,
+    )
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    _label_front(figure, axes, found.front)
+    return figure
+
+
+def _label_front(figure: Any, axes: Any, front: Sequence[FrontPoint]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.transforms import Bbox
+
+    canvas: Any = FigureCanvasAgg(figure)
+    renderer = canvas.get_renderer()
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # so that nothing moves any more
+    size = _MARKER_PT * figure.dpi / 72
+    centers = axes.transData.transform([(place.load.itl_ms, place.spent) for place in front])
+    taken = [Bbox([(x - size, y - size), (x + size, y + size)]) for x, y in centers]
+    for place in front:
+        for offset, across, upwards in _PLACES:
+            label = axes.annotate(
+                str(place.load.batch),
+                (place.load.itl_ms, place.spent),
+                textcoords="offset points",
+                xytext=offset,
+                ha=across,
+                va=upwards,
+                fontsize=7,
+            )
+            box = label.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            label.remove()
+
+
+def _page(found: Comparison) -> Iterator[str]:
+    title = escape(f"{found.recipe.name}: time between tokens against what they take")
+    work = found.question.work
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
+    yield f"<p>Prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens. Lower left is better.</p>"
+    if found.places:
+        yield _svg(found) if has_matplotlib() else _characters(found)
+        yield from _html_table(found)
+    else:
+        yield "<p>Nothing serves a single request within the SLO.</p>"
+    yield from (f"<p>{escape(line.strip())}</p>" for line in notes(found, sys.maxsize))
+    yield "</body>\n</html>"
+
+
+def _characters(found: Comparison) -> str:
+    lines = escape("\n".join(front_lines(found, 110)))
+    return f"<pre>{lines}</pre>\n<p>A chart needs matplotlib: {escape(install_line('plot'))}</p>"
+
+
+def _svg(found: Comparison) -> str:
+    """Draw the chart as an `<svg>` element, with a tooltip on each load."""
+    alt = f"{measure_label(found)} against ms between tokens; the table below has the loads on the front"
+    root = inline_svg(lambda: draw(found), "front", alt)
+    for group, places in (("others", _others(found)), ("front", found.front)):
+        drawn = root.find(f".//*[@id='front-{group}']")
+        assert drawn is not None, "matplotlib writes a group for each gid"
+        # A path that is drawn often is defined once, and used.
+        points = list(drawn.iter(f"{{{SVG}}}use")) or list(drawn.iter(f"{{{SVG}}}path"))
+        for point, place in zip(points, places, strict=True):
+            ElementTree.SubElement(point, f"{{{SVG}}}title").text = _tip(place)
+    return svg_text(root)
+
+
+def _tip(place: FrontPoint) -> str:
+    load = place.load
+    return (
+        f"{place_label(place)}: {number(load.itl_ms)} ms between tokens, first token {number(load.ttft_ms)} ms (p95),"
+        f" {number(load.tokens_per_s)} tokens/s, {number(place.spent)}"
+    )
+
+
+def _html_table(found: Comparison) -> Iterator[str]:
+    heads = ("on the front", "ms between tokens", "first token p95, ms", "tokens/s", measure_label(found))
+    yield "<table>\n<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"
+    for place in found.front:
+        load = place.load
+        cells = (
+            place_label(place),
+            *map(number, (load.itl_ms, load.ttft_ms, load.tokens_per_s, place.spent)),
+        )
+        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    yield "</table>"
+
+
+def _others(found: Comparison) -> list[FrontPoint]:
+    """List the loads that are not on the front."""
+    best = {id(place) for place in found.front}
+    return [place for place in found.places if id(place) not in best]
+
+
+def _points(places: Sequence[FrontPoint]) -> tuple[list[float], list[float]]:
+    return [place.load.itl_ms for place in places], [place.spent for place in places]

@@ -1,0 +1,175 @@
+"""Files of each target; those for one machine are made here: a `docker run` script, a compose file, a systemd unit.
+
+The script runs NVIDIA's own image by the launch plan, as `pipeline serve` does it, and whoever runs it watches it. The
+compose file runs the images of our Dockerfile, with health checks by inference; it follows the Compose Specification
+(https://github.com/compose-spec/compose-spec, with inline `configs`: Docker Compose 2.23.1 and newer). The unit runs
+`pipeline serve` of this installation, which starts Triton and the gateway by itself, in containers or as processes
+(systemd.service(5) and systemd.exec(5) of systemd 247 and newer).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from markupsafe import Markup
+
+from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container
+from pipeline.deploy.kubernetes import kubernetes_files
+from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.templates import exec_argument, render
+from pipeline.errors import UserError
+from pipeline.serving.dry_run import shell_lines
+from pipeline.serving.launch import ServeOptions, Start
+from pipeline.serving.launch_docker import docker_launch
+from pipeline.serving.ports import GRPC, Listeners, check_container_ports
+
+_USER_HOME = "/var/lib/pipeline"
+DeployTarget = Literal["docker", "compose", "systemd", "kubernetes"]
+
+
+def deployment_files(
+    target: DeployTarget,
+    package: DeployedPackage,
+    options: ServeOptions,
+    settings: DeploySettings,
+    cluster: ClusterSettings,
+    program: Sequence[str] = ("pipeline",),
+) -> dict[str, str]:
+    """Write what other tools run a package by.
+
+    Args:
+        target: The tool.
+        package: The package.
+        options: Ports, address, image and GPUs.
+        settings: Gateway, memory and user.
+        cluster: Settings of Kubernetes alone.
+        program: Beginning of a command line that starts `pipeline` on this machine.
+
+    Returns:
+        Path of each file, relative to a folder -> its text.
+
+    Raises:
+        UserError: The target cannot run this package.
+    """
+    match target:
+        case "docker":
+            return {"docker-run.sh": docker_script(package, options)}
+        case "compose":
+            return {"compose.yaml": compose_file(package, options, settings)}
+        case "systemd":
+            return {f"pipeline-{package.name}.service": systemd_unit(package, options, settings, program)}
+        case "kubernetes":
+            return kubernetes_files(package, options, settings, cluster)
+
+
+def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
+    """Write a script with the `docker run` line of Triton.
+
+    Raises:
+        UserError: No image carries its runtime, or it cannot have the ports that are open.
+    """
+    deployment, required = package.deployment, package.deployment.requirements
+    if required is None:
+        raise UserError(f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}")
+    check_container_ports(options.ports)
+    name = f"pipeline-{deployment.name}"
+    start = Start(
+        Path(), Listeners.at(options.ports, options.launch.address), f"{name}-", options.ports, options.launch.address,
+        options.start_deadline_s(deployment),
+    )  # fmt: skip
+    # The number of mpirun's slots there is not known here: ranks may be more than that.
+    made = docker_launch(
+        deployment,
+        package.folder,
+        options.image_of(deployment),
+        start,
+        devices=options.launch.gpus,
+        slots=0,
+        name=name,
+    )
+    return render(
+        "docker-run.sh",
+        name=deployment.name,
+        required=required,
+        deadline_s=f"{start.deadline_s:.0f}",
+        folder=shlex.quote(str(package.folder.absolute())),
+        endpoint=start.listeners.grpc_url,
+        command=Markup(shell_lines(made.command)),
+    )
+
+
+def compose_file(package: DeployedPackage, options: ServeOptions, settings: DeploySettings) -> str:
+    """Write a compose file of Triton and the gateway.
+
+    Raises:
+        UserError: No image carries its runtime.
+    """
+    server = server_container(package.deployment, options)
+    outer = {"http": options.ports.http, "grpc": options.ports.grpc, "metrics": options.ports.metrics}
+    return render(
+        "compose.yaml",
+        name=package.name,
+        # A compose project's name has no dots.
+        project=f"pipeline-{re.sub(r'[^a-z0-9_-]', '-', package.name)}",
+        required=package.deployment.requirements,
+        folder=str(package.folder.absolute()),
+        recipe=package.recipe_text,
+        address=options.launch.address,
+        reached="127.0.0.1" if options.launch.address == "0.0.0.0" else options.launch.address,
+        published=[(outer[name], inner) for name, inner in server.ports.items() if outer[name] is not None],
+        devices=[str(device) for device in options.launch.gpus],
+        settings=settings,
+        server=server,
+        gateway=gateway_container(package, settings, f"triton:{GRPC}"),
+    )
+
+
+def systemd_unit(
+    package: DeployedPackage, options: ServeOptions, settings: DeploySettings, program: Sequence[str]
+) -> str:
+    """Write a unit file.
+
+    Args:
+        program: Beginning of a command line that starts `pipeline` on this machine.
+    """
+    ports, recipe = options.ports, options.recipe
+    if "--store" in recipe:
+        recipe = recipe[: recipe.index("--store")]
+    command = (
+        *(*program, "serve", *recipe),
+        *("--package", str(package.folder.absolute()), "--store", _USER_HOME, "--offline"),
+        *(
+            "--address",
+            options.launch.address,
+            "--host",
+            options.launch.address,
+            "--port",
+            str(settings.port),
+        ),
+        *(() if ports.http is None else ("--http-port", str(ports.http))),
+        *(() if ports.grpc is None else ("--grpc-port", str(ports.grpc))),
+        *("--metrics-port", str(ports.metrics)),
+        *(
+            ()
+            if options.launch.start_timeout_s is None
+            else ("--start-timeout-s", f"{options.launch.start_timeout_s:g}")
+        ),
+        *(() if options.launch.image is None else ("--image", options.launch.image)),
+        *(("--gpus", ",".join(map(str, options.launch.gpus))) if options.launch.gpus else ()),
+        *(argument for rule in sorted(options.allowed) for argument in ("--allow", rule)),
+    )
+    return render(
+        "pipeline.service",
+        name=package.name,
+        unit=f"pipeline-{package.name}.service",
+        home=_USER_HOME,
+        user=settings.user,
+        memory=settings.memory,
+        in_container=package.deployment.requirements is not None,
+        program=shlex.join(program),
+        command=" ".join(map(exec_argument, command)),
+    )

@@ -1,0 +1,318 @@
+"""Searches whose optimum is known: found, resumed, held to the SLO, and never building what the plan refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.storages import RDBStorage
+
+from pipeline.bench.settings import Load
+from pipeline.bench.tune.conclusion import conclude
+from pipeline.bench.tune.report import TuneReport, best_of
+from pipeline.bench.tune.search import SearchOptions, search, trial_name
+from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
+from pipeline.bench.tune.settings import Objective
+from pipeline.bench.tune.study import TrialRecord, TuneStudy, open_study
+from pipeline.errors import ServerError, UserError
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.store import Store
+from tests.support.tuning import Fake, FakeRunner, level, result
+
+KEYS = ("limits.max_concurrency", "limits.max_batch_tokens", "kv_cache.reuse", "draft.max_draft_tokens")
+LOADS = (Load("concurrency", 16), Load("concurrency", 4))
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return load_recipe("tiny-cpu")
+
+
+@pytest.fixture(scope="module")
+def space(recipe: Recipe) -> SearchSpace:
+    return search_space(recipe, KEYS)
+
+
+@contextmanager
+def study_of(
+    folder: Path, space: SearchSpace, objectives: Sequence[Objective] = ("throughput",), seed: int = 0
+) -> Iterator[TuneStudy]:
+    with open_study(Store(folder), "tiny-cpu", {}, space, objectives, seed=seed) as study:
+        yield study
+
+
+def hill(settings: Settings, _: Load) -> Fake:
+    """Best at two drafted tokens, eight requests at a time, with reuse: 105 of 41 to 105."""
+    length, concurrency = settings["draft.max_draft_tokens"], settings["limits.max_concurrency"]
+    assert isinstance(length, int)
+    assert isinstance(concurrency, int)
+    return Fake(100 - 7 * abs(length - 2) - abs(concurrency - 8) / 4 + 5 * bool(settings["kv_cache.reuse"]))
+
+
+def ignore(_: object) -> None: ...
+
+
+@pytest.mark.slow
+def test_the_optimum_is_found_within_the_trials(space: SearchSpace, tmp_path: Path) -> None:
+    runner = FakeRunner(hill)
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, SearchOptions(LOADS, trials=12), ignore)
+    best = best_of(records, ("throughput",))
+    assert best is not None
+    assert best.values[0] >= 103
+    assert records[0].settings == space.own
+    assert len(runner.served) == 12
+    assert len({tuple(sorted(space.overrides(one))) for one in runner.served}) == 12
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on_as_if_nothing_had_happened(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    options, dies_after = SearchOptions(LOADS, trials=6), 5
+    with study_of(tmp_path / "whole", space) as study:
+        whole = search(study, FakeRunner(hill), options, ignore)
+    with pytest.raises(KeyboardInterrupt), study_of(tmp_path / "cut", space) as study:
+        search(study, FakeRunner(hill, dies_after=dies_after), options, ignore)
+    second = FakeRunner(hill)
+    with study_of(tmp_path / "cut", space) as study:
+        assert len(study.planned()) == 1
+        cut = search(study, second, options, ignore)
+    assert [without_clock(one) for one in cut] == [without_clock(one) for one in whole]
+    assert len(second.served) == 6 - dies_after
+
+
+def test_a_kill_as_settings_are_drawn_loses_none_of_them(
+    space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna writes the settings of a trial down one by one."""
+    draw, drawn = RDBStorage._set_trial_param, []
+
+    def die_at_the_second(*arguments: Any) -> None:
+        if drawn:
+            raise KeyboardInterrupt
+        drawn.append(arguments)
+        draw(*arguments)
+
+    with monkeypatch.context() as patch, study_of(tmp_path, space) as study:
+        study.propose(space.own, "recipe")
+        patch.setattr(RDBStorage, "_set_trial_param", die_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            study.next()
+    with study_of(tmp_path, space) as study:
+        assert study.records() == []
+        first = study.next()
+        assert first is not None
+        assert (first.settings, first.origin) == (space.own, "recipe")
+    with study_of(tmp_path, space) as study:
+        assert [one.settings for one in study.planned()] == [space.own]
+
+
+def without_clock(one: TrialRecord) -> TrialRecord:
+    return replace(one, seconds={})
+
+
+def test_figures_that_were_kept_before_a_kill_are_not_measured_again(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt), study_of(tmp_path, space) as study:
+        search(study, FakeRunner(hill, dies_after=2), SearchOptions(LOADS, trials=3), ignore)
+    runner = FakeRunner(hill)
+    with study_of(tmp_path, space) as study:
+        (pending,) = study.planned()
+        study.keep(trial_name(pending.number), result("tiny-cpu", [level(LOADS[0], Fake(77.0))]))
+        records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
+    assert runner.served == []
+    assert records[-1].values == (77.0,)
+
+
+def test_a_search_can_be_prolonged(space: SearchSpace, tmp_path: Path) -> None:
+    with study_of(tmp_path, space) as study:
+        search(study, FakeRunner(hill), SearchOptions(LOADS, trials=1), ignore)
+    more = FakeRunner(hill)
+    with study_of(tmp_path, space) as study:
+        records = search(study, more, SearchOptions(LOADS, trials=2), ignore)
+    assert (len(more.served), len(records)) == (1, 2)
+
+
+def test_what_the_plan_refuses_is_never_served_and_counts_as_no_trial(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    runner = FakeRunner(hill, refuses=lambda one: "no room" if one["limits.max_concurrency"] != 16 else "")
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, SearchOptions(LOADS, trials=4), ignore)
+    assert len(runner.served) == 4
+    assert all(one["limits.max_concurrency"] == 16 for one in runner.served)
+    refused = [one for one in records if one.outcome == "refused"]
+    assert refused
+    assert {one.reason for one in refused} == {"no room"}
+
+
+@pytest.mark.slow
+def test_the_best_is_within_the_slo_and_smaller_loads_are_tried_for_it(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    """More drafted tokens bring more, and beyond three they break the SLO at 16 requests at a time, but not at 4."""
+
+    def does(settings: Settings, load: Load) -> Fake:
+        length = settings["draft.max_draft_tokens"]
+        assert isinstance(length, int)
+        broken = length > 3 and load.value == 16
+        return Fake(100 + length if load.value == 16 else 20 + length, 60.0 if broken else 20.0)
+
+    runner = FakeRunner(does)
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, SearchOptions(LOADS, trials=16), ignore)
+    best = best_of(records, ("throughput",))
+    assert best is not None
+    assert (best.settings["draft.max_draft_tokens"], best.load) == (3, "16 at a time")
+    lengths = {one.number: one.settings["draft.max_draft_tokens"] for one in records}
+    at_four = [one for one in records if one.load == "4 at a time"]
+    assert at_four
+    assert all(lengths[one.number] in (4, 5, 6, 8) for one in at_four)
+
+
+def test_a_load_that_is_hopeless_in_its_first_seconds_is_left(space: SearchSpace, tmp_path: Path) -> None:
+    runner = FakeRunner(lambda _, load: Fake(50.0, 400.0 if load.value == 16 else 20.0))
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, SearchOptions(LOADS, trials=2), ignore)
+    assert {load.value for _, load in runner.measured} == {4}
+    assert [one.outcome for one in records] == ["measured"] * 2
+
+
+def test_where_all_loads_are_hopeless_a_trial_is_stopped_and_nothing_is_recommended(
+    recipe: Recipe, space: SearchSpace, tmp_path: Path
+) -> None:
+    runner, options = FakeRunner(lambda *_: Fake(50.0, 400.0)), SearchOptions(LOADS, trials=2)
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, options, ignore)
+        report = conclude(study, recipe, options, pairs=2, runner=runner, say=ignore)
+    assert runner.measured == []
+    assert [one.outcome for one in records] == ["stopped"] * 2
+    assert "8.0 times itl_p95_ms" in records[0].reason
+    assert report.recommendation.verdict == "keep"
+
+
+def test_a_trial_that_does_not_serve_is_written_down_and_the_search_goes_on(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    class Failing(FakeRunner):
+        @contextmanager
+        def serve(self, settings: Settings) -> Iterator[object]:  # type: ignore[override]
+            if settings["kv_cache.reuse"]:
+                raise ServerError("out of memory")
+            with super().serve(settings) as served:
+                yield served
+
+    with study_of(tmp_path, space) as study:
+        records = search(study, Failing(hill), SearchOptions(LOADS, trials=4), ignore)
+    outcomes = {bool(one.settings["kv_cache.reuse"]): one.outcome for one in records}
+    assert outcomes == {True: "failed", False: "measured"}
+    assert len(records) == 4
+
+
+def test_the_best_forecasts_of_the_plan_are_tried_after_the_recipe(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    runner = FakeRunner(hill, forecasts=lambda one: hill(one, LOADS[0]).tokens_per_s)
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
+    assert [one.origin for one in records] == ["recipe", "forecast", "forecast"]
+    assert min(one.values[0] for one in records[1:]) > records[0].values[0]
+
+
+def test_two_searches_for_one_answer_do_not_run_at_once(space: SearchSpace, tmp_path: Path) -> None:
+    with (
+        study_of(tmp_path, space),
+        pytest.raises(UserError, match="works on this search"),
+        study_of(tmp_path, space),
+    ):
+        pass
+    with study_of(tmp_path, space), study_of(tmp_path, space, seed=1):
+        pass
+
+
+@pytest.mark.slow
+def test_several_objectives_give_a_front(recipe: Recipe, space: SearchSpace, tmp_path: Path) -> None:
+    """Concurrency buys goodput with latency: neither end of it beats the other."""
+
+    def does(settings: Settings, _: Load) -> Fake:
+        concurrency = settings["limits.max_concurrency"]
+        assert isinstance(concurrency, int)
+        return Fake(1000.0 / concurrency, itl_ms=20.0)
+
+    options = SearchOptions(LOADS[:1], trials=10)
+    with study_of(tmp_path, space, ("throughput", "latency")) as study:
+        search(study, FakeRunner(does), options, ignore)
+        report = conclude(study, recipe, options, pairs=0, runner=None, say=ignore)
+    best = max(one.values["throughput"] for one in report.trials)
+    assert {one.values["throughput"] for one in report.trials if one.number in report.front} == {best}
+    assert report.recommendation.verdict in ("none yet", "keep")
+
+
+# The rounds at the end
+
+
+def drifting(settings: Settings, gain: float) -> Callable[[Settings, Load], Fake]:
+    """These settings are better by so much, on a machine that slows down all the time."""
+    asked = 0
+
+    def does(one: Settings, _: Load) -> Fake:
+        nonlocal asked
+        asked += 1
+        speed = 100.0 * 0.99**asked
+        return Fake(speed * (1 + gain) if one == settings else speed)
+
+    return does
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.3, "tuned"), (0.0, "keep")])
+def test_what_was_found_is_recommended_only_if_rounds_show_it_again(
+    gain: float, verdict: str, recipe: Recipe, space: SearchSpace, tmp_path: Path
+) -> None:
+    """The search was lucky with one trial; the rounds say what it is worth."""
+    options = SearchOptions(LOADS[:1], trials=3)
+    with study_of(tmp_path, space) as study:
+        records = search(study, FakeRunner(hill), options, ignore)
+        best = best_of(records, ("throughput",))
+        assert best is not None
+        assert space.overrides(best.settings)
+        runner = FakeRunner(drifting(best.settings, gain))
+        report = conclude(study, recipe, options, pairs=4, runner=runner, say=ignore)
+        again = conclude(study, recipe, options, pairs=4, runner=None, say=ignore)
+    assert report.recommendation.verdict == verdict, report.recommendation
+    assert report.recommendation.interval is not None
+    low, high = report.recommendation.interval
+    assert low <= gain <= high
+    # A B B A A B B A, and not measured again.
+    sides = ["best" if one == best.settings else "own" for one in runner.served]
+    assert sides == ["own", "best", "best", "own"] * 2
+    assert again.recommendation == report.recommendation
+
+
+@pytest.mark.parametrize(("worth", "length"), [(9.0, 3), (-9.0, 0)])
+def test_a_sweep_over_draft_lengths_recommends_one_or_none(
+    worth: float, length: int, recipe: Recipe, tmp_path: Path
+) -> None:
+    space = draft_lengths(recipe, range(5))
+    options = SearchOptions(LOADS[:1], sweep=lengths_of(space))
+
+    def does(settings: Settings, _: Load) -> Fake:
+        drafted = settings["draft.max_draft_tokens"]
+        assert isinstance(drafted, int)
+        return Fake(100 + worth * (5 - abs(drafted - 3)) if drafted else 100.0, acceptance=0.8)
+
+    runner = FakeRunner(does)
+    with study_of(tmp_path, space) as study:
+        records = search(study, runner, options, ignore)
+        assert [one.settings["draft.max_draft_tokens"] for one in records] == list(range(5))
+        report: TuneReport = conclude(study, recipe, options, pairs=3, runner=runner, say=ignore)
+    advice = report.recommendation
+    assert advice.verdict == "tuned"
+    assert advice.changes == ("draft=null",) if length == 0 else (f"draft.max_draft_tokens={length}",)
+    assert "80% of them accepted" in advice.reason
+    assert advice.interval is not None

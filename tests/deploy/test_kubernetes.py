@@ -1,0 +1,266 @@
+"""The folder for Kubernetes: golden files, published schemas, and what a reviewer of a cluster would ask.
+
+`PIPELINE_WRITE_GOLDEN=1 pytest` writes the golden files after a change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.recipe import load_recipe, packaged
+from pipeline.serving.launch import drain_s
+from tests.support.kubernetes import Object, faults, least_level, objects, pod_specs
+from tests.support.kubernetes_cases import (
+    BUILD,
+    GATEWAY,
+    ONE,
+    SERVE,
+    VERSIONS,
+    arguments,
+    case,
+    cluster_files,
+    containers,
+    every_case,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "kubernetes"
+
+
+@every_case
+def test_golden(name: str) -> None:
+    folder = GOLDEN / name
+    # The dashboard is that of `pipeline monitoring`, which another test says.
+    files = {path: text for path, text in case(name).items() if not path.endswith("dashboard.json")}
+    if os.environ.get("PIPELINE_WRITE_GOLDEN"):
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    found = {
+        str(path.relative_to(folder)): path.read_text("utf-8") for path in folder.rglob("*") if path.is_file()
+    }
+    assert found == files
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@every_case
+def test_every_object_is_one_of_kubernetes_or_of_its_extension(name: str, version: str) -> None:
+    found = list(objects(case(name)))
+    assert len(found) >= 15
+    assert [(path, fault) for path, one in found for fault in faults(one, version)] == []
+
+
+def test_schemas_refuse_what_does_not_exist() -> None:
+    """So that the test above means something: a key that does not exist in each kind of object, at its depths."""
+    for _, one in objects(case("several-nodes")):
+        broken = json.loads(json.dumps(one))
+        next(iter(inner(broken.get("spec", broken))))["nonesuch"] = 1
+        assert faults(broken, VERSIONS[-1]), one["kind"]
+
+
+def inner(value: Any) -> Iterator[Object]:
+    """Mappings, the deepest first, but for those whose keys are free."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        free = key in (
+            "matchLabels",
+            "labels",
+            "annotations",
+            "metadata",
+            "limits",
+            "requests",
+            "nodeSelector",
+        )
+        if isinstance(part, dict | list) and not free:
+            yield from inner(part)
+    if isinstance(value, dict):
+        yield value
+
+
+# What a reviewer of a cluster asks.
+
+
+@every_case
+def test_pods_are_restricted(name: str) -> None:
+    """The Pod Security Standard "restricted", and more: nothing is written but into folders of the pod."""
+    pods = list(pod_specs(case(name)))
+    assert {component for component, _ in pods} >= {"triton", "gateway"}
+    for _, pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert least_level(pod) == "restricted"
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["runAsUser"] > 0
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+        for container in containers(pod):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            names = {volume["name"] for volume in pod["volumes"]}
+            assert {mount["name"] for mount in container["volumeMounts"]} <= names
+            assert all(port.get("hostPort") is None for port in container.get("ports", ()))
+
+
+@every_case
+def test_every_container_has_limits_and_every_server_probes(name: str) -> None:
+    for component, pod in pod_specs(case(name)):
+        for container in containers(pod):
+            assert container["resources"]["limits"]["memory"]
+            assert container["resources"]["requests"]["cpu"]
+            gpus = container["resources"]["limits"].get("nvidia.com/gpu")
+            assert gpus == container["resources"]["requests"].get("nvidia.com/gpu")
+        for volume in pod["volumes"]:
+            if "emptyDir" in volume and component != "build":
+                assert volume["emptyDir"]["sizeLimit"]
+        if component in ("triton", "gateway"):
+            (container,) = pod["containers"]
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(container)
+
+
+class Ending:
+    """How a pod ends: left alone, then told to end, then killed; in seconds from its deletion."""
+
+    def __init__(self, component: str, pod: Object) -> None:
+        (container,) = pod["containers"]
+        self.leaves_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+        self.killed_s = int(pod["terminationGracePeriodSeconds"])
+        if component == "gateway":
+            words = container["args"]
+            self.drains_s = self.stops_s = int(words[words.index("--drain-s") + 1])
+            self.waits_s = int(words[words.index("--max-wait-s") + 1])
+        else:
+            environment = {one["name"]: one.get("value") for one in container["env"]}
+            self.stops_s = int(environment["PIPELINE_STOP_TIMEOUT_S"])
+            self.drains_s = drain_s(self.stops_s)
+
+
+@pytest.mark.parametrize("recipe", [name for name in packaged() if name != "tiny-cpu"])
+def test_whoever_is_to_end_ends_in_order(recipe: str) -> None:
+    """Both are left time for the longest answer. Where all of them are told at once, a gateway's last request, which it
+    took in when nobody had forgotten it yet, and which waited as long as it may, finds a server that answers it to its
+    end. And nothing takes longer than a cluster waits for a node that it empties (600 s).
+    """
+    given = load_recipe(recipe)
+    limits = ONE.limits.model_copy(update={"max_output_tokens": given.limits.max_output_tokens})
+    files = cluster_files(given, ONE.model_copy(update={"limits": limits}))
+    pods = {component: Ending(component, pod) for component, pod in pod_specs(files) if component != "redis"}
+    gateway, server = pods["gateway"], pods["triton"]
+    longest_s = (given.slo.ttft_p95_ms or 0) / 1e3 + limits.max_output_tokens * (
+        given.slo.itl_p95_ms or 50
+    ) / 1e3
+    assert server.drains_s >= longest_s
+    assert gateway.drains_s >= gateway.waits_s + server.drains_s
+    # The last request goes to a server before that is told to end, and both have the longest answer's time from there.
+    assert gateway.leaves_s + gateway.waits_s <= server.leaves_s
+    assert gateway.leaves_s + gateway.drains_s <= server.leaves_s + server.drains_s
+    # DNS is asked every 5 s, and CoreDNS keeps an answer for 30.
+    assert server.leaves_s >= 35
+    for pod in (gateway, server):
+        assert pod.leaves_s + pod.stops_s < pod.killed_s <= 600
+
+
+@every_case
+def test_a_start_is_left_its_time(name: str) -> None:
+    for component, pod in pod_specs(case(name)):
+        (container,) = pod["containers"]
+        probe = container.get("startupProbe", {})
+        if component == "triton" and "exec" in probe:
+            environment = {one["name"]: one.get("value") for one in container["env"]}
+            assert probe["periodSeconds"] * probe["failureThreshold"] > int(
+                environment["PIPELINE_START_TIMEOUT_S"]
+            )
+
+
+def test_the_time_to_start_follows_the_bytes() -> None:
+    def threshold(gib: float) -> int:
+        launch = ONE.launch.model_copy(update={"weights_gib": gib})
+        recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
+        files = cluster_files(recipe, ONE.model_copy(update={"launch": launch}))
+        (server,) = (
+            one
+            for _, one in objects(files)
+            if one["kind"] == "Deployment" and "triton" in str(one["metadata"])
+        )
+        probe = server["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        assert server["spec"]["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
+        return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+    # A cold network volume reads 128 MiB a second.
+    assert threshold(140) - threshold(8) == pytest.approx(132 * 8, abs=5)
+
+
+@every_case
+def test_images_are_those_that_were_given(name: str) -> None:
+    images = {
+        c["image"]
+        for component, pod in pod_specs(case(name))
+        for c in containers(pod)
+        if component != "redis"
+    }
+    assert not any(image.endswith(":latest") or ":" not in image for image in images)
+    if name != "several-nodes":
+        assert {SERVE, GATEWAY} <= images
+    assert (BUILD in images) is (name == "one-node")
+
+
+@every_case
+def test_nothing_is_left_to_be_filled_in(name: str) -> None:
+    for path, text in case(name).items():
+        if not path.endswith("dashboard.json"):
+            assert not re.search(r"\$\{|<[A-Z_]+>|TODO|CHANGEME", text), path
+    assert not any(one["kind"] == "Secret" for _, one in objects(case(name)))
+
+
+@every_case
+def test_selectors_find_pods_and_names_lead_somewhere(name: str) -> None:
+    found = [one for _, one in objects(case(name))]
+    labels = []
+    for one in found:
+        parts = one.get("spec", {}).get("leaderWorkerTemplate", one.get("spec", {}))
+        labels += [parts[key]["metadata"]["labels"] for key in ("template", "leaderTemplate", "workerTemplate")
+                   if key in parts]  # fmt: skip
+
+    def selects(selector: Object) -> bool:
+        wanted = {k: v for k, v in selector.items() if not k.startswith("leaderworkerset")}
+        return any(wanted.items() <= pod.items() for pod in labels)
+
+    for one in found:
+        if one["kind"] == "Service":
+            assert selects(one["spec"]["selector"])
+        elif one["kind"] in ("Deployment", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor"):
+            assert selects(one["spec"]["selector"]["matchLabels"])
+        elif one["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
+            target = one["spec"]["scaleTargetRef"]
+            assert any((o["apiVersion"], o["kind"], o["metadata"]["name"]) ==
+                       (target["apiVersion"], target["kind"], target["name"]) for o in found)  # fmt: skip
+    accounts = {one["metadata"]["name"] for one in found if one["kind"] == "ServiceAccount"}
+    named = {pod["serviceAccountName"] for component, pod in pod_specs(case(name)) if component != "redis"}
+    assert named <= accounts
+    claims = {one["metadata"]["name"] for one in found if one["kind"] == "PersistentVolumeClaim"}
+    used = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for _, pod in pod_specs(case(name))
+        for volume in pod["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert used == claims
+    services = {one["metadata"]["name"]: one for one in found if one["kind"] == "Service"}
+    gateway = arguments(name)
+    endpoint, redis = (gateway[gateway.index(option) + 1] for option in ("--endpoint", "--limits-redis"))
+    _, service, port = endpoint.split(":")
+    assert services[service]["spec"]["clusterIP"] == "None"
+    assert services[service]["spec"]["ports"][0]["port"] == int(port)
+    if name != "object-store":
+        host, _, rest = redis.removeprefix("redis://").partition(":")
+        assert services[host]["spec"]["ports"][0]["port"] == int(rest.partition("/")[0])

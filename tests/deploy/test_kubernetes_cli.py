@@ -1,0 +1,127 @@
+"""`pipeline deploy --target kubernetes`: what is refused, and what is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from pipeline.deploy.cluster import resource_name
+from pipeline.errors import InvalidInput, UserError
+from pipeline.recipe import load_recipe
+from pipeline.serving.launch import ServeOptions
+from pipeline.serving.settings import LaunchSettings
+from pipeline.triton.deployment import LaunchSpec
+from tests.support.deployments import gpu_deployment
+from tests.support.kubernetes_cases import (
+    CPU,
+    MANY,
+    PORTS,
+    PUBLIC_KEY,
+    cluster_files,
+    run,
+)
+
+
+def test_what_cannot_be_run_is_refused_with_all_reasons() -> None:
+    recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
+    options = {
+        "replicas": {"least": 4, "most": 2}, "gpus_per_node": 3, "expose": {"kind": "ingress", "name": "nginx"},
+    }  # fmt: skip
+    serve = ServeOptions(PORTS, LaunchSettings(gpus=(0, 1)))
+    with pytest.raises(InvalidInput) as caught:
+        cluster_files(recipe, MANY, serve, packaged={"folder": Path("/a folder")}, **options)
+    for word in ("package", "--replicas = 4:2", "--gpus = 0,1", "--gpus-per-node = 3", "--hostname"):
+        assert word in str(caught.value)
+    with pytest.raises(InvalidInput) as caught:
+        cluster_files(recipe, CPU, serve, **options)
+    for word in ("--image: no image carries that runtime", "--replicas = 4:2", "--gpus = 0,1", "--hostname"):
+        assert word in str(caught.value)
+
+
+def test_workers_of_one_machine_cannot_be_spread() -> None:
+    """TensorRT-LLM's orchestrator starts its workers where it is itself."""
+    launch = LaunchSpec(
+        mode="orchestrator", world_size=8, engine_models=("tensorrt_llm",),
+        gpu_device_ids={"tensorrt_llm": (tuple(range(8)), tuple(range(8, 16)))},
+    )  # fmt: skip
+    recipe = load_recipe("llama-3.3-70b-fp8", ("name=llama",))
+    with pytest.raises(InvalidInput, match="cannot be spread over several"):
+        cluster_files(recipe, gpu_deployment(launch, gpus=16))
+
+
+def test_names_are_those_of_kubernetes() -> None:
+    label = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+    for name in ("llama-3.1-8b-fp8", "4o", "a" * 63, "x.y-" + "z" * 50 + ".1", "-"):
+        made = resource_name(name)
+        assert label.fullmatch(made)
+        assert len(f"{made}-triton-0-15") <= 63
+    assert resource_name("a" * 63) != resource_name("a" * 62 + "b")
+
+
+def test_the_command_writes_a_recipe_that_is_not_built_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    from pipeline.cli.deploy import command
+
+    words = ["llama-3.1-8b-fp8", "--target", "kubernetes", "--offline", "--output", str(tmp_path / "cluster")]
+    done = CliRunner().invoke(
+        command, [*words, "--hostname", "llm.example", "--expose", "gateway:infra/public"]
+    )
+    assert done.exit_code == 0, done.output
+    assert f"wrote {tmp_path / 'cluster'}" in done.stdout
+    assert "build/ in the cluster" in done.stderr
+    job = yaml.safe_load((tmp_path / "cluster/build/job.yaml").read_text())
+    server = (tmp_path / "cluster/base/server.yaml").read_text()
+    (named,) = set(re.findall(r"subPath: artifacts/(package-[0-9a-f]{20})", server))
+    assert job["metadata"]["name"].endswith(named.removeprefix("package-")[:10])
+    assert "components/expose" in (tmp_path / "cluster/overlays/production/kustomization.yaml").read_text()
+
+
+def test_what_a_person_changed_is_not_written_again(tmp_path: Path) -> None:
+    words = ("llama-3.1-8b-fp8", "--target", "kubernetes", "--offline", "--output", str(tmp_path / "cluster"))
+    assert run(*words, store=tmp_path).exit_code == 0
+    own, other = (
+        tmp_path / f"cluster/{path}" for path in ("overlays/site/kustomization.yaml", "base/server.yaml")
+    )
+    for file in (own, other):
+        file.write_text("# changed\n")
+    assert run(*words, store=tmp_path).exit_code == 0
+    assert own.read_text() == "# changed\n"
+    assert other.read_text() != "# changed\n"
+
+
+def test_the_key_of_the_environment_is_that_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packages.pem").write_text(PUBLIC_KEY)
+    monkeypatch.setenv("PIPELINE_VERIFY_KEY", str(tmp_path / "packages.pem"))
+    words = ("llama-3.1-8b-fp8", "--target", "kubernetes", "--offline", "--output", str(tmp_path / "cluster"))
+    done = run(*words, store=tmp_path)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "cluster/base/packages.pem").read_text() == PUBLIC_KEY
+    monkeypatch.setenv("PIPELINE_VERIFY_KEY", str(tmp_path / "none.pem"))
+    refused = run(*words, store=tmp_path)
+    assert isinstance(refused.exception, UserError)
+    assert "PIPELINE_VERIFY_KEY" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--target", "compose", "--namespace", "x", "--replicas", "2"), "--namespace, --replicas: goes with"),
+        (("--target", "kubernetes", "--expose", "nginx"), "write ingress:CLASS"),
+        (("--target", "kubernetes", "--packages", "models"), "write s3://bucket/folder"),
+        (("--target", "kubernetes", "--redis", "redis://user:secret@host:6379"), "write redis://HOST:PORT"),
+        (("--target", "kubernetes", "--replicas", "3:1"), "LEAST:MOST"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    done = run("llama-3.1-8b-fp8", *words, "--output", str(tmp_path / "out"))
+    assert getattr(done.exception, "exit_code", done.exit_code) == 2
+    assert text in f"{done.output}{done.exception}"
+    assert not (tmp_path / "out").exists()
