@@ -22,8 +22,8 @@ import numpy as np
 from pipeline.bench.statistics import percentile
 from pipeline.cache.backend import Capacity
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.hot_tier import HotTier
 from pipeline.cache.key import Origin, Question, make_question
+from pipeline.cache.response_cache import HotTier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cache.tuning.pairs import read_pairs

@@ -37,7 +37,7 @@ from pipeline.cache.backend import Vector
 from pipeline.cache.semantic.decision import Verifier, default_verifier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.guards import GUARDS, findings
-from pipeline.cache.semantic.shareable import is_shareable
+from pipeline.cache.semantic.layer import is_shareable
 from pipeline.cache.tuning.measuring import CountedShare
 from pipeline.cache.tuning.pairs import Pair, read_pairs
 from pipeline.recipe.response_cache import SemanticSettings

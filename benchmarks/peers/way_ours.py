@@ -8,9 +8,8 @@ from measuring import Questions
 
 from pipeline.cache.backend import Capacity, Vector
 from pipeline.cache.entry import StoredChunk
-from pipeline.cache.hot_tier import HotTier
 from pipeline.cache.key import Origin, Question, make_question
-from pipeline.cache.response_cache import ResponseCache
+from pipeline.cache.response_cache import HotTier, ResponseCache
 from pipeline.cache.semantic.decision import Decision, Verifier, default_verifier
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.encryption import Codec
-from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
+from pipeline.cache.postgres import SCHEMES as POSTGRES
 from pipeline.cache.redis.server import SCHEMES as REDIS
 
 FILES = ("file", "sqlite")
@@ -34,9 +34,9 @@ def open_backend(
 
     Args:
         place: a file, or the URL of a file or a server.
-        capacity: how much is kept at most.
-        name: of this cache, among several on one server.
-        codec: encrypts what is kept; by default it is kept in the clear.
+        capacity: None: the defaults of `Capacity`.
+        name: distinguishes several caches on one server.
+        codec: encrypts entries; None: they are kept in the clear.
 
     Raises:
         BackendDown: the file cannot be used; the text says why.
@@ -61,7 +61,7 @@ def open_backend(
 
 
 def is_file(place: str | Path) -> bool:
-    """Whether an address is that of a file."""
+    """Whether a place is a file, not a server."""
     return _scheme(place) in ("", *FILES)
 
 

@@ -26,7 +26,8 @@ class CircuitBreaker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures = 0  # in a row
+        # Failures in a row.
+        self._failures = 0
         self._until = 0.0
         self._why = ""
 
@@ -37,7 +38,7 @@ class CircuitBreaker:
         Raises:
             BackendDown: at once while the breaker is open. A ServerUnreachable that the block raises opens it.
         """
-        # Of requests that are under way together, all fail: they count as one.
+        # Requests that are under way together all fail: they count as one.
         trial = self._failures > 0
         if trial:
             self._take_turn()
@@ -50,7 +51,8 @@ class CircuitBreaker:
                     self._why = str(error)
                     self._until = self._clock() + self._length()
             raise
-        except Exception:  # it refused, or the block did after it had answered: it is there
+        except Exception:
+            # The server refused, or the block failed after its answer: it is there.
             self._close()
             raise
         self._close()

@@ -98,12 +98,12 @@ class KeySource:
     def read(self, environ: Mapping[str, str] = os.environ) -> str:
         """Read the key; "" if there is none. Raises ValueError if one is required, or the file cannot be read."""
         if self.file is None:
-            found, place = environ.get(self.variable, ""), f"the environment variable {self.variable}"
+            secret, place = environ.get(self.variable, ""), f"the environment variable {self.variable}"
         else:
-            found, place = _content(self.file), str(self.file)
-        if self.required and not found:
+            secret, place = _content(self.file), str(self.file)
+        if self.required and not secret:
             raise ValueError(f"the answers are to be encrypted, and {place} holds no key")
-        return found
+        return secret
 
 
 def load_codec(environ: Mapping[str, str] = os.environ, secret: KeySource | None = None) -> Codec:
@@ -115,10 +115,10 @@ def load_codec(environ: Mapping[str, str] = os.environ, secret: KeySource | None
 def _content(file: Path) -> str:
     path = file.expanduser()
     try:
-        found = path.read_text(encoding="ascii").strip()
+        secret = path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError:
         raise ValueError(f"the key of the response cache: {path} is not a text in base64") from None
     except OSError as error:
         raise ValueError(f"the key of the response cache: {path}: {error.strerror}") from None
     warn_if_readable(path, "every account of this machine may read the key of the response cache", by=0o004)
-    return found
+    return secret

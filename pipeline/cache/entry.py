@@ -19,29 +19,30 @@ from pipeline.client import FinishReason
 FORMAT = 1
 # format, finish reason, what the arrays hold, chunks, bytes of text, input and output tokens, created and expires (s)
 _HEAD = struct.Struct("<BBHIIiidd")
-_REASONS: tuple[FinishReason, ...] = ("stop", "unknown")  # unknown: the server does not tell
+_REASONS: tuple[FinishReason, ...] = ("stop", "unknown")
 _HAS_TOKENS, _HAS_LOG_PROBS = 1, 2
-_DELAY_UNIT_S = 1e-4  # resolution of the time before a chunk; 16 bits hold 6.5 s
+# Resolution of the time before a chunk; 16 bits hold 6.5 s.
+_DELAY_UNIT_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """One chunk of a stored answer."""
+    """One chunk of a stored answer. `delay_s` counts from the chunk before it, or from the request."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
     log_probs: tuple[float, ...] | None = None
-    delay_s: float = 0.0  # since the chunk before it, or since the request
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A complete answer, packed."""
+    """A complete answer, packed. Times are s since the epoch; `finish_reason` is never "length"."""
 
     raw: bytes
-    created: float  # s since the epoch
+    created: float
     expires: float
-    finish_reason: FinishReason  # never length
+    finish_reason: FinishReason
 
     @classmethod
     def of(
@@ -54,15 +55,7 @@ class CacheEntry:
         input_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> Self:
-        """Pack an answer.
-
-        Args:
-            pieces: its chunks.
-            finish_reason: why it ended.
-            created: s since the epoch.
-            expires: s since the epoch.
-            input_tokens: of the prompt, if the server said.
-            output_tokens: of the answer, if the server said.
+        """Pack an answer. Times are s since the epoch; token counts are None if the server did not say.
 
         Raises:
             ValueError: the answer was cut off (`finish_reason` is length).
@@ -113,17 +106,16 @@ class CacheEntry:
 
     @property
     def text(self) -> str:
-        """The text of the answer."""
         return self.raw[_HEAD.size : _HEAD.size + self._head[4]].decode()
 
     @property
     def input_tokens(self) -> int | None:
-        """Tokens of the prompt, if the server said."""
+        """Tokens of the prompt; None if the server did not say."""
         return None if self._head[5] < 0 else self._head[5]
 
     @property
     def output_tokens(self) -> int | None:
-        """Tokens of the answer, if the server said."""
+        """Tokens of the answer; None if the server did not say."""
         return None if self._head[6] < 0 else self._head[6]
 
     def pieces(self) -> tuple[StoredChunk, ...]:

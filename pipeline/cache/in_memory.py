@@ -91,8 +91,8 @@ class InMemoryBackend:
     ) -> Sequence[Candidate]:
         with self._lock:
             index = self._indexes.get((scope, len(vector)))
-            found = [] if index is None else index.search(vector, count, min_similarity)
-            rows = [(self._rows[self._keys[id]], cosine) for id, cosine in found]
+            nearest = [] if index is None else index.search(vector, count, min_similarity)
+            rows = [(self._rows[self._keys[id]], cosine) for id, cosine in nearest]
         return [Candidate(row.question.key, row.question.turn, cosine) for row, cosine in rows]
 
     def remove(self, keys: Iterable[bytes]) -> int:

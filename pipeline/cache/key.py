@@ -1,4 +1,4 @@
-"""What makes two requests the same request: the scope of a conversation, and the question asked in it.
+"""The identity of a request for the cache: the scope of a conversation, and the question asked in it.
 
 The scope is a digest of everything that can change an answer but the last user turn: engine, tokenizer and chat
 template, system prompt, history, tools, sampling parameters, limits, tenant. The key adds that turn. What cannot change
@@ -17,11 +17,13 @@ from typing import Any
 from pipeline.client.prompt import Prompt, prompt_token_ids
 from pipeline.client.sampling import is_neutral
 
-DIGEST_BYTES = 16  # of scopes and keys: 128 bits
-ID_BYTES = 8  # of engines and tenants
+# Of scopes and keys: 128 bits.
+DIGEST_BYTES = 16
+# Of engines and tenants.
+ID_BYTES = 8
 Message = Mapping[str, Any]
 
-# What only sampling reads; num_draft_tokens changes how fast a greedy answer comes, not the answer.
+# Parameters that only sampling reads; num_draft_tokens changes how fast a greedy answer comes, not the answer.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "num_draft_tokens")
 _SETS = ("stop", "bad_words", "stop_token_ids")
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -29,23 +31,38 @@ _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",",
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What answers a request, and for whom: a rebuilt engine never answers from the cache of an older one."""
+    """Source and owner of answers: a rebuilt engine never answers from the cache of an older one.
 
-    deployment: str  # digest of the packaged repository: engines, tokenizer, chat template
-    model: str = ""  # of several in one server
-    tenant: str = ""  # whose answers these are
+    Attributes:
+        deployment: digest of the packaged repository: engines, tokenizer, chat template.
+        model: name of the model, where a server has several.
+        tenant: owner of the answers.
+    """
+
+    deployment: str
+    model: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One request, as the cache sees it."""
+    """One request, as the cache sees it.
 
-    scope: bytes  # 16 bytes
-    engine: bytes  # 8 bytes, see `engine_id`
-    tenant: bytes  # 8 bytes, see `tenant_id`
-    turn: str  # the last user turn, or the prompt
-    comparable: bool  # whether the turn may be compared by meaning: the request ends with it
-    repeatable: bool  # whether the answer is the same each time: greedy, or with a seed
+    Attributes:
+        scope: 16 bytes.
+        engine: see `engine_id`.
+        tenant: see `tenant_id`.
+        turn: the last user turn, or the prompt.
+        comparable: whether the turn may be compared by meaning: the request ends with it.
+        repeatable: whether the answer is the same each time: greedy, or with a seed.
+    """
+
+    scope: bytes
+    engine: bytes
+    tenant: bytes
+    turn: str
+    comparable: bool
+    repeatable: bool
 
     @cached_property
     def key(self) -> bytes:
@@ -65,11 +82,11 @@ def make_question(
     """Make the question that a request asks.
 
     Args:
-        origin: what answers, and for whom.
+        origin: source and owner of the answer.
         prompt: text, token ids, or chat messages.
         sampling: parameters as `pipeline.client.Sampling` names them; None is the same as left out.
         tools: function definitions that the chat template is given.
-        variables: what else the chat template is given.
+        variables: values that the chat template is given besides messages and tools.
 
     >>> a = make_question(Origin("d"), "Hi", {"temperature": 0, "seed": 1, "stop": ["a", "b"]})
     >>> b = make_question(Origin("d"), "Hi", {"stop": ["b", "a"], "top_k": 1})
@@ -77,14 +94,14 @@ def make_question(
     (True, True)
     """
     history, turn = _split(prompt)
-    given = {name: value for name, value in sampling.items() if value is not None}
-    greedy = is_greedy(given)
+    present = {name: value for name, value in sampling.items() if value is not None}
+    greedy = is_greedy(present)
     scope = {
         "origin": [origin.deployment, origin.model, origin.tenant],
         "history": history,
         "tools": [_clean(tool) for tool in tools],
         "variables": _clean(variables or {}),
-        "sampling": _sampling(given, greedy=greedy),
+        "sampling": _sampling(present, greedy=greedy),
     }
     digest = blake2b(_canonical(scope), digest_size=DIGEST_BYTES).digest()
     return Question(
@@ -93,7 +110,7 @@ def make_question(
         tenant=tenant_id(origin.tenant),
         turn=turn or "",
         comparable=turn is not None,
-        repeatable=greedy or given.get("seed") is not None,
+        repeatable=greedy or present.get("seed") is not None,
     )
 
 
@@ -115,7 +132,7 @@ def is_greedy(sampling: Mapping[str, Any]) -> bool:
 
 
 def _split(prompt: Prompt) -> tuple[Any, str | None]:
-    """What comes before the last user turn, and that turn; None if the prompt does not end with one in plain text."""
+    """Split off the last user turn; None if the prompt does not end with one in plain text."""
     if isinstance(prompt, str):
         return "prompt", prompt
     if (ids := prompt_token_ids(prompt)) is not None:
@@ -127,8 +144,8 @@ def _split(prompt: Prompt) -> tuple[Any, str | None]:
     return messages, None
 
 
-def _sampling(given: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
-    kept = {name: value for name, value in given.items() if not (greedy and name in _OF_SAMPLING)}
+def _sampling(present: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
+    kept = {name: value for name, value in present.items() if not (greedy and name in _OF_SAMPLING)}
     canonical: dict[str, Any] = {"greedy": True} if greedy else {}
     for name, value in kept.items():
         if name in _SETS:
@@ -141,7 +158,7 @@ def _sampling(given: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """Without keys that are None, all the way down."""
+    """Leave out keys that are None, all the way down."""
     if isinstance(value, Mapping):
         return {str(key): _clean(item) for key, item in value.items() if item is not None}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -150,7 +167,7 @@ def _clean(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """1.0 as 1, so that a number has one form."""
+    """Write 1.0 as 1, so that a number has one form."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,38 +1,43 @@
 """Near hits that were served, kept for a person to judge: which question was asked, and whose answer it got.
 
-They lie in a cache of their own beside that of the answers: on the same backend, encrypted with the same key, found by
-the same filters when a tenant or an engine is purged, and for as long as an answer may be served. They are written by
-a thread, so that no answer waits for it; the last ones may be lost when a process is killed.
+They lie in a cache of their own beside that of the answers: on the same backend, encrypted with the same key, removed
+by the same filters when a tenant or an engine is purged, and kept as long as an answer may be served. A thread writes
+them, so that no answer waits for it; the last ones may be lost when a process is killed.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Literal
 
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Capacity, EntryFilter
 from pipeline.cache.backends import file_of, is_file
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import DIGEST_BYTES, Question
 
-# How many are kept at most: what a person reads in weeks.
+# Reason for which a near hit is shown to a person.
+Sample = Literal["random", "most similar"]
+# What a person reads in weeks.
 NEAR_HITS = Capacity(entries=10_000, bytes=64 * 2**20)
-# Waiting to be written; more are passed over.
+# Most near hits that wait to be written; more are passed over.
 _WAITING = 1000
-# Of this process's last ones it is remembered that they have been written.
+# Recent near hits of this process that are not written again.
 _REMEMBERED = 4096
-# No conversation has this scope: under it lie marks that have not been counted yet.
+# Scope of marks that have not been counted yet; no conversation has it.
 _MARKS = blake2b(b"marks of a review", digest_size=DIGEST_BYTES).digest()
 _MARK_KEPT_S = 30 * 86_400.0
 
 
 def near_hits_place(place: str | Path, name: str) -> tuple[str | Path, str]:
-    """Return where the near hits of a cache lie, and under which name: a file beside its file, or on the same server.
+    """Return the place and the name of a cache's near hits: a file beside its file, or the same server.
 
     >>> near_hits_place("answers.db", "pipeline")[0].name
     'answers.near-hits.db'
@@ -48,11 +53,11 @@ class NearHit:
     """A question that was answered with the answer to another.
 
     Attributes:
-        question: that was asked; `question.key` is what the hit is named by.
-        key: of the entry whose answer was served.
+        question: question that was asked; its key is the id of the hit.
+        key: key of the entry whose answer was served.
         kept: question of that entry.
         similarity: cosine of the two questions' embeddings.
-        served: when, s since the epoch.
+        served: time, s since the epoch.
         shadow: whether it was only found, and the model answered.
     """
 
@@ -70,8 +75,8 @@ class NearHitLog:
     def __init__(self, backend: Backend, ttl_s: float = _MARK_KEPT_S) -> None:
         """
         Args:
-            backend: of the near hits alone; closed with this.
-            ttl_s: how long a near hit is kept.
+            backend: holds near hits alone; closed with this.
+            ttl_s: time for which a near hit is kept, in seconds.
         """
         self._backend, self._ttl_s = backend, ttl_s
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="near-hits")
@@ -92,10 +97,10 @@ class NearHitLog:
         """Keep a near hit, soon. Of the same question with the same answer, one is kept.
 
         Args:
-            question: that was asked.
-            served: whose answer it got.
+            question: question that was asked.
+            served: entry whose answer it got.
             now: s since the epoch.
-            failed: is told what goes wrong when it is written.
+            failed: called if writing it fails.
             shadow: whether it was only found, and the model answered.
         """
         of = (question.key, served.key)
@@ -109,36 +114,27 @@ class NearHitLog:
         self._writer.submit(self._write, hit, failed)
 
     def hits(self, now: float) -> Iterator[NearHit]:
-        """Yield the near hits that nobody has judged yet, the last ones first.
-
-        Args:
-            now: s since the epoch.
-        """
+        """Yield the near hits that nobody has judged yet, the last ones first. `now` is s since the epoch."""
         for stored in self._backend.items():
             if stored.scope == _MARKS or stored.entry.expires <= now:
                 continue
-            told = json.loads(stored.entry.text)
+            row = json.loads(stored.entry.text)
             question = Question(
                 stored.scope, stored.engine, stored.tenant, stored.turn, comparable=True, repeatable=True
             )
             yield NearHit(
                 question,
-                bytes.fromhex(told["key"]),
-                told["kept"],
-                told["similarity"],
+                bytes.fromhex(row["key"]),
+                row["kept"],
+                row["similarity"],
                 stored.entry.created,
-                told["shadow"],
+                row["shadow"],
             )
 
     def judge(self, hit: NearHit, *, wrong: bool, now: float) -> None:
         """Take a near hit from the list.
 
         One that was served and wrong is counted by the gateway, whenever it is asked for its metrics.
-
-        Args:
-            hit: that was judged.
-            wrong: whether its answer did not serve.
-            now: s since the epoch.
         """
         if wrong and not hit.shadow:
             asked = hit.question
@@ -156,7 +152,7 @@ class NearHitLog:
             return 0
         self._removals = removals
         marks = [stored.key for stored in self._backend.items() if stored.scope == _MARKS]
-        # Of several processes, the one that removes a mark counts it.
+        # The process that removes a mark counts it.
         return sum(self._backend.remove([mark]) for mark in marks)
 
     def purge(self, which: EntryFilter) -> int:
@@ -174,15 +170,15 @@ class NearHitLog:
 
     def _write(self, hit: NearHit, failed: Callable[[Exception], None]) -> None:
         try:
-            told = {
+            row = {
                 "key": hit.key.hex(),
                 "kept": hit.kept,
                 "similarity": round(hit.similarity, 4),
                 "shadow": hit.shadow,
             }
-            self._put(hit.question, json.dumps(told, ensure_ascii=False), hit.served, self._ttl_s)
+            self._put(hit.question, json.dumps(row, ensure_ascii=False), hit.served, self._ttl_s)
         except BackendDown:
-            # Told where answers are looked up.
+            # Lookups report it.
             pass
         except Exception as error:
             failed(error)
@@ -192,3 +188,15 @@ class NearHitLog:
     def _put(self, question: Question, text: str, now: float, ttl_s: float) -> None:
         entry = CacheEntry.of([StoredChunk(text)], finish_reason="stop", created=now, expires=now + ttl_s)
         self._backend.put(question, entry)
+
+
+def sample_hits(hits: Sequence[NearHit], limit: int) -> list[tuple[NearHit, Sample]]:
+    """Draw a random sample of all near hits, in turns with the most similar of the others."""
+    drawn = random.sample(hits, min(len(hits), limit) // 2)
+    taken = {hit.question.key for hit in drawn}
+    others = sorted(
+        (hit for hit in hits if hit.question.key not in taken), key=lambda hit: hit.similarity, reverse=True
+    )
+    similar: list[tuple[NearHit, Sample]] = [(hit, "most similar") for hit in others[: limit - len(drawn)]]
+    sample: list[tuple[NearHit, Sample]] = [(hit, "random") for hit in drawn]
+    return [each for each in chain.from_iterable(zip_longest(similar, sample)) if each is not None]

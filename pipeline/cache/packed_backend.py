@@ -1,23 +1,128 @@
-"""What all backends have in common that keep entries as bytes, in a file or in a server."""
+"""Backends that keep entries as bytes, in a file or in a server: the part that they share.
+
+Entries are encrypted if there is a key. Those that cannot be read (damaged, written by something else, encrypted with
+another key) are counted and treated as misses: they never fail a request.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from pipeline.cache.backend import Capacity, EntryFilter, Vector
-from pipeline.cache.codec import EntryCodec, PackedEntry
-from pipeline.cache.encryption import Codec
+import numpy as np
+
+from pipeline.cache.backend import Candidate, Capacity, EntryFilter, Vector
+from pipeline.cache.encryption import Codec, PlainCodec, UnreadableEntry
 from pipeline.cache.entry import CacheEntry
 from pipeline.cache.key import Question
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEntry:
+    """An entry as bytes. `created` and `expires` are s since the epoch."""
+
+    key: bytes
+    scope: bytes
+    engine: bytes
+    tenant: bytes
+    turn: bytes
+    answer: bytes
+    vector: bytes | None
+    created: float
+    expires: float
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the capacity."""
+        return len(self.turn) + len(self.answer) + len(self.vector or b"")
+
+
+class EntryCodec:
+    """Packs and reads entries; safe to use from any number of threads."""
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec = codec or PlainCodec()
+        # Whether a server sees nothing of questions, answers and embeddings.
+        self.sealed = not isinstance(self._codec, PlainCodec)
+        # Entries that were met and could not be read.
+        self.unreadable = 0
+
+    def pack(self, question: Question, entry: CacheEntry, vector: Vector | None) -> PackedEntry:
+        """Pack an entry; its embedding as 16-bit floats."""
+        key, seal = question.key, self._codec.seal
+        return PackedEntry(
+            key,
+            question.scope,
+            question.engine,
+            question.tenant,
+            seal(question.turn.encode(), key),
+            seal(entry.raw, key),
+            None if vector is None else seal(vector.astype("<f2").tobytes(), key),
+            entry.created,
+            entry.expires,
+        )
+
+    def entry(self, answer: bytes, key: bytes) -> CacheEntry | None:
+        """Read an entry; None if it cannot be read."""
+        try:
+            return CacheEntry.from_bytes(self._codec.open(answer, key))
+        except (UnreadableEntry, ValueError) as error:
+            self._count(key, error)
+            return None
+
+    def both(self, turn: bytes, answer: bytes, key: bytes) -> tuple[str, CacheEntry] | None:
+        """Read a question and its entry; None if one of them cannot be read."""
+        question = self.turn(turn, key)
+        entry = None if question is None else self.entry(answer, key)
+        return None if question is None or entry is None else (question, entry)
+
+    def candidates(self, rows: Iterable[tuple[bytes, bytes, float]]) -> list[Candidate]:
+        """Read the questions of (key, packed question, cosine); those that cannot be read are left out."""
+        opened = [(key, self.turn(turn, key), cosine) for key, turn, cosine in rows]
+        return [Candidate(key, turn, cosine) for key, turn, cosine in opened if turn is not None]
+
+    def turn(self, turn: bytes, key: bytes) -> str | None:
+        """Read a question; None if it cannot be read."""
+        try:
+            return self._codec.open(turn, key).decode()
+        except (UnreadableEntry, ValueError) as error:
+            self._count(key, error)
+            return None
+
+    def vector(self, vector: bytes, key: bytes, dimensions: int) -> Vector | None:
+        """Read an embedding; None if it cannot be read, has other dimensions, or holds a value that is not finite."""
+        try:
+            packed = self._codec.open(vector, key)
+        except UnreadableEntry as error:
+            self._count(key, error)
+            return None
+        if len(packed) != 2 * dimensions:
+            return None
+        embedding = np.frombuffer(packed, "<f2").astype(np.float32)
+        # One that is not finite would spoil the index of all others.
+        return embedding if np.isfinite(embedding).all() else None
+
+    def _count(self, key: bytes, error: Exception) -> None:
+        if not self.unreadable:
+            _log.warning("the response cache holds what cannot be read, such as %s: %s", key.hex(), error)
+        self.unreadable += 1
 
 
 class PackedBackend(ABC):
     """The part of `pipeline.cache.backend.Backend` that needs no storage of its own."""
 
     def __init__(self, capacity: Capacity | None, codec: Codec | None, *, flush_every: int = 64) -> None:
-        """`flush_every`: access times that are written together."""
+        """
+        Args:
+            capacity: None: the defaults of `Capacity`.
+            codec: encrypts entries; None: they are kept in the clear.
+            flush_every: access times that are written together.
+        """
         self._capacity = capacity or Capacity()
         self._codec = EntryCodec(codec)
         self._access_times = AccessTimes(flush_every)
@@ -59,10 +164,9 @@ class PackedBackend(ABC):
 
 
 class AccessTimes:
-    """When entries were last used, collected until they are written together: a hit does not write. Thread-safe."""
+    """When entries were last used, collected until so many are written together: a hit does not write. Thread-safe."""
 
     def __init__(self, together: int) -> None:
-        """`together`: how many are written together."""
         self._together = together
         self._noted: dict[bytes, float] = {}
         self._lock = threading.Lock()

@@ -15,19 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
-from pipeline.cache.hot_tier import HotTier
 from pipeline.cache.key import Question
 from pipeline.cache.near_hits import NearHitLog
 from pipeline.client import Cached, FinishReason
 
+if TYPE_CHECKING:
+    from pipeline.cache.semantic.layer import SemanticLayer
+
 _log = logging.getLogger(__name__)
-# What the cache was doing when something failed; `failed_<step>` is its counter.
+# Step in which something failed; `failed_<step>` is its counter.
 Step = Literal["question", "lookup", "embedding", "comparison", "review", "store", "removal", "close"]
-_LOOK_AGAIN_S = 0.1  # how long an entry that another process removed may still be served from memory
+# Time for which an entry that another process removed may still be served from memory.
+_LOOK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,6 @@ class Hit:
 
     entry: CacheEntry
     cached: Cached
-
-
-class Semantic(Protocol):
-    """Finds answers to questions that mean the same. An error here costs a hit, never a request."""
-
-    def embed(self, question: Question) -> Vector | None:
-        """Embed a question; None if it cannot be compared by meaning, or is too long."""
-
-    def near(self, question: Question, vector: Vector) -> Sequence[Candidate]:
-        """Find the entries whose questions are near enough, the nearest first. May raise BackendDown."""
-
-    def serves(self, question: Question, candidate: Candidate) -> bool:
-        """Whether the answer of a candidate serves this question too."""
 
 
 class Redactor(Protocol):
@@ -79,6 +69,57 @@ class CacheCounters:
             return dict(sorted(self._counts.items()))
 
 
+class HotTier:
+    """Answers in the memory of this process, in front of a slower backend: a bounded LRU table; thread-safe."""
+
+    def __init__(self, entries: int = 4096, max_bytes: int = 64 * 2**20) -> None:
+        self._most, self._max_bytes = entries, max_bytes
+        self._bytes = 0
+        # In the order of use.
+        self._table: dict[bytes, CacheEntry] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, key: bytes, now: float) -> CacheEntry | None:
+        """Return the entry of a key, unless it has expired at `now` (s since the epoch)."""
+        with self._lock:
+            entry = self._table.pop(key, None)
+            if entry is None:
+                return None
+            if entry.expires <= now:
+                self._bytes -= len(entry.raw)
+                return None
+            self._table[key] = entry
+            return entry
+
+    def put(self, key: bytes, entry: CacheEntry) -> None:
+        """Hold an entry, unless it is larger than the whole table may be."""
+        with self._lock:
+            self._drop(key)
+            self._table[key] = entry
+            self._bytes += len(entry.raw)
+            while self._table and (len(self._table) > self._most or self._bytes > self._max_bytes):
+                self._drop(next(iter(self._table)))
+
+    def remove(self, key: bytes) -> None:
+        """Drop one entry."""
+        with self._lock:
+            self._drop(key)
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        with self._lock:
+            self._table.clear()
+            self._bytes = 0
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._table.pop(key, None)
+        if entry is not None:
+            self._bytes -= len(entry.raw)
+
+
 @dataclass(slots=True)
 class ResponseCache:
     """Stored answers in front of a deployment; safe to use from any number of threads.
@@ -88,50 +129,40 @@ class ResponseCache:
     """
 
     backend: Backend
-    # How long an answer may be served, from when it was given.
+    # Time for which an answer may be served, from when it was given, in seconds.
     ttl_s: float = 86_400.0
     # Store sampled answers too, of which each request would draw another.
     keep_sampled: bool = False
-    # How slowly clients replay an answer: 0 is at once, 1 as it once came.
+    # Factor on the time between chunks of a replayed answer: 0 is at once, 1 as it once came.
     pace: float = 0.0
-    semantic: Semantic | None = None
+    # Finds answers to questions that mean the same; an error in it costs a hit, never a request.
+    semantic: SemanticLayer | None = None
     # Near hits are counted and kept for review, and the model answers.
     shadow: bool = False
-    # Where near hits are kept for a person to judge.
+    # Near hits that are kept for a person to judge.
     near_hits: NearHitLog | None = None
     redactor: Redactor | None = None
     hot_tier: HotTier = field(default_factory=HotTier)
     counters: CacheCounters = field(default_factory=CacheCounters)
-    clock: Callable[[], float] = time.time  # s since the epoch
+    # s since the epoch
+    clock: Callable[[], float] = time.time
     _checked_at: float = -1.0
     _removals: int = -1
-    _down: str = ""  # what the backend said when it was last asked, "" if it answered
-    _logged: set[tuple[object, ...]] = field(default_factory=set)  # kinds of failures
+    # Error of the backend when it was last asked; "" if it answered.
+    _down: str = ""
+    # Kinds of failures that were logged.
+    _logged: set[tuple[object, ...]] = field(default_factory=set)
 
     def may_answer(self, question: Question) -> bool:
-        """Whether a request is looked up and stored: its answer is always the same, or `keep_sampled` is set.
-
-        Args:
-            question: of the request.
-        """
+        """Whether a request is looked up and stored: its answer is always the same, or `keep_sampled` is set."""
         return question.repeatable or self.keep_sampled
 
     def may_wait(self, question: Question) -> bool:
-        """Whether a lookup may take too long for an event loop: it asks a server, or embeds the question.
-
-        Args:
-            question: that would be looked up.
-        """
+        """Whether a lookup may take too long for an event loop: it asks a server, or embeds the question."""
         return self.backend.remote or (self.semantic is not None and question.comparable)
 
     def lookup(self, question: Question) -> Hit | None:
-        """Look up an answer to this request, or to one that means the same; None if there is none.
-
-        Raises nothing.
-
-        Args:
-            question: of the request.
-        """
+        """Look up an answer to this request, or to one that means the same; None if there is none. Raises nothing."""
         if not self.may_answer(question):
             self.counters.add("uncacheable")
             return None
@@ -164,33 +195,44 @@ class ResponseCache:
         Args:
             question: as it was looked up.
             pieces: the chunks of the answer.
-            finish_reason: why it ended.
-            input_tokens: of the prompt, if the server said.
-            output_tokens: of the answer, if the server said.
-            ttl_s: how long it may be served; by default as long as any.
+            finish_reason: see `Chunk.finish_reason`.
+            input_tokens: tokens of the prompt; None if the server did not say.
+            output_tokens: tokens of the answer; None if the server did not say.
+            ttl_s: time for which it may be served, in seconds; by default that of the cache.
 
         Returns:
             Whether it was stored.
         """
         with self.contained("store"):
-            return self._store(
-                question,
+            refusal = self._refusal(question, pieces, finish_reason)
+            if refusal:
+                self.counters.add(f"not_kept_{refusal}")
+                return False
+            now = self.clock()
+            entry = CacheEntry.of(
                 pieces,
                 finish_reason=finish_reason,
+                created=now,
+                expires=now + (self.ttl_s if ttl_s is None else ttl_s),
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
-                ttl_s=ttl_s,
             )
+            try:
+                self.backend.put(question, entry, self._vector(question))
+                self._up()
+            except BackendDown as error:
+                self._is_down(error)
+                return False
+            self.hot_tier.put(question.key, entry)
+            self.counters.add("stored")
+            return True
         return False
 
     def report_false_hit(self, keys: Sequence[bytes]) -> int:
-        """Count that an answer from the cache was wrong, and remove it. Raises nothing.
-
-        Args:
-            keys: of the entries that gave it.
+        """Count that an answer from the cache was wrong, and remove the entries that gave it. Raises nothing.
 
         Returns:
-            How many of them were still there.
+            Number of entries that were still there.
         """
         self.counters.add("false_hit_reported")
         for key in keys:
@@ -200,12 +242,9 @@ class ResponseCache:
         return 0
 
     def count_marks(self) -> None:
-        """Count the near hits that a person has marked as wrong since any process last did; it may take a while.
-
-        Raises nothing.
-        """
+        """Count the near hits that were marked as wrong since the last call of any process. Raises nothing."""
         if self.near_hits is not None:
-            # That the backend is down is told where answers are looked up.
+            # Lookups report that the backend is down.
             with self.contained("review"), suppress(BackendDown):
                 if marks := self.near_hits.take_marks():
                     self.counters.add("false_hit_reported", marks)
@@ -224,17 +263,12 @@ class ResponseCache:
         Where the block returns from its function, what follows it runs after a failure only.
 
         Args:
-            step: what the block does, for the log and the counters.
+            step: names the block in the log and the counters.
         """
         return _Contained(self, step)
 
     def failed(self, step: Step, error: Exception) -> None:
-        """Count a failure of the cache, and log the first one of each type at each line of code.
-
-        Args:
-            step: what failed, for the log and the counter `failed_STEP`.
-            error: what it raised.
-        """
+        """Count a failure as `failed_STEP`, and log the first one of each type at each line of code."""
         self.counters.add(f"failed_{step}")
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -249,39 +283,6 @@ class ResponseCache:
                 step,
                 exc_info=error,
             )
-
-    def _store(
-        self,
-        question: Question,
-        pieces: Sequence[StoredChunk],
-        *,
-        finish_reason: FinishReason,
-        input_tokens: int | None,
-        output_tokens: int | None,
-        ttl_s: float | None,
-    ) -> bool:
-        refusal = self._refusal(question, pieces, finish_reason)
-        if refusal:
-            self.counters.add(f"not_kept_{refusal}")
-            return False
-        now = self.clock()
-        entry = CacheEntry.of(
-            pieces,
-            finish_reason=finish_reason,
-            created=now,
-            expires=now + (self.ttl_s if ttl_s is None else ttl_s),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-        )
-        try:
-            self.backend.put(question, entry, self._vector(question))
-            self._up()
-        except BackendDown as error:
-            self._is_down(error)
-            return False
-        self.hot_tier.put(question.key, entry)
-        self.counters.add("stored")
-        return True
 
     def _exact(self, key: bytes, now: float) -> Hit | None:
         self._follow(now)
@@ -318,13 +319,13 @@ class ResponseCache:
                 )
 
     def _serves(self, question: Question, candidate: Candidate) -> bool:
-        """False if the two cannot be compared: that must not hide the candidates after it."""
+        """Whether a candidate serves; False if it cannot be compared, which must not hide the candidates after it."""
         with self.contained("comparison"):
             return self.semantic is not None and self.semantic.serves(question, candidate)
         return False
 
     def _vector(self, question: Question) -> Vector | None:
-        """The embedding; None also if making it fails: exact lookup goes on without it."""
+        """Embed a question; None also if that fails: exact lookup goes on without it."""
         if self.semantic is not None and question.comparable:
             with self.contained("embedding"):
                 return self.semantic.embed(question)
@@ -354,7 +355,8 @@ class ResponseCache:
 
     def _is_down(self, error: BackendDown) -> None:
         self.counters.add("backend_down")
-        self.hot_tier.clear()  # what it would say of them now is not known
+        # The backend may have lost or removed any of them meanwhile.
+        self.hot_tier.clear()
         if not self._down:
             _log.warning("the response cache is not used for now: %s", error)
         self._down = str(error)

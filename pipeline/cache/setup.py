@@ -21,11 +21,11 @@ from pipeline.cache.encryption import Codec, KeySource, load_codec
 from pipeline.cache.key import tenant_id
 from pipeline.cache.near_hits import NEAR_HITS, NearHitLog, near_hits_place
 from pipeline.cache.redaction import PHONE_REGIONS, Redaction
-from pipeline.cache.response_cache import ResponseCache, Semantic
+from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.extras import install_line
 
-if TYPE_CHECKING:  # who has settings has imported it
+if TYPE_CHECKING:
     from pipeline.cache.semantic.decision import Verifier
     from pipeline.cache.semantic.embedder import Embedder
     from pipeline.recipe import CacheSettings, HubSource, LocalSource
@@ -43,7 +43,8 @@ class SentenceEncoder:
     """A sentence encoder that can be loaded: a folder with tokenizer.json and model_int8.onnx or model.onnx."""
 
     folder: Path
-    name: str | None = None  # such as all-MiniLM-L6-v2; by default that of the folder
+    # Such as all-MiniLM-L6-v2; by default that of the folder.
+    name: str | None = None
 
 
 def open_cache(
@@ -62,10 +63,10 @@ def open_cache(
     Args:
         settings: a recipe's `cache` section.
         place: where answers are kept instead of `settings.backend`: a file, or an address as `open_backend` takes it.
-        name: of this cache, among several on one server.
+        name: distinguishes several caches on one server.
         encoder: for semantic lookup; by default the local folder that the settings name.
         verifier: judges near questions instead of the one that the settings name.
-        cross_encoder: folder of the one that the settings name; by default the local folder that they name.
+        cross_encoder: folder of the cross-encoder; by default the local folder that the settings name.
 
     Raises:
         CacheSetupError: something is wrong or missing; the text names all of it.
@@ -100,17 +101,7 @@ def open_cache(
 
 
 def make_near_hits(settings: CacheSettings, place: str | Path | None = None, *, name: str) -> NearHitLog:
-    """Open what keeps near hits for review, beside the answers of a cache.
-
-    Args:
-        settings: a recipe's `cache` section.
-        place: where the answers are, as `make_backend` takes it.
-        name: of the cache, among several on one server.
-
-    Raises:
-        BackendDown: the file cannot be used.
-        ValueError: the address or the key is malformed, or no file is named.
-    """
+    """Open the near hits that are kept beside the answers of a cache; arguments are those of `make_backend`."""
     where, named = near_hits_place(_place(settings, place), name)
     return NearHitLog(_open(settings, where, NEAR_HITS, name=named), settings.ttl_s)
 
@@ -121,7 +112,7 @@ def make_backend(settings: CacheSettings, place: str | Path | None = None, *, na
     Args:
         settings: a recipe's `cache` section.
         place: a file or an address, instead of `settings.backend`.
-        name: of this cache, among several on one server.
+        name: distinguishes several caches on one server.
 
     Raises:
         BackendDown: the file cannot be used.
@@ -161,7 +152,7 @@ def _open(settings: CacheSettings, place: str | Path, capacity: Capacity, *, nam
 
 
 def make_redaction(settings: CacheSettings) -> Redaction:
-    """Make what keeps an answer from being stored.
+    """Make the redaction of a recipe's `cache` section.
 
     Raises:
         ImportError: a distribution that a kind needs is missing.
@@ -178,7 +169,7 @@ def _semantic(
     encoder: SentenceEncoder | None,
     verifier: Verifier | None,
     cross_encoder: Path | None,
-) -> Semantic:
+) -> SemanticLayer:
     from pipeline.cache.semantic.embedder import Embedder
 
     semantic = settings.semantic
@@ -200,7 +191,7 @@ def _semantic(
 
 
 def _verifier(semantic: SemanticSettings, embedder: Embedder, cross_encoder: Path | None) -> Verifier:
-    """The guards that are on, and what scores: the cross-encoder that is named, or the cosine."""
+    """Make the verifier: guards that are on, and the score of the cross-encoder that is named, or the cosine."""
     from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVerifier
     from pipeline.cache.semantic.decision import default_verifier
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import ANY, Candidate, Vector
-from pipeline.cache.codec import EntryCodec
+from pipeline.cache.packed_backend import EntryCodec
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -89,9 +89,9 @@ class VectorIndex:
         with self._lock:
             rows = count
             while True:
-                found = self._nearest(vector, rows, min_similarity)
-                kept = [pair for pair in found if pair[0] not in self._removed]
-                if len(kept) >= count or len(found) < rows:
+                pairs = self._nearest(vector, rows, min_similarity)
+                kept = [pair for pair in pairs if pair[0] not in self._removed]
+                if len(kept) >= count or len(pairs) < rows:
                     return kept[:count]
                 rows *= 4
 
@@ -228,17 +228,17 @@ class ScopeIndexes:
             vector: float32 [dimensions], of length 1.
             count: how many are wanted.
             min_similarity: cosine.
-            fetch: reads what was found from the database.
+            fetch: reads what was hits from the database.
         """
         index = self._index(scope, vector)
         wanted = count
         while True:
-            found = index.search(vector, wanted, min_similarity)
-            fetched = fetch([id for id, _ in found]) if found else []
-            gone = [id for (id, _), entry in zip(found, fetched, strict=True) if entry is None]
+            hits = index.search(vector, wanted, min_similarity)
+            fetched = fetch([id for id, _ in hits]) if hits else []
+            gone = [id for (id, _), entry in zip(hits, fetched, strict=True) if entry is None]
             near = [
                 (*entry, cosine)
-                for (_, cosine), entry in zip(found, fetched, strict=True)
+                for (_, cosine), entry in zip(hits, fetched, strict=True)
                 if entry is not None
             ]
             if not gone or len(near) >= count:

@@ -73,13 +73,13 @@ def stats(target: CacheTarget, as_json: bool) -> None:
 def show(target: CacheTarget, as_json: bool, limit: int, key: str | None) -> None:
     """Show questions and answers."""
     with target.opened() as backend:
-        found = [kept for kept in backend.items() if key is None or kept.key.hex().startswith(key)][:limit]
-    if key is not None and not found:
+        entries = [kept for kept in backend.items() if key is None or kept.key.hex().startswith(key)][:limit]
+    if key is not None and not entries:
         raise UserError(f"no answer has a key that begins with {key}")
     if as_json:
-        print_json([_row(kept) for kept in found])
+        print_json([_row(kept) for kept in entries])
         return
-    for kept in found:
+    for kept in entries:
         text = kept.entry.text if key is not None else _line(kept.entry.text)
         click.echo(
             f"{kept.key.hex()[:12]}  {utc_time(kept.entry.created)}  {_line(kept.turn)}\n              {text}"
@@ -139,8 +139,8 @@ def purge(
     yes: bool,
 ) -> None:
     """Remove answers: all of them, unless options say which; then those that are all of it."""
-    given = {"older than": older_than, "of tenant": tenant, "of engine": engine, "of scope": scope}
-    chosen = " ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    conditions = {"older than": older_than, "of tenant": tenant, "of engine": engine, "of scope": scope}
+    chosen = " ".join(f"{name} {value}" for name, value in conditions.items() if value is not None)
     if key and chosen:
         raise click.UsageError("--key names one answer: it goes with no other option")
     which = EntryFilter(

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-import random
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.options import json_option
-from pipeline.cli.output import note, print_json
+from pipeline.cli.output import note, output_width, print_json
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.printable import printable
 from pipeline.private_files import make_private
 
 if TYPE_CHECKING:
     from pipeline.cache.backend import Backend
-    from pipeline.cache.near_hits import NearHit, NearHitLog
+    from pipeline.cache.near_hits import NearHit, NearHitLog, Sample
 
-# Why a near hit is shown.
-Sample = Literal["random", "most similar"]
+_ANSWER_LINES = 8
+# Columns where standard output is no terminal.
+_WIDTH = 100
 _KEYS = {"w": "wrong", "r": "right", "s": "skip", "q": "quit"}
 
 
@@ -68,14 +69,16 @@ def review(
         pipeline cache review tiny-cpu --json
         pipeline cache review tiny-cpu --wrong 3f9a0c --right 77b1
     """
+    from pipeline.cache.near_hits import sample_hits
+
     with target.opened() as backend, target.near_hits() as log:
-        found = list(log.hits(time.time()))
-        shown = _sampled(found, limit)
+        hits = list(log.hits(time.time()))
+        shown = sample_hits(hits, limit)
         reviewer = _Reviewer(backend, log, pairs)
         if wrong or right:
-            _refuse_unknown(found, wrong, right)
+            _refuse_unknown(hits, wrong, right)
             for is_wrong, ids in ((True, wrong), (False, right)):
-                for hit in _chosen(found, ids):
+                for hit in _chosen(hits, ids):
                     reviewer.mark(hit, wrong=is_wrong)
         elif as_json:
             print_json([_row(hit, sample, backend) for hit, sample in shown])
@@ -85,21 +88,21 @@ def review(
     if as_json:
         print_json(reviewer.counts())
     else:
-        reviewer.say(len(found))
+        reviewer.say(len(hits))
 
 
 class _Reviewer:
-    """What a person's marks do."""
+    """Carries out a person's marks."""
 
     def __init__(self, backend: Backend, log: NearHitLog, pairs: Path) -> None:
         self._backend, self._log, self._pairs = backend, log, pairs
         self._wrong = self._right = self._removed = 0
 
     def mark(self, hit: NearHit, sample: Sample | None = None, *, wrong: bool) -> None:
-        """Write the pair first: it is what cannot be made again."""
+        """Carry out one mark. The pair is written first: it cannot be made again."""
         category = f"review, {sample}" if sample else "review"
         self._write({"a": hit.question.turn, "b": hit.kept, "same": int(not wrong), "category": category})
-        # What was only found did no harm: the answer is right for the question that it was given to.
+        # A hit that was only found did no harm: the answer is right for its own question.
         if wrong and not hit.shadow:
             self._removed += self._backend.remove([hit.key])
         self._log.judge(hit, wrong=wrong, now=time.time())
@@ -114,10 +117,10 @@ class _Reviewer:
             "pairs": str(self._pairs),
         }
 
-    def say(self, found: int) -> None:
+    def say(self, hits: int) -> None:
         marked = self._wrong + self._right
         note(
-            f"{found} near hits, {self._wrong} marked as wrong and {self._right} as right; "
+            f"{hits} near hits, {self._wrong} marked as wrong and {self._right} as right; "
             f"{self._removed} answers removed"
         )
         if marked:
@@ -132,25 +135,11 @@ class _Reviewer:
             raise UserError(f"--pairs {self._pairs}: cannot be written: {error.strerror}") from error
 
 
-def _sampled(found: Sequence[NearHit], limit: int) -> list[tuple[NearHit, Sample]]:
-    """A random sample of all near hits, in turns with the most similar of the others."""
-    drawn = random.sample(found, min(len(found), limit) // 2)
-    taken = {hit.question.key for hit in drawn}
-    others = sorted(
-        (hit for hit in found if hit.question.key not in taken), key=lambda hit: hit.similarity, reverse=True
-    )
-    similar: list[tuple[NearHit, Sample]] = [(hit, "most similar") for hit in others[: limit - len(drawn)]]
-    sample: list[tuple[NearHit, Sample]] = [(hit, "random") for hit in drawn]
-    return [each for each in chain.from_iterable(zip_longest(similar, sample)) if each is not None]
-
-
 def _ask(reviewer: _Reviewer, shown: Sequence[tuple[NearHit, Sample]], backend: Backend) -> None:
-    from pipeline.cli.render.near_hits import side_by_side
-
     for number, (hit, sample) in enumerate(shown, 1):
         entry = backend.get(hit.key, time.time())
         head = f"{number} of {len(shown)}, {sample}"
-        click.echo(printable(side_by_side(hit, None if entry is None else entry.text, head)))
+        click.echo(printable(_side_by_side(hit, None if entry is None else entry.text, head)))
         key = click.prompt(
             ", ".join(f"{key} {word}" for key, word in _KEYS.items()),
             type=click.Choice(list(_KEYS)),
@@ -163,18 +152,36 @@ def _ask(reviewer: _Reviewer, shown: Sequence[tuple[NearHit, Sample]], backend: 
             reviewer.mark(hit, sample, wrong=key == "w")
 
 
-def _chosen(found: Iterable[NearHit], ids: Sequence[str]) -> list[NearHit]:
-    return [hit for hit in found if any(_is(hit, id) for id in ids)]
+def _side_by_side(hit: NearHit, answer: str | None, head: str) -> str:
+    """Write a near hit in two columns, with its answer below; `head` is such as "1 of 50, random"."""
+    width = output_width(_WIDTH)
+    half = max(20, (width - 3) // 2)
+    columns = [
+        [name, *textwrap.wrap(text, half, break_on_hyphens=False)]
+        for name, text in (("asked", hit.question.turn), ("answered as", hit.kept))
+    ]
+    rows = [f"{left.ljust(half)} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
+    lines = ["(the answer is gone)"] if answer is None else textwrap.wrap(answer, width - 2)
+    if len(lines) > _ANSWER_LINES:
+        lines = [*lines[:_ANSWER_LINES], "…"]
+    title = f"{head}, similarity {hit.similarity:.2f}, id {hit.question.key.hex()[:12]}"
+    if hit.shadow:
+        title += ", found and not served"
+    return "\n".join(["", title, *rows, "", *(f"  {line}" for line in lines), ""])
 
 
-def _refuse_unknown(found: Sequence[NearHit], wrong: Sequence[str], right: Sequence[str]) -> None:
-    """Raises InvalidInput that names every id that is not that of one near hit, or is marked twice."""
+def _chosen(hits: Iterable[NearHit], ids: Sequence[str]) -> list[NearHit]:
+    return [hit for hit in hits if any(_is(hit, id) for id in ids)]
+
+
+def _refuse_unknown(hits: Sequence[NearHit], wrong: Sequence[str], right: Sequence[str]) -> None:
+    """Raise InvalidInput with every id that is not the id of one near hit, or is marked twice."""
     faults = []
     for id in (*wrong, *right):
-        count = sum(_is(hit, id) for hit in found)
+        count = sum(_is(hit, id) for hit in hits)
         if count != 1:
             faults.append(Fault(f"{count or 'no'} near hits have an id that begins so", where=id))
-    marks = [{hit.question.key for hit in _chosen(found, ids)} for ids in (wrong, right)]
+    marks = [{hit.question.key for hit in _chosen(hits, ids)} for ids in (wrong, right)]
     faults += [Fault("is marked as wrong and as right", where=key.hex()[:12]) for key in marks[0] & marks[1]]
     if faults:
         raise InvalidInput("--wrong, --right", faults)

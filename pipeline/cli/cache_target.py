@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cache.backend import Backend, BackendDown
-from pipeline.cache.near_hits import NEAR_HITS, NearHitLog, near_hits_place
+from pipeline.cache.backends import file_of, is_file
+from pipeline.cache.in_memory import InMemoryBackend
+from pipeline.cache.near_hits import NearHitLog, near_hits_place
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import make_backend, make_near_hits, make_redaction
 from pipeline.cli.options import complete_deployment, set_option, store_option
@@ -22,25 +24,45 @@ from pipeline.errors import UserError
 from pipeline.extras import missing
 
 if TYPE_CHECKING:
-    from pipeline.recipe import Recipe
+    from pipeline.recipe import CacheSettings
 
 _ADDRESS = re.compile(r"://|\.db$")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheTarget:
-    """The cache that a command is about."""
+    """The cache that a command is about.
 
-    text: str  # a recipe, or an address
+    Attributes:
+        text: a recipe, or an address.
+        overrides: values of `--set`.
+        store: root of the store; None for the default one.
+        name: cache on the server at an address, which may have several.
+    """
+
+    text: str
     overrides: tuple[str, ...]
     store: Path | None
     name: str
 
     @contextmanager
     def opened(self) -> Iterator[Backend]:
-        """Its backend. Raises UserError where there is none, or it cannot be used."""
+        """Open its backend. Raises UserError where there is none, or it cannot be used."""
+        from pipeline.machine.packages import require
+        from pipeline.stages.response_cache import needs_of_backend
+
         with _usable(BackendDown, ValueError):
-            backend = self._of_address() if self._is_address else self._of_recipe()
+            settings, place, name = self._located()
+            if not _exists(place):
+                here = (
+                    "there is no response cache"
+                    if self._is_address
+                    else f"{name} has no response cache here yet"
+                )
+                raise UserError(f"{here} ({file_of(place)})")
+            subject = "this response cache" if self._is_address else f"{name}: its response cache"
+            require(subject, needs_of_backend(place, encrypted=settings.encryption is not None))
+            backend = make_backend(settings, place, name=name)
         try:
             with _usable(BackendDown):
                 yield backend
@@ -49,9 +71,11 @@ class CacheTarget:
 
     @contextmanager
     def near_hits(self) -> Iterator[NearHitLog]:
-        """Its near hits that were served; none where it never kept any. Raises UserError if they cannot be read."""
+        """Open its near hits; there are none where it never kept any. Raises UserError if they cannot be read."""
         with _usable(BackendDown, ValueError):
-            log = self._near_hits()
+            settings, place, name = self._located()
+            kept = _exists(near_hits_place(place, name)[0])
+            log = make_near_hits(settings, place, name=name) if kept else NearHitLog(InMemoryBackend())
         try:
             with _usable(BackendDown):
                 yield log
@@ -59,9 +83,9 @@ class CacheTarget:
             log.close()
 
     def redaction(self) -> Redaction:
-        """What it may not keep: what the recipe says, all known kinds at an address. Raises UserError."""
+        """Make its redaction; all known kinds at an address. Raises UserError."""
         try:
-            return Redaction() if self._is_address else make_redaction(self._recipe().cache)
+            return make_redaction(self._located()[0])
         except ImportError as error:
             raise missing("redaction", error, "cache") from error
         except ValueError as error:
@@ -71,52 +95,24 @@ class CacheTarget:
     def _is_address(self) -> bool:
         return _ADDRESS.search(self.text) is not None
 
-    def _of_address(self) -> Backend:
-        from pipeline.cache.backends import file_of, is_file, open_backend
-        from pipeline.cache.encryption import load_codec
-        from pipeline.machine.packages import require
-        from pipeline.stages.response_cache import needs_of_backend
-
-        require("this response cache", needs_of_backend(self.text))
-        if is_file(self.text) and not file_of(self.text).is_file():
-            raise UserError(f"there is no response cache ({file_of(self.text)})")
-        return open_backend(self.text, name=self.name, codec=load_codec())
-
-    def _of_recipe(self) -> Backend:
-        from pipeline.machine.packages import require
-        from pipeline.stages.response_cache import cache_place, needs_of_backend
-        from pipeline.store import Store
-
-        recipe = self._recipe()
-        place = cache_place(recipe, Store.at(self.store))
-        if isinstance(place, Path) and not place.is_file():
-            raise UserError(f"{recipe.name} has no response cache here yet ({place})")
-        encrypted = recipe.cache.encryption is not None
-        require(f"{recipe.name}: its response cache", needs_of_backend(place, encrypted=encrypted))
-        return make_backend(recipe.cache, place, name=recipe.name)
-
-    def _near_hits(self) -> NearHitLog:
-        from pipeline.cache.backends import file_of, is_file, open_backend
-        from pipeline.cache.encryption import load_codec
-        from pipeline.cache.in_memory import InMemoryBackend
-        from pipeline.stages.response_cache import cache_place
-        from pipeline.store import Store
-
-        recipe = None if self._is_address else self._recipe()
-        place = self.text if recipe is None else cache_place(recipe, Store.at(self.store))
-        where, name = near_hits_place(place, self.name)
-        if is_file(where) and not file_of(where).is_file():
-            return NearHitLog(InMemoryBackend())
-        if recipe is None:
-            return NearHitLog(open_backend(where, NEAR_HITS, name=name, codec=load_codec()))
-        return make_near_hits(recipe.cache, place, name=recipe.name)
-
-    def _recipe(self) -> Recipe:
+    def _located(self) -> tuple[CacheSettings, str | Path, str]:
+        """Settings, place and name; an address has default settings."""
+        from pipeline.recipe import CacheSettings
         from pipeline.serving.deployments import find_deployment
+        from pipeline.stages.response_cache import cache_place
         from pipeline.store import Store
         from pipeline.triton.running import SUPERVISED
 
-        return find_deployment(self.text, self.overrides, Store.at(self.store), states=SUPERVISED).recipe
+        if self._is_address:
+            return CacheSettings(), self.text, self.name
+        store = Store.at(self.store)
+        recipe = find_deployment(self.text, self.overrides, store, states=SUPERVISED).recipe
+        return recipe.cache, cache_place(recipe, store), recipe.name
+
+
+def _exists(place: str | Path) -> bool:
+    """Whether there is a cache at a place; a server is not asked."""
+    return not is_file(place) or file_of(place).is_file()
 
 
 @contextmanager
@@ -128,7 +124,7 @@ def _usable(*errors: type[Exception]) -> Iterator[None]:
 
 
 def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """RECIPE or ADDRESS, with what belongs to it, as `target`."""
+    """Give a command RECIPE or ADDRESS with its options, as the argument `target`."""
 
     @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_deployment)
     @click.option(

@@ -8,23 +8,24 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli.connection import (
+    RequestSettings,
     as_pipeline_error,
     connected,
     find_destination,
-    request_options,
     stats_text,
 )
 from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note, print_answer
+from pipeline.cli.settings_options import options_of
 from pipeline.printable import printable
 
 if TYPE_CHECKING:
-    from pipeline.cli.connection import Connection
+    from pipeline.cli.connection import AnyClient
     from pipeline.client import Conversation
 
 _HELP = """/reset          forget what was said
@@ -38,8 +39,10 @@ Ctrl-C stops an answer."""
 @click.argument("recipe", required=False, shell_complete=complete_deployment)
 @set_option
 @store_option
-@request_options
-def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, **options: Any) -> None:
+@options_of(RequestSettings)
+def command(
+    recipe: str | None, overrides: tuple[str, ...], store: Path | None, settings: RequestSettings
+) -> None:
     """Talk to the running server of RECIPE; each line is a turn.
 
     With --url there is no RECIPE. Standard input may be a pipe. When the conversation gets too long for the model,
@@ -50,33 +53,34 @@ def command(recipe: str | None, overrides: tuple[str, ...], store: Path | None, 
     pipeline chat --url gpu-host:8001 --tokenizer ./tokenizer
     pipeline chat --url http://gpu-host:8080/v1 --model llama
     """
-    if (recipe is None) == (options["url"] is None):
+    if (recipe is None) == (settings.url is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")
-    destination = find_destination(recipe, overrides, store, options)
-    with connected(destination, options, raw=False) as connection:
-        code = _Chat(connection, options["system"]).run()
+    destination = find_destination(recipe, overrides, store, settings)
+    with connected(destination, settings, raw=False) as client:
+        code = _Chat(client, settings.system).run()
     if code:
         raise click.exceptions.Exit(code)
 
 
 class _Chat:
-    def __init__(self, connection: Connection, system: str) -> None:
+    def __init__(self, client: AnyClient, system: str) -> None:
         from pipeline.client import Conversation
 
-        self._connection = connection
+        self._client = client
         self._talk: Conversation = Conversation(system)
         self._figures = "no answer yet"
         self._failed = False
 
     def run(self) -> int:
-        """Until /quit or the end of the input; the exit code."""
+        """Take turns until /quit or the end of the input; return the exit code."""
         interactive = sys.stdin.isatty()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             # Each Ctrl-C stops an answer, not only the first one.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if interactive:
-            client = self._connection.client
-            client.model()  # says now if there is nobody
+            client = self._client
+            # Fails now if no server is there.
+            client.model()
             note(f"{client.model_name} on {client.url}; /help tells what there is")
         for line in _typed() if interactive else sys.stdin:
             text = line.strip()
@@ -109,7 +113,7 @@ class _Chat:
         click.echo(reply, err=True)
 
     def _turn(self, question: str) -> None:
-        """One answer. A conversation that got too long for the model loses its oldest turns."""
+        """Answer one question. A conversation that got too long for the model loses its oldest turns."""
         from pipeline.client import ClientError, Refused
 
         kept = list(self._talk.turns)
@@ -128,13 +132,14 @@ class _Chat:
             self._talk.turns = kept
             self._failed = True
             click.echo(printable(f"pipeline: {as_pipeline_error(error)}"), err=True)
-        except KeyboardInterrupt:  # before there was anything to stop
+        except KeyboardInterrupt:
+            # Before the answer began.
             self._talk.turns = kept
             click.echo("[stopped]", err=True)
 
     def _answer(self, question: str) -> None:
-        """Print an answer, and keep it; what was said of an answer that was stopped, too."""
-        with self._connection.stream(self._talk.messages(question)) as stream:
+        """Print an answer and keep it, also the part of one that was stopped."""
+        with self._client.stream(self._talk.messages(question)) as stream:
             try:
                 for chunk in stream:
                     print_answer(chunk.text)
@@ -149,9 +154,10 @@ class _Chat:
 
 
 def _typed() -> Iterator[str]:
-    """Lines from the keyboard, with a history; Ctrl-C drops a line, Ctrl-D ends."""
+    """Yield lines from the keyboard, with a history; Ctrl-C drops a line, Ctrl-D ends."""
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")  # `input` then edits lines
+        # `input` then edits lines.
+        importlib.import_module("readline")
     while True:
         try:
             yield input("> ")

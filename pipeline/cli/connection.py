@@ -1,4 +1,4 @@
-"""What `stream`, `chat` and `generate` share: options of a request, the way to a recipe's server, and its client.
+"""Settings of a request, the way to a recipe's server, and its client, for `stream`, `chat` and `generate`.
 
 The client has the recipe's limits and chat template, and its response cache if it has one.
 """
@@ -8,25 +8,26 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import click
+from pydantic import DirectoryPath, Field
 
-from pipeline.cli.options import api_key_option, is_http
+from pipeline.cli.options import is_http
 from pipeline.errors import PipelineError, ServerError, UserError
+from pipeline.settings import Option, Settings
 
 if TYPE_CHECKING:
     from pipeline.cache.client import CachedStream, CachingClient
     from pipeline.client import (
-        Answer,
         ChatTemplate,
         Client,
         ClientError,
-        Message,
         PromptLimit,
         Sampling,
         Stats,
@@ -36,114 +37,145 @@ if TYPE_CHECKING:
     from pipeline.recipe import Recipe
     from pipeline.store import Store
 
+    AnyClient: TypeAlias = Client | CachingClient | OpenAIClient
     AnyStream: TypeAlias = Stream | CachedStream | OpenAIStream
 
-# gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
+# gRPC logs lost connections on standard error unless this is set before it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OPTIONS = (
-    click.option(
-        "--url", metavar="URL",
-        help="Ask this address instead of the server of a recipe: host:port of Triton's gRPC, or http://host:port/v1 "
-        "of a gateway or another OpenAI API.",
-    ),
-    api_key_option,
-    click.option(
-        "--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
-        help="Tokenizer files whose chat template to use; by default the deployment's.",
-    ),
-    click.option("--wait-s", type=float, default=0.0, metavar="S", help="Wait so long for the server to be ready."),
-    click.option(
-        "--model", metavar="NAME",
-        help="Triton model to ask, by default the deployment's entry model; of an OpenAI API by default its only one.",
-    ),
-    click.option("--system", default="", metavar="TEXT", help="System prompt."),
-    click.option("--max-tokens", type=int, metavar="N", help="At most so many new tokens; by default all allowed."),
-    click.option("--temperature", type=float, metavar="T", help="0 always takes the likeliest token."),
-    click.option("--top-p", type=float, metavar="P", help="Only the likeliest tokens, together of this probability."),
-    click.option("--top-k", type=int, metavar="K", help="Only the K likeliest tokens."),
-    click.option("--seed", type=int, metavar="N", help="The same seed draws the same answer."),
-    click.option("--no-cache", is_flag=True, help="Neither look into the recipe's response cache nor keep the answer."),
-    click.option("--tenant", default="", metavar="NAME", help="Whose answers of the response cache may be given."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
-)  # fmt: skip
+class RequestSettings(Settings):
+    """Server, model, sampling parameters and cache of the requests of a command."""
+
+    url: Annotated[str | None, Option(metavar="URL")] = Field(
+        default=None,
+        description="Ask this address instead of the server of a recipe: host:port of Triton's gRPC, or "
+        "http://host:port/v1 of a gateway or another OpenAI API.",
+    )
+    api_key: Annotated[str | None, Option(metavar="KEY", envvar="PIPELINE_API_KEY")] = Field(
+        default=None,
+        description="Key of the gateway. In the environment it is not seen by others on this machine.",
+    )
+    tokenizer: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
+        default=None,
+        description="Tokenizer files whose chat template to use; by default the deployment's.",
+    )
+    wait_s: Annotated[float, Option(metavar="S")] = Field(
+        default=0.0, description="Wait so long for the server to be ready."
+    )
+    model: Annotated[str | None, Option(metavar="NAME")] = Field(
+        default=None,
+        description="Triton model to ask, by default the deployment's entry model; of an OpenAI API by default its "
+        "only one.",
+    )
+    system: Annotated[str, Option(metavar="TEXT")] = Field(default="", description="System prompt.")
+    max_tokens: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, description="At most so many new tokens; by default all allowed."
+    )
+    temperature: Annotated[float | None, Option(metavar="T")] = Field(
+        default=None, description="0 always takes the likeliest token."
+    )
+    top_p: Annotated[float | None, Option(metavar="P")] = Field(
+        default=None, description="Only the likeliest tokens, together of this probability."
+    )
+    top_k: Annotated[int | None, Option(metavar="K")] = Field(
+        default=None, description="Only the K likeliest tokens."
+    )
+    seed: Annotated[int | None, Option(metavar="N")] = Field(
+        default=None, description="The same seed draws the same answer."
+    )
+    no_cache: bool = Field(
+        default=False,
+        description="Neither look into the recipe's response cache nor keep the answer.",
+    )
+    tenant: Annotated[str, Option(metavar="NAME")] = Field(
+        default="", description="Tenant whose answers of the response cache may be given."
+    )
+    stop: Annotated[tuple[str, ...], Option(metavar="TEXT")] = Field(
+        default=(), description="End the answer before this text. May be repeated."
+    )
+
+    def sampling(self, max_tokens: int | None) -> Sampling:
+        """Return the sampling parameters, with the limit of the destination."""
+        values = {name: getattr(self, name) for name in _SAMPLING_OPTIONS}
+        return {**values, "stop": self.stop or None, "max_tokens": max_tokens}  # type: ignore[typeddict-item]
+
 
 _SAMPLING_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-_WITHOUT_LIMITS = 256  # tokens, when no deployment says how many it allows
-
-
-def request_options(command: Command) -> Command:
-    """Add the options of a request (server, model, sampling, cache) to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+# Tokens of an answer where no deployment limits them.
+_WITHOUT_LIMITS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The server and the model that a request goes to, with what the client needs to know of them."""
+    """Server and model that requests go to.
+
+    Attributes:
+        model: None: the only one of an OpenAI API.
+        tokenizer: folder with the chat template.
+        max_tokens: default of requests.
+        package: folder of deployment.json, where it is known.
+    """
 
     url: str
-    model: str | None  # None: the only one of an OpenAI API
+    model: str | None
     tokenizer: Path | None
     max_tokens: int | None
-    package: Path | None = None  # folder of deployment.json, where it is known
+    package: Path | None = None
     recipe: Recipe | None = None
     store: Store | None = None
 
 
 def find_destination(
-    recipe: str | None, overrides: Sequence[str], store: Path | None, options: dict[str, Any]
+    recipe: str | None, overrides: Sequence[str], store: Path | None, request: RequestSettings
 ) -> Destination:
     """Find the server of a recipe, or the one that --url names.
 
     Args:
-        recipe: its file or packaged name, or the name of a running deployment; None with --url.
+        recipe: file or packaged name of a recipe, or name of a running deployment; None with --url.
         overrides: values of `--set`.
         store: root of the store; None for the default one.
-        options: values of `request_options`.
+        request: settings of the command.
 
     Raises:
         ServerError: the recipe's server is not running.
     """
-    if options["url"] is not None and is_http(options["url"]):
-        wrong = [name for name in ("tokenizer", "tenant", "no_cache") if options[name]]
+    if request.url is not None and is_http(request.url):
+        wrong = [name for name in ("tokenizer", "tenant", "no_cache") if getattr(request, name)]
         if wrong:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             raise click.UsageError(f"{named}: have no effect on an OpenAI API")
-        return Destination(options["url"], options["model"], None, options["max_tokens"])
-    if options["url"] is not None:
+        return Destination(request.url, request.model, None, request.max_tokens)
+    if request.url is not None:
         return Destination(
-            url=options["url"],
-            model=options["model"] or "tensorrt_llm_bls",
-            tokenizer=options["tokenizer"],
-            max_tokens=_first(options["max_tokens"], _WITHOUT_LIMITS),
+            url=request.url,
+            model=request.model or "tensorrt_llm_bls",
+            tokenizer=request.tokenizer,
+            max_tokens=_first(request.max_tokens, _WITHOUT_LIMITS),
         )
     assert recipe is not None, "the verbs ask for one or the other"
     from pipeline.serving.deployments import find_deployment
     from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
 
-    shelf = Store.at(store)
-    found = find_deployment(recipe, overrides, shelf, wait_s=options["wait_s"])
-    server = found.require_server(shelf)
+    artifacts = Store.at(store)
+    deployed = find_deployment(recipe, overrides, artifacts, wait_s=request.wait_s)
+    server = deployed.require_server(artifacts)
     package = server.deployment.parent
     deployment = Deployment.load(package)
     return Destination(
         url=server.target,
-        model=options["model"] or deployment.entry_model,
-        tokenizer=options["tokenizer"] or package / deployment.tokenizer_dir,
-        max_tokens=_first(options["max_tokens"], deployment.limits.max_output_tokens),
+        model=request.model or deployment.entry_model,
+        tokenizer=request.tokenizer or package / deployment.tokenizer_dir,
+        max_tokens=_first(request.max_tokens, deployment.limits.max_output_tokens),
         package=package,
-        recipe=found.recipe,
-        store=shelf,
+        recipe=deployed.recipe,
+        store=artifacts,
     )
 
 
-def _first(given: int | None, otherwise: int) -> int:
-    return otherwise if given is None else given
+def _first(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
 
 
 def stats_text(stats: Stats, finish_reason: str | None) -> str:
@@ -165,7 +197,7 @@ def stats_text(stats: Stats, finish_reason: str | None) -> str:
 
 
 def cached_text(stats: Stats) -> str:
-    """Say where an answer came from, if not from the model for this request.
+    """Describe where an answer came from, if not from the model for this request.
 
     >>> from pipeline.client import Cached, Stats
     >>> cached_text(Stats(cached=Cached("semantic", 0.934)))
@@ -180,69 +212,58 @@ def cached_text(stats: Stats) -> str:
             return ", shared with an equal request" if cached.kind == "shared" else ", from the cache (exact)"
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A client, and the recipe's response cache in front of it where there is one."""
-
-    client: Client | OpenAIClient
-    caching: CachingClient | None = None
-
-    def stream(self, prompt: str | Sequence[Message]) -> AnyStream:
-        """Start an answer that comes chunk by chunk."""
-        return self.client.stream(prompt) if self.caching is None else self.caching.stream(prompt)
-
-    def generate(self, prompt: str | Sequence[Message], sampling: Sampling) -> Answer:
-        """Wait for a whole answer."""
-        if self.caching is None:
-            return self.client.generate(prompt, **sampling)
-        return self.caching.generate(prompt, **sampling)
-
-
 @contextmanager
-def connected(destination: Destination, options: dict[str, Any], *, raw: bool) -> Iterator[Connection]:
+def connected(destination: Destination, request: RequestSettings, *, raw: bool) -> Iterator[AnyClient]:
     """Open a client with the sampling options as defaults; its errors become errors of the command.
 
     Args:
         destination: the server, from `find_destination`.
-        options: values of `request_options`.
+        request: settings of the command.
         raw: send prompts without a chat template.
 
     Raises:
-        UserError: the server refused a request. ServerError: it cannot be reached, or failed.
+        UserError: the server refused a request.
+        ServerError: it cannot be reached, or failed.
     """
-    from pipeline.client import Client, ClientError
+    from pipeline.client import ClientError
 
     try:
-        with ExitStack() as stack:
-            if is_http(destination.url):
-                yield Connection(stack.enter_context(_openai_client(destination, options)))
-                return
-            assert destination.model is not None, "only an OpenAI API may have a model that is not named"
-            client = stack.enter_context(
-                Client(
-                    destination.url,
-                    model=destination.model,
-                    template=None if raw else _template(destination),
-                    defaults=_sampling(destination, options),
-                    prompt_limit=_prompt_limit(destination),
-                )
-            )
-            yield Connection(
-                client, None if options["no_cache"] else _caching(client, destination, options, stack)
-            )
+        with _client(destination, request, raw=raw) as client:
+            yield client
     except ClientError as error:
         raise as_pipeline_error(error) from error
 
 
-def _openai_client(destination: Destination, options: dict[str, Any]) -> OpenAIClient:
+def _client(destination: Destination, request: RequestSettings, *, raw: bool) -> AnyClient:
+    """Make the client: of an OpenAI API, or of Triton, behind the recipe's response cache if it has one."""
+    from pipeline.client import AsyncClient, Client
     from pipeline.client.openai_api import OpenAIClient
 
-    return OpenAIClient(
+    defaults = request.sampling(destination.max_tokens)
+    if is_http(destination.url):
+        return OpenAIClient(destination.url, model=destination.model, key=request.api_key, defaults=defaults)
+    assert destination.model is not None, "only an OpenAI API may have a model that is not named"
+    make = partial(
+        Client,
         destination.url,
         model=destination.model,
-        key=options["api_key"],
-        defaults=_sampling(destination, options),
+        template=None if raw else _template(destination),
+        defaults=defaults,
+        prompt_limit=_prompt_limit(destination),
     )
+    recipe, package, store = destination.recipe, destination.package, destination.store
+    if request.no_cache or recipe is None or package is None or store is None or not recipe.cache.enabled:
+        return make()
+    from pipeline.cache.client import CachingClient
+    from pipeline.cache.key import Origin
+    from pipeline.stages.response_cache import open_response_cache
+    from pipeline.triton.deployment import Deployment
+
+    origin = Origin(Deployment.load(package).digest, recipe.name, request.tenant)
+    client = AsyncClient(*make.args, **make.keywords)
+    cache = open_response_cache(recipe, store)
+    assert cache is not None, "it is enabled"
+    return CachingClient(client, cache, origin)
 
 
 def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> PipelineError:
@@ -250,40 +271,21 @@ def as_pipeline_error(error: ClientError, fields: Collection[str] = ()) -> Pipel
 
     Args:
         error: names sampling parameters, which are written as the options that gave them.
-        fields: those that were given as fields of a line of --input.
+        fields: parameters that a line of --input gave.
     """
     from pipeline.client import Refused
 
-    def option(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def option(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         typed = name in _SAMPLING_OPTIONS and name not in fields
-        return f"--{name.replace('_', '-')}" if typed else found[0]
+        return f"--{name.replace('_', '-')}" if typed else match[0]
 
     text = re.sub(r"\b([a-z_]+)(?= = )|'([a-z_]+)'", option, str(error))
     return UserError(text) if isinstance(error, Refused) else ServerError(text)
 
 
-def _caching(
-    client: Client, destination: Destination, options: dict[str, Any], stack: ExitStack
-) -> CachingClient | None:
-    recipe, package, store = destination.recipe, destination.package, destination.store
-    if recipe is None or package is None or store is None or not recipe.cache.enabled:
-        return None
-    from pipeline.cache.client import CachingClient
-    from pipeline.cache.key import Origin
-    from pipeline.stages.response_cache import open_response_cache
-    from pipeline.triton.deployment import Deployment
-
-    cache = open_response_cache(recipe, store)
-    assert cache is not None, "it is enabled"
-    stack.callback(cache.close)
-    return CachingClient(
-        client, cache, Origin(Deployment.load(package).digest, recipe.name, options["tenant"])
-    )
-
-
 def _prompt_limit(destination: Destination) -> PromptLimit | None:
-    """None where the package is not at hand, or nothing here counts tokens: the server then refuses by itself."""
+    """Limit of the package; None without a package or a tokenizer here: the server then refuses by itself."""
     if destination.package is None or importlib.util.find_spec("tokenizers") is None:
         return None
     from pipeline.client import PromptLimit
@@ -299,8 +301,3 @@ def _template(destination: Destination) -> ChatTemplate:
             "--url needs --tokenizer FOLDER for the chat template, or (not for `chat`) --raw for none"
         )
     return ChatTemplate.from_directory(destination.tokenizer)
-
-
-def _sampling(destination: Destination, options: dict[str, Any]) -> Sampling:
-    given = {name: options[name] for name in _SAMPLING_OPTIONS}
-    return {**given, "stop": options["stop"] or None, "max_tokens": destination.max_tokens}  # type: ignore[typeddict-item]

@@ -14,33 +14,39 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import click
+from pydantic import Field
 
-from pipeline.cli.connection import (
-    Connection,
-    as_pipeline_error,
-    connected,
-    find_destination,
-    request_options,
-)
+from pipeline.cli.connection import RequestSettings, as_pipeline_error, connected, find_destination
 from pipeline.cli.options import complete_deployment, opened, output_option, set_option, store_option
 from pipeline.cli.output import is_quiet
+from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.printable import json_text, printable
 from pipeline.reading import check_line, checked_json
+from pipeline.settings import Option
 
 if TYPE_CHECKING:
+    from pipeline.cli.connection import AnyClient
     from pipeline.client import Answer, ClientError
 
 
+class GenerateSettings(RequestSettings):
+    raw: bool = Field(default=False, description="Send prompts as they are, without a chat template.")
+    as_json: Annotated[bool, Option("--json")] = Field(
+        default=False, description="Write one JSON object an answer, a line each."
+    )
+    concurrency: int = Field(default=8, ge=1, le=1024, description="Answers at a time.")
+    no_stats: bool = Field(default=False, description="No progress and no figures on standard error.")
+
+
 @click.command(name="generate")
-@click.argument("words", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_deployment)
+@click.argument("argv", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_deployment)
 @set_option
 @store_option
-@request_options
-@click.option("--raw", is_flag=True, help="Send prompts as they are, without a chat template.")
+@options_of(GenerateSettings)
 @click.option(
     "--input",
     "source",
@@ -49,22 +55,13 @@ if TYPE_CHECKING:
     help="A prompt a line; - is standard input.",
 )
 @output_option
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object an answer, a line each.")
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1024), default=8, show_default=True, help="Answers at a time."
-)
-@click.option("--no-stats", is_flag=True, help="No progress and no figures on standard error.")
 def command(
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     overrides: tuple[str, ...],
     store: Path | None,
-    raw: bool,
+    settings: GenerateSettings,
     source: TextIO | None,
     output: str,
-    as_json: bool,
-    concurrency: int,
-    no_stats: bool,
-    **options: Any,
 ) -> None:
     """Ask the running server of RECIPE for whole answers, written in the order of the questions.
 
@@ -75,59 +72,57 @@ def command(
     pipeline generate tiny-cpu "How do I log in?" "How do I log out?"
     pipeline generate tiny-cpu --input questions.jsonl --json --temperature 0 --output answers.jsonl
     """
-    recipe, prompts = _read(words, source, with_url=options["url"] is not None)
-    destination = find_destination(recipe, overrides, store, options)
-    with connected(destination, options, raw=raw) as connection:
-        tally = _Tally(len(prompts), show=not (no_stats or is_quiet()))
-        answers = _answers(connection, prompts, options["system"], concurrency, raw=raw)
+    recipe, prompts = _read(argv, source, with_url=settings.url is not None)
+    destination = find_destination(recipe, overrides, store, settings)
+    with connected(destination, settings, raw=settings.raw) as client:
+        tally = _Tally(len(prompts), show=not (settings.no_stats or is_quiet()))
+        answers = _answers(client, prompts, settings)
         with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                 tally.add(prompt, answer)
-                _write(file, number, prompt, answer, as_json=as_json, alone=len(prompts) == 1)
+                _write(file, number, prompt, answer, as_json=settings.as_json, alone=len(prompts) == 1)
         tally.end()
     if tally.failure is not None:
         raise tally.failure
 
 
-def _read(
-    words: tuple[str, ...], source: TextIO | None, *, with_url: bool
-) -> tuple[str | None, list[Prompt]]:
+def _read(argv: tuple[str, ...], source: TextIO | None, *, with_url: bool) -> tuple[str | None, list[Prompt]]:
     """Recipe and prompts."""
-    if not with_url and not words:
+    if not with_url and not argv:
         raise click.UsageError("give a RECIPE, or the --url of a server")
-    recipe, questions = (None, words) if with_url else (words[0], words[1:])
+    recipe, questions = (None, argv) if with_url else (argv[0], argv[1:])
     if bool(questions) == (source is not None):
         raise click.UsageError("give questions, or --input FILE with a prompt a line; not both")
-    return recipe, [Prompt(text) for text in questions] if source is None else read_prompts(
-        source, source.name
-    )
+    if source is None:
+        return recipe, [Prompt(text) for text in questions]
+    return recipe, read_prompts(source, source.name)
 
 
 def _answers(
-    connection: Connection, prompts: Sequence[Prompt], system: str, concurrency: int, *, raw: bool
+    client: AnyClient, prompts: Sequence[Prompt], settings: GenerateSettings
 ) -> Generator[Answer | ClientError, None, None]:
-    """In the order of the prompts, each as soon as it and those before it are there."""
-    from pipeline.client import ClientError
+    """Yield answers in the order of the prompts, each as soon as it and those before it are there."""
+    from pipeline.client import ClientError, Conversation
 
     def ask(prompt: Prompt) -> Answer | ClientError:
         content = prompt.content
-        if isinstance(content, str) and not raw:
-            said = [{"role": "system", "content": system}] if system else []
-            content = [*said, {"role": "user", "content": content}]
+        if isinstance(content, str) and not settings.raw:
+            content = Conversation(settings.system).messages(content)
         try:
-            return connection.generate(content, prompt.sampling)  # type: ignore[arg-type]
+            return client.generate(content, **prompt.sampling)
         except ClientError as error:
             return error
 
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="generate")
+    pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="generate")
     try:
         running: list[Future[Answer | ClientError]] = [pool.submit(ask, prompt) for prompt in prompts]
-        for one in running:
-            yield one.result()
-    finally:  # Ctrl-C: nothing more is sent, and what runs is cancelled on the server, too
+        for future in running:
+            yield future.result()
+    finally:
+        # After Ctrl-C nothing more is sent, and requests that run are cancelled on the server, too.
         pool.shutdown(wait=False, cancel_futures=True)
-        if not all(one.done() for one in running):
-            connection.client.close()
+        if not all(future.done() for future in running):
+            client.close()
         pool.shutdown()
 
 
@@ -137,18 +132,18 @@ def _write(
     from pipeline.client import ClientError
 
     if as_json:
-        told: dict[str, Any] = {"index": number, **({} if prompt.id is None else {"id": prompt.id})}
+        row: dict[str, Any] = {"index": number, **({} if prompt.id is None else {"id": prompt.id})}
         if isinstance(answer, ClientError):
-            told |= {"error": str(answer), "kind": type(answer).__name__}
+            row |= {"error": str(answer), "kind": type(answer).__name__}
         else:
-            told |= {
+            row |= {
                 "text": answer.text,
                 "finish_reason": answer.finish_reason,
                 "request_id": answer.request_id,
+                "stats": answer.stats.as_dict(),
             }
-            told |= {"stats": answer.stats.as_dict()}
-            told |= {} if answer.log_probs is None else {"log_probs": answer.log_probs}
-        output.write(json_text(told) + "\n")
+            row |= {} if answer.log_probs is None else {"log_probs": answer.log_probs}
+        output.write(json_text(row) + "\n")
     elif not isinstance(answer, ClientError):
         text = printable(answer.text) if output.isatty() else answer.text
         output.write(text + ("\n" if alone else "\n\n"))
@@ -157,7 +152,7 @@ def _write(
 
 @dataclass
 class _Tally:
-    """What came so far."""
+    """Progress: answers, failures and tokens so far."""
 
     total: int
     show: bool
@@ -169,15 +164,15 @@ class _Tally:
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, prompt: Prompt, answer: Answer | ClientError) -> None:
-        """Count an answer, and tell where a person looks on."""
+        """Count an answer, and show the progress on a terminal."""
         from pipeline.client import ClientError
 
         self.done += 1
         if isinstance(answer, ClientError):
             self.failed += 1
-            told = as_pipeline_error(answer, prompt.sampling)
-            self.failure = type(told)(
-                f"{self.failed} of {self.total} prompts have no answer; the last: {told}"
+            error = as_pipeline_error(answer, prompt.sampling)
+            self.failure = type(error)(
+                f"{self.failed} of {self.total} prompts have no answer; the last: {error}"
             )
         else:
             self.cached += answer.stats.cached is not None
@@ -186,7 +181,7 @@ class _Tally:
             click.echo(f"\r{self}\x1b[K", err=True, nl=False)
 
     def end(self) -> None:
-        """The last line."""
+        """Print the last line."""
         if self.show:
             click.echo(f"\r{self}\x1b[K" if sys.stderr.isatty() else str(self), err=True)
 
@@ -200,18 +195,18 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One of them."""
+    """A prompt (text or messages), with an id and sampling parameters of its own."""
 
-    content: str | Sequence[Mapping[str, Any]]  # text, or messages
+    content: str | Sequence[Mapping[str, Any]]
     id: Any = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_prompts(lines: Iterable[str], where: str) -> list[Prompt]:
-    """A prompt a line; empty lines are left out. Bytes that are not UTF-8 come as `surrogateescape` has them.
+    """Read a prompt a line; empty lines are left out. Bytes that are not UTF-8 come as `surrogateescape` has them.
 
     Raises:
-        InvalidInput: with every line that is none, and if there is none at all.
+        InvalidInput: lines are not prompts, which it lists; or there is none at all.
     """
     prompts, faults = list[Prompt](), list[Fault]()
     for number, line in enumerate(lines, 1):
@@ -229,19 +224,19 @@ def read_prompts(lines: Iterable[str], where: str) -> list[Prompt]:
 
 def _object(text: str) -> Prompt:
     try:
-        given = checked_json(text)
+        fields = checked_json(text)
     except ValueError as error:
         raise ValueError(f"begins like JSON and is not: {error}") from None
-    found = [name for name in ("prompt", "messages") if name in given]
-    if len(found) != 1:
+    if ("prompt" in fields) == ("messages" in fields):
         raise ValueError('needs "prompt" or "messages", one of them')
-    content = given.pop(found[0])
-    if found == ["prompt"] and not isinstance(content, str):
+    is_text = "prompt" in fields
+    content = fields.pop("prompt" if is_text else "messages")
+    if is_text and not isinstance(content, str):
         raise ValueError("prompt: must be text")
-    if found == ["messages"] and not (
+    if not is_text and not (
         isinstance(content, list)
         and content
-        and all(isinstance(one, dict) and "role" in one for one in content)
+        and all(isinstance(message, dict) and "role" in message for message in content)
     ):
         raise ValueError('messages: must be a list of objects such as {"role": "user", "content": "Hi"}')
-    return Prompt(content, given.pop("id", None), given)
+    return Prompt(content, fields.pop("id", None), fields)

@@ -124,6 +124,9 @@ class _Text(click.ParamType[Any]):
 class _Number(click.IntRange):
     """Shows its range in the help, and leaves the check to the model."""
 
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         return value
 

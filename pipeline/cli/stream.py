@@ -7,38 +7,38 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
-from pipeline.cli.connection import connected, find_destination, request_options, stats_text
+from pipeline.cli.connection import RequestSettings, connected, find_destination, stats_text
 from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.output import note, print_answer
+from pipeline.cli.settings_options import options_of
 from pipeline.printable import json_text
+from pipeline.settings import Option
 
 if TYPE_CHECKING:
     from pipeline.cli.connection import AnyStream
     from pipeline.client import Message
 
 
+class StreamSettings(RequestSettings):
+    raw: bool = Field(default=False, description="Send the question as it is, without a chat template.")
+    no_stats: bool = Field(default=False, description="Do not print TTFT, ITL and tokens on standard error.")
+    as_json: Annotated[bool, Option("--json")] = Field(
+        default=False, description="Print one JSON object a chunk, then one with the figures."
+    )
+
+
 @click.command(name="stream")
-@click.argument("words", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_deployment)
+@click.argument("argv", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_deployment)
 @set_option
 @store_option
-@request_options
-@click.option("--raw", is_flag=True, help="Send the question as it is, without a chat template.")
-@click.option("--no-stats", is_flag=True, help="Do not print TTFT, ITL and tokens on standard error.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object a chunk, then one with the figures."
-)
+@options_of(StreamSettings)
 def command(
-    words: tuple[str, ...],
-    overrides: tuple[str, ...],
-    store: Path | None,
-    raw: bool,
-    no_stats: bool,
-    as_json: bool,
-    **options: Any,
+    argv: tuple[str, ...], overrides: tuple[str, ...], store: Path | None, settings: StreamSettings
 ) -> None:
     """Ask the running server of RECIPE, and print the answer as it comes.
 
@@ -49,25 +49,25 @@ def command(
     pipeline stream --url gpu-host:8001 --tokenizer ./tokenizer "How do I reset my password?"
     pipeline stream --url http://gpu-host:8080/v1 "How do I reset my password?"
     """
-    recipe, question = _read(words, with_url=options["url"] is not None)
-    destination = find_destination(recipe, overrides, store, options)
-    prompt = _prompt(question, options["system"], raw=raw)
-    with connected(destination, options, raw=raw) as connection, connection.stream(prompt) as stream:
-        code = _print(stream, as_json=as_json)
-        if as_json:
+    recipe, question = _read(argv, with_url=settings.url is not None)
+    destination = find_destination(recipe, overrides, store, settings)
+    prompt = _prompt(question, settings.system, raw=settings.raw)
+    with connected(destination, settings, raw=settings.raw) as client, client.stream(prompt) as stream:
+        code = _print(stream, as_json=settings.as_json)
+        if settings.as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
-        elif not no_stats:
+        elif not settings.no_stats:
             note(stats_text(stream.stats, stream.finish_reason))
     if code:
         raise click.exceptions.Exit(code)
 
 
-def _read(words: tuple[str, ...], *, with_url: bool) -> tuple[str | None, str]:
+def _read(argv: tuple[str, ...], *, with_url: bool) -> tuple[str | None, str]:
     """Recipe and question."""
-    if with_url and len(words) == 1:
-        recipe, question = None, words[0]
-    elif not with_url and len(words) == 2:
-        recipe, question = words
+    if with_url and len(argv) == 1:
+        recipe, question = None, argv[0]
+    elif not with_url and len(argv) == 2:
+        recipe, question = argv
     else:
         wanted = "one QUESTION" if with_url else "a RECIPE and one QUESTION"
         raise click.UsageError(f"give {wanted}; put quotation marks around a question of several words")
@@ -83,7 +83,7 @@ def _prompt(question: str, system: str, *, raw: bool) -> str | list[Message]:
 
 
 def _print(stream: AnyStream, *, as_json: bool) -> int:
-    """Every chunk when it comes; the exit code."""
+    """Print every chunk when it comes; return the exit code."""
     from pipeline.client import ClientError
 
     try:
@@ -97,7 +97,8 @@ def _print(stream: AnyStream, *, as_json: bool) -> int:
         _end_line(stream, as_json=as_json)
         click.echo("stopped", err=True)
         return 130
-    except BrokenPipeError:  # whoever reads has enough, like `| head`
+    except BrokenPipeError:
+        # The reader has enough, like `| head`.
         stream.cancel()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

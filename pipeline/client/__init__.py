@@ -40,7 +40,7 @@ from pipeline.client.errors import (
     ServerLost,
 )
 from pipeline.client.prompt import Conversation, Prompt, PromptLimit
-from pipeline.client.sampling import Sampling
+from pipeline.client.sampling import RequestOptions, Sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
 from pipeline.client.sync import Client, Stream
 from pipeline.models.chat_template import ChatTemplate, Message, TemplateError
@@ -71,6 +71,7 @@ __all__ = [
     "PromptLogProbs",
     "PromptTooLong",
     "Refused",
+    "RequestOptions",
     "Retries",
     "Sampling",
     "ServerFailed",

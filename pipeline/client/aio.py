@@ -6,24 +6,23 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from typing import Any, Self, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.answer import Answer, Chunk, PartialAnswer
+from pipeline.client.answer import Answer, Chunk
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
-from pipeline.client.cancellable_read import CancellableRead
 from pipeline.client.discovery import Servers
 from pipeline.client.endpoints import Endpoint, EndpointPool
 from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, error_from_status
 from pipeline.client.prompt import Prompt
-from pipeline.client.sampling import Sampling
+from pipeline.client.sampling import RequestOptions
 from pipeline.client.tensors import ModelSignature, read_signature
 
 
-class AsyncClient(ClientBase):
+class AsyncClient(ClientBase["AsyncStream"]):
     """Asyncio client of a language model on Triton. It belongs to the event loop that uses it first.
 
     Takes the same arguments as `Client`; any number of tasks may share one, over one connection per server.
@@ -35,6 +34,7 @@ class AsyncClient(ClientBase):
     """
 
     def _setup(self) -> None:
+        self._stream_class = AsyncStream
         self._model_lock = asyncio.Lock()
         self._open_pool: EndpointPool | None = None
         # Set when DNS has answered for the first time.
@@ -141,69 +141,18 @@ class AsyncClient(ClientBase):
             raise failed
         return False
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        affinity: str | None = None,
-        prior: PartialAnswer | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> AsyncStream:
-        """Make a stream: entering its `async with` block sends the request, leaving the block early cancels it.
+    async def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Answer:
+        """Generate a complete answer; arguments are those of `stream`.
 
-        Args:
-            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
-            request_id: id in the server's log and in errors; random by default.
-            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
-            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
-                begins with, which all turns of a conversation have in common.
-            prior: what had come of the answer to this request when its server was lost. The stream goes on after it:
-                chunks are new ones, text, token ids and counts those of the whole answer.
-            **sampling: see `Sampling`.
-
-        Returns:
-            The stream. Entering and reading it raise the errors of `generate`.
+        Cancelling the task cancels the request on the server, too. Raises the errors of `Client.generate`.
         """
-        return AsyncStream(self, prompt, sampling, request_id, tools, affinity, prior)
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        affinity: str | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Answer:
-        """Generate a complete answer. Cancelling the task cancels the request on the server, too.
-
-        Args:
-            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
-            request_id: id in the server's log and in errors; random by default.
-            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
-            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
-                begins with, which all turns of a conversation have in common.
-            **sampling: see `Sampling`.
-
-        Raises:
-            Refused: a parameter or the prompt is wrong; `PromptTooLong` is one of them.
-            ModelNotFound: the server has no such model.
-            ConnectFailed: no server could be reached.
-            DeadlineExceeded: one of the `Timeouts` has passed.
-            Cancelled: the server or `aclose` stopped the answer.
-            ServerFailed: the answer broke off; `ServerLost` with the server, `Busy` if the server's queue is full.
-            RuntimeError: the client is closed.
-        """
-        asked = self.stream(prompt, request_id=request_id, tools=tools, affinity=affinity, **sampling)
-        async with asked as stream:
+        async with self.stream(prompt, **request) as stream:
             async for _ in stream:
                 pass
             return stream.answer()
 
     @property
-    def _pool(self) -> EndpointPool:
+    def _pool(self) -> EndpointPool:  # type: ignore[override]
         """The channels. gRPC ties them to the running loop, so they are made when there is one."""
         if self._open_pool is None:
             self._open_pool = self._new_pool()
@@ -221,7 +170,7 @@ class AsyncClient(ClientBase):
         )
         return Endpoint.from_channel(channel, url)
 
-    def _found(self, servers: Servers) -> None:
+    def _on_dns(self, servers: Servers) -> None:
         # The loop may be closed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._take_in, servers)
@@ -247,19 +196,13 @@ class AsyncClient(ClientBase):
         began = time.perf_counter()
         pool = await self._known_servers()
         while True:
-            error: ClientError
             try:
                 with pool.lease() as endpoint:
                     reply = await endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
                     return read_signature(reply.config)
-            except grpc.RpcError as rpc_error:
-                error = error_from_status(rpc_error, url=endpoint.url)
-            except ConnectFailed as nobody:
-                error = nobody
-            failures += 1
-            if not self._is_retryable(error, failures, began):
-                raise error
-            await asyncio.sleep(self._retry_delay_s(failures, pool))
+            except ClientError as error:
+                failures += 1
+                await asyncio.sleep(self._retry_delay_s(error, failures, began))
 
 
 class AsyncStream(StreamBase):
@@ -279,7 +222,7 @@ class AsyncStream(StreamBase):
         self._prepare()
         self._model = await self._client.model()
         self._loop = asyncio.get_running_loop()
-        self._start_attempt(self._client._pool, self._model)
+        self._start_attempt()
         self._client._streams.add(self)
         return self
 
@@ -287,13 +230,13 @@ class AsyncStream(StreamBase):
         self._client._streams.discard(self)
         if self._alarm is not None:
             self._alarm.cancel()
-        self._end_attempt(self._client._pool)
+        self._end_attempt()
         self._abort(Cancelled("the stream was left"))
         if self._patience is not None or (self._state.finished and self._aborted is None):
             # The answer is complete, or was ended: whatever comes now.
             with contextlib.suppress(grpc.RpcError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    while await CancellableRead(self._call, self._call.cancel) is not grpc.aio.EOF:
+                    while await _CancellableRead(self._call, self._call.cancel) is not grpc.aio.EOF:
                         pass
         if self._patience is not None:
             self._patience.cancel()
@@ -307,10 +250,10 @@ class AsyncStream(StreamBase):
             try:
                 chunk = state.receive(await self._read())
             except ClientError as error:
-                await asyncio.sleep(self._retry_delay_s(error, self._client._pool))
+                await asyncio.sleep(self._retry_delay_s(error))
                 if self._aborted is not None:
                     raise self._aborted from None
-                self._start_attempt(self._client._pool, self._model)
+                self._start_attempt()
                 state = self._state
                 continue
             if chunk is not None:
@@ -323,7 +266,7 @@ class AsyncStream(StreamBase):
         state = self._state
         self._set_deadline(self._read_timeout_s)
         try:
-            message = await CancellableRead(self._call, self._end_early)
+            message = await _CancellableRead(self._call, self._end_early)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._aborted is None or (task is not None and task.cancelling()):
@@ -379,3 +322,54 @@ class AsyncStream(StreamBase):
             self._on_deadline()
         elif self._deadline < math.inf:
             self._alarm = self._loop.call_at(self._deadline, self._on_alarm)
+
+
+class _CancellableRead:
+    """Awaits the next message of a call. A cancellation has the call end, and is raised when the read has ended.
+
+    Were the read itself cancelled, grpc.aio would never free what it reads into: 1 KiB and more, each time that a task
+    is cancelled in a stream (grpc/grpc#43360, seen with 1.85). So it stands between the task and the future that the
+    read waits for: it is a future as asyncio's tasks take it (`asyncio.isfuture`), but a cancellation goes no further.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_call", "_cancelled", "_end_call", "_future")
+
+    def __init__(self, call: Any, end_call: Callable[[], object]) -> None:
+        self._call, self._end_call, self._cancelled = call, end_call, False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        steps = self._call.read()
+        try:
+            self._future = steps.send(None)
+            while True:
+                # As a task does with a future that it waits for itself.
+                self._future._asyncio_future_blocking = False
+                self._asyncio_future_blocking = True
+                try:
+                    yield self
+                except Exception as error:
+                    self._future = steps.throw(error)
+                else:
+                    self._future = steps.send(None)
+        except StopIteration as ended:
+            message = ended.value
+        except grpc.RpcError:
+            if not self._cancelled:
+                raise
+        finally:
+            steps.close()
+        if self._cancelled:
+            raise asyncio.CancelledError
+        return message
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        loop: asyncio.AbstractEventLoop = self._future.get_loop()
+        return loop
+
+    def add_done_callback(self, callback: Any, *, context: Any = None) -> None:
+        self._future.add_done_callback(callback, context=context)
+
+    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
+        self._cancelled = True
+        self._end_call()
+        return True

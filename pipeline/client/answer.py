@@ -1,4 +1,4 @@
-"""What comes back for a request: chunks while the answer is generated, then the answer, and how fast it came.
+"""Results of a request: chunks while the answer is generated, then the answer, and how fast it came.
 
 Times are taken by the client's clock (`time.perf_counter`); token counts are the server's, where it sends them.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "unknown"]
 
-# Of one position: (token id, log probability), the most probable first.
+# (token id, log probability) at one position, the most probable first.
 TopLogProbs = tuple[tuple[int, float], ...]
 
 
@@ -21,7 +21,7 @@ class PromptLogProbs:
     """Log probabilities of a prompt: of each token, given those before it.
 
     Attributes:
-        token_ids: of the prompt as the model read it.
+        token_ids: tokens of the prompt as the model read it.
         log_probs: one per token; that of the first is None.
         top_log_probs: most probable tokens at each position, as many as were requested; none at the first.
     """
@@ -39,7 +39,7 @@ class Cached:
         kind: "exact" (the same request was answered before), "semantic" (a similar question was), or "shared" (an equal
             request was running, and both get its answer).
         similarity: cosine of the two questions' embeddings; 1 unless `kind` is "semantic".
-        key: of the entry, as `pipeline cache show` names it; empty if `kind` is "shared".
+        key: key of the entry, as `pipeline cache show` names it; empty if `kind` is "shared".
     """
 
     kind: Literal["exact", "semantic", "shared"]
@@ -105,14 +105,7 @@ class Stats:
         return self.accepted_tokens / self.draft_tokens
 
     def itl_percentile(self, percent: float) -> float | None:
-        """`percentile(itl_ms, percent)`, or None if there were fewer than two chunks.
-
-        Args:
-            percent: which percentile, 0 to 100; 50 is the median.
-
-        Returns:
-            Milliseconds between two chunks, or None.
-        """
+        """Return a percentile (0 to 100) of `itl_ms`, in ms; None if there were fewer than two chunks."""
         return percentile(self.itl_ms, percent) if self.itl_ms else None
 
     def as_dict(self) -> dict[str, object]:
@@ -135,7 +128,7 @@ class Chunk:
         cached: set if a response cache replays this chunk.
         top_log_probs: most probable tokens at the position of each of this chunk's tokens, if requested with
             `top_log_probs=`.
-        prompt_log_probs: of the prompt, on the first chunk, if requested with `prompt_log_probs=`.
+        prompt_log_probs: log probabilities of the prompt, on the first chunk, if requested with `prompt_log_probs=`.
     """
 
     text: str
@@ -153,8 +146,8 @@ class PartialAnswer:
     """The part of an answer that had come when its server was lost. `stream(…, prior=…)` goes on after it.
 
     Attributes:
-        token_ids: of all tokens that had come.
-        text: that had come. Text of the last tokens may be missing: it may be the beginning of a stop text.
+        token_ids: all tokens that had come.
+        text: text that had come. That of the last tokens may be missing: it may be the beginning of a stop text.
     """
 
     token_ids: tuple[int, ...]
@@ -166,8 +159,7 @@ class Answer:
     """A complete answer, as `generate` returns it. Fields are those of `Chunk`, for the whole answer.
 
     Attributes:
-        request_id: the id under which the server logged the request.
-        stats: timing and token counts.
+        request_id: id in the server's log.
     """
 
     text: str
@@ -181,11 +173,7 @@ class Answer:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Compute a percentile, linear between the two nearest values (the default of `numpy.percentile`).
-
-    Args:
-        values: one value or more, in any order.
-        percent: 0 to 100.
+    """Compute a percentile (0 to 100), linear between the two nearest values (the default of `numpy.percentile`).
 
     >>> percentile([1.0, 2.0, 4.0], 50), percentile([1.0, 2.0, 4.0], 75)
     (2.0, 3.0)

@@ -1,4 +1,7 @@
-"""What the blocking and the asyncio client share: settings, the request of a stream, retries and deadlines. No I/O."""
+"""The core of both clients: settings, the request of a stream, its attempts, retries and deadlines. No I/O.
+
+`sync` and `aio` add what waits: channels, reads, sleeps and the timers of deadlines.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -25,7 +28,7 @@ from pipeline.client.errors import (
 )
 from pipeline.client.prompt import Prompt, PromptLimit, prompt_token_ids, render_prompt
 from pipeline.client.request import attempt_id, build_request, build_stop_request
-from pipeline.client.sampling import Sampling, SamplingValue, read_sampling
+from pipeline.client.sampling import RequestOptions, Sampling, SamplingValue, read_sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
 from pipeline.client.spreading import SPREADS, Spread, affinity_key, prompt_beginning
 from pipeline.client.stream_state import StreamState, TopLogProbsRequest
@@ -39,8 +42,14 @@ CLOSE_TIMEOUT_S = 1.0
 request_headers: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("request_headers", default=())
 
 
-class ClientBase:
-    """Where requests go, and with which settings."""
+StreamT = TypeVar("StreamT", bound="StreamBase")
+
+
+class ClientBase(Generic[StreamT]):
+    """Servers that requests go to, and the settings of all requests."""
+
+    _stream_class: type[StreamT]
+    _pool: EndpointPool
 
     def __init__(
         self,
@@ -81,7 +90,7 @@ class ClientBase:
         Raises:
             Refused: a URL or a header is malformed, or there is no such spread.
         """
-        self.urls = tuple(parse_target(one) for one in ([url] if isinstance(url, str) else url))
+        self.urls = tuple(map(parse_target, [url] if isinstance(url, str) else url))
         if not self.urls:
             raise Refused("no url: name host:port of at least one server")
         if spread not in SPREADS:
@@ -97,46 +106,60 @@ class ClientBase:
         self._metadata = checked_metadata(headers or {})
         self._options = channel_options(keep_alive or KeepAlive())
         self._credentials = credentials
-        self._dns = DnsWatch(self.urls, self._found) if any(map(is_name, self.urls)) else None
-        # host:port -> the name that DNS has it under, which its certificate says.
+        self._dns = DnsWatch(self.urls, self._on_dns) if any(map(is_name, self.urls)) else None
+        # host:port -> its DNS name, which is in its certificate.
         self._names: Servers = {}
         self._model: ModelSignature | None = None
         self._closed = False
         self._setup()
 
-    def _setup(self) -> None:
-        """Make what a kind of client has beside the settings."""
+    def stream(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> StreamT:
+        """Make a stream: entering its `with` block sends the request, leaving the block early cancels it.
 
-    def _found(self, servers: Servers) -> None:
-        """Take in what DNS has said; called in a thread."""
+        Args:
+            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
+            **request: see `RequestOptions`.
+
+        Returns:
+            The stream. Entering and reading it raise the errors of `generate`.
+        """
+        return self._stream_class(self, prompt, request)
+
+    def _setup(self) -> None:
+        raise NotImplementedError
+
+    def _on_dns(self, servers: Servers) -> None:
+        """Take over the servers that DNS returned; called in a thread."""
         raise NotImplementedError
 
     def _connect(self, url: str) -> Endpoint:
-        """Make the endpoint of a server."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, model={self.model_name!r})"
 
     def _new_pool(self) -> EndpointPool:
-        """Make the pool, with those servers whose addresses were given."""
-        given = [self._connect(url) for url in self.urls if not is_name(url)]
-        return EndpointPool(given, spread=self.spread, slots=self.slots)
+        """Make the pool, with those servers whose addresses are known without DNS."""
+        endpoints = [self._connect(url) for url in self.urls if not is_name(url)]
+        return EndpointPool(endpoints, spread=self.spread, slots=self.slots)
 
     def _channel_options(self, url: str) -> list[tuple[str, Any]]:
-        """The options of the channel to a server."""
         name = self._names.get(url) if self._credentials else None
         return [*self._options, *([("grpc.ssl_target_name_override", name)] if name else [])]
 
-    def _is_retryable(self, error: ClientError, failures: int, began: float) -> bool:
-        """Whether to repeat what has now failed so many times, and began then by `time.perf_counter()`."""
-        if isinstance(error, ConnectFailed) and time.perf_counter() - began < self.retries.wait_s:
-            return True
-        return isinstance(error, ConnectFailed | Busy) and failures < self.retries.attempts
+    def _retry_delay_s(self, error: ClientError, failures: int, began: float) -> float:
+        """Return the seconds to wait before the next attempt; 0 while there are servers that have not been asked.
 
-    def _retry_delay_s(self, failures: int, pool: EndpointPool) -> float:
-        """Seconds to wait before the next attempt; 0 while there are servers that have not been asked."""
-        return 0.0 if len(pool.all) > failures else self.retries.backoff_s(failures)
+        Args:
+            error: why the last attempt failed; it is raised if there is no next one.
+            failures: attempts that have failed.
+            began: when the first one began, by `time.perf_counter()`.
+        """
+        lost = isinstance(error, ConnectFailed)
+        waits = lost and time.perf_counter() - began < self.retries.wait_s
+        if not waits and not ((lost or isinstance(error, Busy)) and failures < self.retries.attempts):
+            raise error
+        return 0.0 if len(self._pool.all) > failures else self.retries.backoff_s(failures)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -148,31 +171,25 @@ class StreamBase:
 
     _model: ModelSignature
 
-    def __init__(
-        self,
-        client: ClientBase,
-        prompt: Prompt,
-        sampling: Mapping[str, Any],
-        request_id: str | None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        affinity: str | None = None,
-        prior: PartialAnswer | None = None,
-    ) -> None:
-        self.request_id = request_id or uuid.uuid4().hex
+    def __init__(self, client: ClientBase[Any], prompt: Prompt, request: RequestOptions) -> None:
+        sampling: dict[str, Any] = {**client.defaults, **request}
+        self.request_id: str = sampling.pop("request_id", None) or uuid.uuid4().hex
         self._client = client
-        self._prompt, self._tools, self._affinity, self._prior = prompt, tools, affinity, prior
-        self._given = {**client.defaults, **sampling}
+        self._prompt = prompt
+        self._tools: Sequence[Mapping[str, Any]] = sampling.pop("tools", None) or ()
+        self._affinity: str | None = sampling.pop("affinity", None)
+        self._prior: PartialAnswer | None = sampling.pop("prior", None)
+        self._unchecked = sampling
         self._entered_state: StreamState | None = None
         self._call: Any = None
         # Why this side broke the call off.
         self._aborted: ClientError | None = None
-        # The server that is, or was last, asked; and whether the request counts as in flight there.
+        # The server of the last attempt, and whether the request counts as in flight there.
         self._endpoint: Endpoint | None = None
         self._in_flight = False
+        self._attempt_id = ""
         self._failures = 0
         self._first_sent = 0.0
-        # Of the last attempt.
-        self._attempt_id = ""
 
     @property
     def text(self) -> str:
@@ -210,11 +227,11 @@ class StreamBase:
         return self._entered_state
 
     def _prepare(self) -> None:
-        """Check and render what can be without asking the server."""
+        """Check and render the request, as far as that needs no server."""
         if self._entered_state is not None:
             raise RuntimeError("a stream is entered once; make a new one for each request")
         self._client._check_open()
-        self._sampling = read_sampling(self._given)
+        self._sampling = read_sampling(self._unchecked)
         ids = prompt_token_ids(self._prompt)
         if ids and self._tools:
             raise Refused("tools need messages: token ids hold all that the model is told")
@@ -222,9 +239,10 @@ class StreamBase:
         if self._client.prompt_limit is not None:
             self._client.prompt_limit.check(self._content)
 
-    def _start_attempt(self, pool: EndpointPool, model: ModelSignature) -> None:
+    def _start_attempt(self) -> None:
         """Choose a server and start the call, with a fresh state."""
         self._client._check_open()
+        pool, model = self._client._pool, self._model
         self._attempt_id = attempt_id(self.request_id)
         request = build_request(
             model, self._content, self._sampling, request_id=self._attempt_id, prior=self._prior
@@ -245,32 +263,30 @@ class StreamBase:
         self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
     def _affinity_key(self, pool: EndpointPool) -> int | None:
-        """What affinity recognizes the request by; None where there is nothing to choose."""
+        """Return the key of the request for affinity; None where there is nothing to choose."""
         if pool.spread != "affinity" or len(pool.all) < 2:
             return None
         return affinity_key(prompt_beginning(self._prompt) if self._affinity is None else self._affinity)
 
-    def _end_attempt(self, pool: EndpointPool, *, failed: bool = False) -> None:
+    def _end_attempt(self, *, failed: bool = False) -> None:
         if self._endpoint is not None and self._in_flight:
             self._in_flight = False
-            pool.release(self._endpoint, failed=failed)
+            self._client._pool.release(self._endpoint, failed=failed)
 
-    def _retry_delay_s(self, error: ClientError, pool: EndpointPool) -> float:
-        """Count a failed attempt; return the seconds to wait before the next. Raises `error` if there is no next."""
+    def _retry_delay_s(self, error: ClientError) -> float:
+        """Count a failed attempt; return the seconds to wait before the next.
+
+        Raises `error` if there is no next: part of the answer has come, or attempts or time are used up.
+        """
         self._failures += 1
-        self._end_attempt(pool, failed=isinstance(error, ConnectFailed))
-        delay_s = self._client._retry_delay_s(self._failures, pool)
-        if not self._is_retryable(error, delay_s):
+        self._end_attempt(failed=isinstance(error, ConnectFailed))
+        if self._aborted is not None or self._state.started:
+            raise error
+        delay_s = self._client._retry_delay_s(error, self._failures, self._first_sent)
+        limit_s = self._client.timeouts.first_token_s
+        if limit_s is not None and time.perf_counter() + delay_s - self._first_sent >= limit_s:
             raise error
         return delay_s
-
-    def _is_retryable(self, error: ClientError, delay_s: float) -> bool:
-        """Whether to repeat the request: nothing of the answer has come, and attempts and time are left."""
-        if self._aborted is not None or (self._entered_state is not None and self._entered_state.started):
-            return False
-        limit_s = self._client.timeouts.first_token_s
-        late = limit_s is not None and time.perf_counter() + delay_s - self._first_sent >= limit_s
-        return not late and self._client._is_retryable(error, self._failures, self._first_sent)
 
     @property
     def _read_timeout_s(self) -> float | None:
@@ -289,7 +305,7 @@ class StreamBase:
             self._abort(FirstTokenDeadline(f"no first token within {timeouts.first_token_s:g} s"))
 
     def _abort(self, reason: ClientError) -> None:
-        """Break the call off, unless it is over; reading raises `reason`."""
+        """Break the call off, unless it is over; the reader gets `reason`."""
         if self._call is not None and self._aborted is None and not self._state.finished:
             self._aborted = self._state.fail(reason)
             self._hang_up(reason)
@@ -309,7 +325,7 @@ class StreamBase:
         raise NotImplementedError
 
     def _stop_request(self) -> pb.ModelInferRequest | None:
-        """What has the server end the answer; None if it has not begun, or the model takes no such request."""
+        """Request that ends the answer; None if the answer has not begun, or the model takes no such request."""
         return build_stop_request(self._model, self._attempt_id) if self._state.started else None
 
 

@@ -58,14 +58,14 @@ class DnsWatch:
 
     Attributes:
         asked: set when all names have been asked for the first time.
-        fault: why a name could not be resolved the last time; empty if all could.
+        fault: reason why a name could not be resolved the last time; empty if all could.
     """
 
     def __init__(self, urls: Sequence[str], found: Callable[[Servers], None]) -> None:
         """
         Args:
-            urls: of the client: names, and addresses that stay as they are.
-            found: a method of the client, called in the thread with all servers each time that DNS was asked.
+            urls: names, and addresses that stay as they are.
+            found: a method of the client, called in the thread with all servers after each question to DNS.
         """
         self.asked = threading.Event()
         self.fault = ""
@@ -75,13 +75,11 @@ class DnsWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to ask. Does nothing if that was done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pipeline-client-dns", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Ask no more."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -28,7 +28,7 @@ import grpc.experimental
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.discovery import is_name, is_well_formed
-from pipeline.client.errors import ConnectFailed, Refused
+from pipeline.client.errors import ConnectFailed, Refused, error_from_status
 from pipeline.client.settings import KeepAlive
 from pipeline.client.spreading import HashRing, Spread, load_bound
 
@@ -145,8 +145,8 @@ class EndpointPool:
         all: servers that requests may be sent to.
         spread: how requests are spread over them.
         slots: requests that each server takes at once; None: not known.
-        fault: why there are no servers, while there are none.
-        requests_sent: how many requests each server was sent, by its url; those that are gone stay.
+        fault: reason why there are no servers, while there are none.
+        requests_sent: number of requests that each server was sent, by its url; those that are gone stay.
         changed: called after servers have come or gone, in the thread that calls `update`.
     """
 
@@ -157,17 +157,11 @@ class EndpointPool:
         spread: Spread = "affinity",
         slots: int | None = None,
     ) -> None:
-        """
-        Args:
-            endpoints: servers to begin with.
-            spread: how requests are spread over them.
-            slots: requests that each server takes at once; None: not known.
-        """
         self.spread, self.slots = spread, slots
         self.fault = "no address of it is known yet"
         self.requests_sent: Counter[str] = Counter()
         self.changed: Callable[[], None] = lambda: None
-        # Gone, with requests that are not done or a channel that is not closed.
+        # Servers that are gone, with requests that are not done or a channel that is not closed.
         self._draining: list[Endpoint] = []
         self._turn = itertools.count()
         self._lock = threading.Lock()
@@ -178,7 +172,7 @@ class EndpointPool:
 
         Args:
             avoid: server on which the request has just failed; chosen only if there is no other.
-            key: what affinity recognizes the request by (`spreading.affinity_key`); None: by load alone.
+            key: `spreading.affinity_key` of the request; None: by load alone.
 
         Raises:
             ConnectFailed: there is no server.
@@ -190,12 +184,7 @@ class EndpointPool:
             return chosen
 
     def release(self, endpoint: Endpoint, *, failed: bool = False) -> None:
-        """Count a request as done.
-
-        Args:
-            endpoint: server that `acquire` chose.
-            failed: the server could not be reached, or was lost; its cooldown begins.
-        """
+        """Count a request as done. If its server could not be reached or was lost (`failed`), a cooldown begins."""
         with self._lock:
             endpoint.outstanding -= 1
             if failed:
@@ -207,16 +196,20 @@ class EndpointPool:
 
     @contextmanager
     def lease(self) -> Iterator[Endpoint]:
-        """Take a server for a call that is no request, in a `with` block; `grpc.RpcError` counts as its failure."""
+        """Take a server for a call that generates nothing, in a `with` block.
+
+        Raises:
+            ClientError: there is no server; or the block raised a `grpc.RpcError`, which counts as its failure.
+        """
         failed = False
         with self._lock:
             endpoint = self._choose(None, None, time.monotonic())
             endpoint.outstanding += 1
         try:
             yield endpoint
-        except grpc.RpcError:
+        except grpc.RpcError as error:
             failed = True
-            raise
+            raise error_from_status(error, url=endpoint.url) from None
         finally:
             self.release(endpoint, failed=failed)
 
@@ -229,19 +222,19 @@ class EndpointPool:
         """
         with self._lock:
             wanted = tuple(dict.fromkeys(urls))
-            if set(wanted) == {one.url for one in self.all}:
+            if set(wanted) == {endpoint.url for endpoint in self.all}:
                 return
             # One that comes back while it drains is the same again.
-            known = {one.url: one for one in (*self._draining, *self.all)}
-            self._draining = [one for url, one in known.items() if url not in wanted]
+            known = {endpoint.url: endpoint for endpoint in (*self._draining, *self.all)}
+            self._draining = [endpoint for url, endpoint in known.items() if url not in wanted]
             self._set_all(tuple(known.get(url) or connect(url) for url in wanted))
         self.changed()
 
     def take_drained(self) -> list[Endpoint]:
         """Return the servers that are gone and have no request any more; whoever takes them closes their channels."""
         with self._lock:
-            drained = [one for one in self._draining if not one.outstanding]
-            self._draining = [one for one in self._draining if one.outstanding]
+            drained = [endpoint for endpoint in self._draining if not endpoint.outstanding]
+            self._draining = [endpoint for endpoint in self._draining if endpoint.outstanding]
             return drained
 
     @property
@@ -251,36 +244,40 @@ class EndpointPool:
 
     def _set_all(self, endpoints: tuple[Endpoint, ...]) -> None:
         self.all = endpoints
-        self._ring = HashRing([one.url for one in endpoints] if self.spread == "affinity" else [])
+        self._ring = HashRing([endpoint.url for endpoint in endpoints] if self.spread == "affinity" else [])
 
     def _choose(self, avoid: Endpoint | None, key: int | None, now: float) -> Endpoint:
-        well = [one for one in self.all if not (one.ill or one is avoid or one.cooldown_until > now)]
+        well = [
+            endpoint
+            for endpoint in self.all
+            if not (endpoint.ill or endpoint is avoid or endpoint.cooldown_until > now)
+        ]
         if not well:
             if not self.all:
                 raise ConnectFailed(f"there is no server to ask: {self.fault}")
             # The one that is the likeliest to be back.
             return min(
                 self._in_turn(self.all),
-                key=lambda one: (
-                    one.ill,
-                    one is avoid,
-                    max(0.0, one.cooldown_until - now),
-                    one.outstanding,
+                key=lambda endpoint: (
+                    endpoint.ill,
+                    endpoint is avoid,
+                    max(0.0, endpoint.cooldown_until - now),
+                    endpoint.outstanding,
                 ),
             )
         if self.spread == "random":
             return random.choice(well)
         if self.spread == "affinity" and key is not None and len(well) > 1:
-            requests = sum(one.outstanding for one in well) + 1
+            requests = sum(endpoint.outstanding for endpoint in well) + 1
             # Beyond its slots a request would wait in the server, while another one may have a slot.
             bound = min(load_bound(requests, len(well)), math.inf if self.slots is None else self.slots)
             for at in self._ring.walk(key):
-                one = self.all[at]
-                if one.outstanding < bound and one in well:
-                    return one
-        return min(self._in_turn(well), key=lambda one: one.outstanding)
+                endpoint = self.all[at]
+                if endpoint.outstanding < bound and endpoint in well:
+                    return endpoint
+        return min(self._in_turn(well), key=lambda endpoint: endpoint.outstanding)
 
     def _in_turn(self, endpoints: Sequence[Endpoint]) -> Iterator[Endpoint]:
-        """All of them, another one first each time, so that equal ones take turns."""
+        """Return all of them, another one first each time, so that equal ones take turns."""
         first = next(self._turn)
         return (endpoints[(first + at) % len(endpoints)] for at in range(len(endpoints)))

@@ -51,13 +51,6 @@ class ClientError(Exception):
     text = ""
 
     def __init__(self, message: str, *, request_id: str = "") -> None:
-        """Make an error.
-
-        Args:
-            message: one line that can be shown to a user.
-            request_id: the id under which the server logged the request; empty if the error
-                concerns no one request.
-        """
         super().__init__(message)
         self.request_id = request_id
 
@@ -76,13 +69,6 @@ class PromptTooLong(Refused):
     """
 
     def __init__(self, tokens: int, most: int, *, at_least: bool = False) -> None:
-        """Make the error, and its message from the numbers.
-
-        Args:
-            tokens: number of tokens of the prompt; a lower bound if `at_least`.
-            most: number of tokens that the engine takes.
-            at_least: whether the prompt is so long that it was refused without being tokenized.
-        """
         self.tokens, self.most, self.at_least = tokens, most, at_least
         super().__init__(f"the prompt has {self.count} tokens, and this model takes at most {most}")
 
@@ -132,8 +118,8 @@ class ServerLost(ServerFailed):
     """The server or a process of the model was lost in the middle of the answer. Asking again is safe.
 
     Attributes:
-        partial: what had come, for `stream(…, prior=…)`; None if the tokens are not known, because the request did not
-            ask for them (`token_ids=True`).
+        partial: part of the answer that had come, for `stream(…, prior=…)`; None if the tokens are not known, because
+            the request did not ask for them (`token_ids=True`).
     """
 
     partial: PartialAnswer | None = None
@@ -201,7 +187,7 @@ def lost(text: str, *, url: str, started: bool) -> ClientError:
     """Make the error of a server that was lost, or cannot run the model now.
 
     Args:
-        text: what happened.
+        text: reason, as gRPC or Triton say it.
         url: host:port of the server.
         started: whether a part of the answer had come.
     """

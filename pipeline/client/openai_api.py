@@ -1,4 +1,4 @@
-"""Blocking client of a server of OpenAI's API, such as the gateway: what `pipeline stream`, `chat` and `generate` ask.
+"""Blocking client of OpenAI's API, such as the gateway's, for `pipeline stream`, `chat` and `generate`.
 
     with OpenAIClient("http://localhost:8080/v1") as client, client.stream("Once upon a time") as stream:
         for chunk in stream:
@@ -64,12 +64,11 @@ class OpenAIClient:
         Args:
             url: http://host:port or https://host, with or without /v1.
             model: name that requests give; None for the only one of the server.
-            key: of the API.
+            key: API key.
             defaults: sampling parameters of all requests.
-            timeouts: how long to wait.
 
         Raises:
-            Refused: the address is none.
+            Refused: the address is malformed.
         """
         self.url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
         self._place, self._model = urlsplit(self.url), model
@@ -89,10 +88,10 @@ class OpenAIClient:
 
     @property
     def model_name(self) -> str:
-        """The model that is asked; the server is asked for it the first time. Raises what `model` does."""
+        """Name of the model; the server is asked for it the first time. Raises the errors of `model`."""
         if self._model is None:
             self.model()
-        assert self._model is not None, "it was found"
+        assert self._model is not None, "`model` raises otherwise"
         return self._model
 
     def model(self) -> None:
@@ -105,7 +104,7 @@ class OpenAIClient:
         """
         try:
             with self.exchange("GET", "/models") as exchange:
-                names = [str(one["id"]) for one in json.loads(exchange.response.read())["data"]]
+                names = [str(model["id"]) for model in json.loads(exchange.response.read())["data"]]
         except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
             raise ServerFailed(f"{self.url}/models: is not a list of models") from None
         if self._model is None and len(names) == 1:
@@ -197,7 +196,7 @@ class OpenAIClient:
 
     @property
     def between_tokens_s(self) -> float | None:
-        """How long to wait for the next chunk, in seconds; None: for ever."""
+        """Seconds to wait for the next chunk; None: for ever."""
         return self._timeouts.between_tokens_s
 
     def close(self) -> None:
@@ -218,18 +217,12 @@ class OpenAIStream:
     """One answer, to be used in `with`: iterate over its chunks.
 
     Attributes:
-        text: what has come so far.
+        text: text so far.
         finish_reason: why it ended; None before.
-        request_id: the id under which the server knows the answer.
+        request_id: id of the answer at the server.
     """
 
     def __init__(self, client: OpenAIClient, path: str, body: Mapping[str, Any]) -> None:
-        """
-        Args:
-            client: of the server.
-            path: below /v1.
-            body: of the request.
-        """
         self._client, self._path, self._body = client, path, body
         self._exchange: _Exchange | None = None
         self._cancelled = False
@@ -339,11 +332,7 @@ class _Exchange:
     response: http.client.HTTPResponse
 
     def __init__(self, connection: http.client.HTTPConnection, wire: socket.socket) -> None:
-        """
-        Args:
-            connection: that is open.
-            wire: its socket, which the connection may forget while the response is still read.
-        """
+        # `wire` is the socket, which the connection may forget while the response is still read.
         self.connection, self.wire = connection, wire
 
     def close(self) -> None:

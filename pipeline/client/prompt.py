@@ -25,7 +25,7 @@ _DEPLOYMENT, _TOKENIZER = "deployment.json", "tokenizer.json"
 
 
 class BatchTokenizer(Protocol):
-    """What is needed of `tokenizers.Tokenizer`."""
+    """The method of `tokenizers.Tokenizer` that counts."""
 
     def encode_batch_fast(self, texts: Sequence[str], /) -> Sequence[Any]: ...
 
@@ -35,7 +35,6 @@ class PromptLimit:
     """How many tokens a prompt may have, so that one that is too long is refused before it is sent.
 
     Attributes:
-        tokenizer: a `tokenizers.Tokenizer`.
         max_tokens: tokens that the engine takes.
         max_chars_per_token: the most characters that one token can stand for; None: any number.
 
@@ -68,10 +67,6 @@ class PromptLimit:
     @classmethod
     def from_tokenizer(cls, folder: Path | str, max_tokens: int) -> Self:
         """Make a limit from the tokenizer.json of a folder.
-
-        Args:
-            folder: of the tokenizer.
-            max_tokens: tokens that the engine takes.
 
         Raises:
             Refused: there is no tokenizer.json, or it cannot be read.
@@ -149,7 +144,9 @@ def _parts(part: Mapping[str, Any] | None, of: str) -> list[Mapping[str, Any]]:
     """Flatten a normalizer or pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return []
-    return [one for inner in part[of] for one in _parts(inner, of)] if part["type"] == "Sequence" else [part]
+    return (
+        [flat for inner in part[of] for flat in _parts(inner, of)] if part["type"] == "Sequence" else [part]
+    )
 
 
 def _replaced(part: Mapping[str, Any]) -> int | None:
@@ -203,7 +200,7 @@ def render_prompt(
         prompt: a text, taken as it is, or chat messages.
         template: renders messages and tools.
         tools: functions that the model may call, as OpenAI's API describes them.
-        variables: what else the template is given, such as `add_generation_prompt`.
+        variables: further values for the template, such as `add_generation_prompt`.
 
     Raises:
         Refused: the prompt is empty, cannot be encoded, or is not what the template takes; or there is no template.
@@ -256,23 +253,14 @@ class Conversation:
     turns: list[tuple[str, str]] = field(default_factory=list)
 
     def messages(self, question: str) -> list[Message]:
-        """Return the messages of a request: system prompt, all turns, and `question`.
-
-        Args:
-            question: what the user asks now. It is not kept: `add` does that, once there is an answer.
-        """
+        """Return the messages of a request: system prompt, all turns, and `question`, which `add` keeps later."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in self.turns:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return [*messages, {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str) -> None:
-        """Append a turn.
-
-        Args:
-            question: what the user asked.
-            answer: the text that the model answered.
-        """
+        """Append a turn."""
         self.turns.append((question, answer))
 
     def forget_oldest(self) -> bool:

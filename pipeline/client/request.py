@@ -12,11 +12,11 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import PartialAnswer
 from pipeline.client.errors import Refused
-from pipeline.client.sampling import PARAMETERS, SamplingParameter, SamplingValue
+from pipeline.client.sampling import PARAMETERS, SamplingParameter, SamplingValue, bias_values
 from pipeline.client.tensors import ModelSignature, encode
 
 TOKEN_IDS, RETURN_TOKEN_IDS = "output_ids", "return_output_ids"
-# Tokens of the answer that came before.
+# Token ids of the part of the answer that came before.
 PRIOR_TOKEN_IDS = "prior_output_ids"
 LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
 # Of each token of the prompt, [tokens, 1 + k]: its own first, then those of the k most probable ones.
@@ -56,8 +56,6 @@ _ATTEMPT = re.compile(rf"\.[0-9a-f]{{{2 * _ATTEMPT_BYTES}}}$")
 # Ends the answer to the request of the same id.
 _STOP = "stop"
 _EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
-# The numbers of `logit_bias`, beside the input of its token ids.
-_BIAS_VALUES = ("logit_bias_values", "sampling_param_logit_bias_values")
 _WITHOUT_EFFECT_ON_GREEDY = ("top_k", "top_p", "min_p")
 
 _TensorValues = dict[str, Sequence[bytes | str | bool | int | float]]
@@ -74,11 +72,10 @@ def build_request(
     """Build the request for one streamed answer.
 
     Args:
-        model: signature of the model that is asked.
         prompt: text or token ids, not empty.
-        sampling: as `read_sampling` returns it.
-        request_id: under which the server logs the request.
-        prior: what had come of the answer, after which it goes on.
+        sampling: parameters as `read_sampling` returns them.
+        request_id: id in the server's log.
+        prior: part of the answer that came before.
 
     Raises:
         Refused: the model lacks an input for a parameter, or needs a parameter that is missing; lists all of them.
@@ -119,10 +116,6 @@ def request_id_of(attempt_id: str) -> str:
 def build_stop_request(model: ModelSignature, attempt_id: str) -> pb.ModelInferRequest | None:
     """Build the request that ends an answer: its stream gets its last response at once, as if the answer were complete.
 
-    Args:
-        model: that answers.
-        attempt_id: of the answer's request.
-
     Returns:
         The request; None if the model takes none.
     """
@@ -142,7 +135,7 @@ def build_stop_request(model: ModelSignature, attempt_id: str) -> pb.ModelInferR
 
 
 class _RequestLayout(NamedTuple):
-    """What requests with the same tensors have in common: the message without its values, and what it lacks."""
+    """Part that requests with the same tensors share: the message without its values, and what is missing."""
 
     message: pb.ModelInferRequest
     faults: list[str]
@@ -185,9 +178,7 @@ def _tensors(
         if tensor is None:
             faults.append(f"model {model.name!r} does not take {name}")
         elif isinstance(value, dict):
-            values = model.input_named(_BIAS_VALUES)
-            assert values is not None, "it is declared beside the ids"
-            tensors |= {tensor: list(value), values: list(value.values())}
+            tensors |= {tensor: list(value), bias_values(tensor): list(value.values())}
         elif model.inputs[tensor].datatype == "BOOL":
             tensors[tensor] = [bool(value)]
         else:
@@ -206,12 +197,7 @@ def takes_partial_answers(model: ModelSignature) -> bool:
 
 
 def missing_inputs(model: ModelSignature, sampling: Mapping[str, SamplingValue]) -> list[str]:
-    """Return the sampling parameters that a model has no input for, unless their values have no effect.
-
-    Args:
-        model: signature of the model that is to be asked.
-        sampling: values by name, none of them None.
-    """
+    """Return the sampling parameters that a model has no input for, unless their values have no effect."""
     return [
         name
         for name, parameter, value in _carriers(model, sampling)

@@ -1,4 +1,6 @@
-"""The sampling parameters of a request: names, bounds, and the tensors that carry them.
+"""The sampling parameters of a request: one table of their names, bounds, and the tensors that carry them.
+
+`client.request` builds messages by it, and the server for tests declares its inputs by it.
 
 Every mistake is found before anything is sent, and one error lists all of them. A parameter that the model has no
 tensor for is refused, never dropped.
@@ -9,10 +11,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
+from pipeline.client.answer import PartialAnswer
 from pipeline.client.errors import Refused
 
 
@@ -25,7 +28,7 @@ class Sampling(TypedDict, total=False):
         temperature: 0 is greedy.
         top_k: sample from the k most probable tokens; 1 is greedy, 0 is all.
         top_p: sample from the most probable tokens that together have this probability, more than 0 and at most 1.
-        seed: of the random numbers, 0 to 2**64 - 1.
+        seed: seed of the random numbers, 0 to 2**64 - 1.
         stop: texts that end the answer.
         bad_words: texts that are never generated.
         repetition_penalty: more than 0; 1 has no effect.
@@ -78,30 +81,68 @@ class Sampling(TypedDict, total=False):
     guide: str | None
 
 
+class RequestOptions(Sampling, total=False):
+    """Arguments of a client's `stream` and `generate` beside the prompt: the sampling parameters, and these.
+
+    Attributes:
+        request_id: id in the server's log and in errors; random by default.
+        tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
+        affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+            begins with, which all turns of a conversation have in common.
+        prior: part of the answer that came before its server was lost. The answer goes on after it: chunks are new
+            ones; text, token ids and counts are those of the whole answer.
+    """
+
+    request_id: str | None
+    tools: Sequence[Mapping[str, Any]]
+    affinity: str | None
+    prior: PartialAnswer | None
+
+
 SamplingValue = int | float | bool | tuple[str, ...] | tuple[int, ...] | dict[int, float]
+
+
+Kind = Literal["int", "float", "words", "bool", "ids", "bias"]
+Layout = Literal["backend", "llmapi"]
+# Datatype of each kind's tensor; * has any number of elements.
+_DATATYPES: Mapping[Kind, str] = {
+    "int": "INT32", "float": "FP32", "words": "STRING*", "bool": "BOOL", "ids": "INT32*", "bias": "INT32*",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameter:
-    """One sampling parameter.
+    """One sampling parameter: the tensor that carries it in each layout of an entry model, and its values.
 
     Attributes:
-        name: key in `Sampling`.
         kind: type of its values; "words" is a text or several, "ids" are token ids, "bias" numbers by token id.
-        tensors: its input in each layout: backend models, their releases before 0.20, `llmapi`.
+        backend: input of the TensorRT-LLM backend's models; None if they have none.
+        llmapi: input of the `llmapi` model; None if it has none.
+        before_0_20: input of the backend's models before release 0.20, where its name was another.
+        own: layouts in which only the models of this project have the input, not upstream's.
+        datatype: datatype of the tensor; by default that of the kind.
         low: least value.
         high: greatest value.
         above_low: `low` itself is not allowed.
         neutral: value without effect; None: there is none.
     """
 
-    name: str
-    kind: Literal["int", "float", "words", "bool", "ids", "bias"]
-    tensors: tuple[str, ...]
+    kind: Kind
+    backend: str | None
+    llmapi: str | None = None
+    before_0_20: str | None = None
+    own: tuple[Layout, ...] = ()
+    datatype: str = ""
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
     neutral: SamplingValue | None = None
+    tensors: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = (self.backend, self.before_0_20, self.llmapi)
+        object.__setattr__(self, "tensors", tuple(name for name in names if name is not None))
+        object.__setattr__(self, "datatype", self.datatype or _DATATYPES[self.kind])
 
     def read(self, value: object) -> SamplingValue:
         """Return the value as it is sent. Raises ValueError that says what would be right."""
@@ -120,6 +161,13 @@ class SamplingParameter:
             raise ValueError(f"must be {self._bounds()}")
         return number
 
+    def inputs(self, layout: Layout) -> Mapping[str, str]:
+        """Return the inputs of an entry model that carry the parameter, with their datatypes; * has any length."""
+        name = self.backend if layout == "backend" else self.llmapi
+        if name is None:
+            return {}
+        return {name: self.datatype} | ({bias_values(name): "FP32*"} if self.kind == "bias" else {})
+
     def _bounds(self) -> str:
         low = "" if self.low == -math.inf else f"{'more than' if self.above_low else 'at least'} {self.low}"
         high = "" if self.high == math.inf else f"at most {self.high}"
@@ -129,84 +177,48 @@ class SamplingParameter:
 _INT32 = 2**31 - 1
 _MOST_LOG_PROBS = 20
 _FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-PARAMETERS = {
-    parameter.name: parameter
-    for parameter in (
-        SamplingParameter("max_tokens", "int", ("max_tokens", "sampling_param_max_tokens"), 1, _INT32),
-        SamplingParameter(
-            "min_tokens",
-            "int",
-            ("min_tokens", "min_length", "sampling_param_min_tokens"),
-            0,
-            _INT32,
-            neutral=0,
-        ),
-        SamplingParameter("temperature", "float", ("temperature", "sampling_param_temperature"), 0),
-        SamplingParameter("top_k", "int", ("top_k", "sampling_param_top_k"), 0, _INT32, neutral=0),
-        SamplingParameter(
-            "top_p", "float", ("top_p", "sampling_param_top_p"), 0, 1, above_low=True, neutral=1.0
-        ),
-        SamplingParameter("min_p", "float", ("min_p", "sampling_param_min_p"), 0, 1, neutral=0.0),
-        SamplingParameter("seed", "int", ("seed", "random_seed", "sampling_param_seed"), 0, 2**64 - 1),
-        SamplingParameter("stop", "words", ("stop_words", "sampling_param_stop"), neutral=()),
-        SamplingParameter(
-            "stop_token_ids", "ids", ("stop_token_ids", "sampling_param_stop_token_ids"), neutral=()
-        ),
-        SamplingParameter(
-            "include_stop_str_in_output",
-            "bool",
-            ("include_stop_str_in_output", "sampling_param_include_stop_str_in_output"),
-            neutral=False,
-        ),
-        SamplingParameter(
-            "skip_special_tokens",
-            "bool",
-            ("skip_special_tokens", "sampling_param_skip_special_tokens"),
-            neutral=True,
-        ),
-        # Backend models have no such input: an `end_id` of -1 says the same.
-        SamplingParameter("ignore_eos", "bool", ("sampling_param_ignore_eos",), neutral=False),
-        SamplingParameter(
-            "logit_bias", "bias", ("logit_bias_token_ids", "sampling_param_logit_bias_token_ids"), neutral={}
-        ),
-        SamplingParameter("bad_words", "words", ("bad_words", "sampling_param_bad"), neutral=()),
-        SamplingParameter(
-            "repetition_penalty",
-            "float",
-            ("repetition_penalty", "sampling_param_repetition_penalty"),
-            0,
-            above_low=True,
-            neutral=1.0,
-        ),
-        SamplingParameter(
-            "presence_penalty",
-            "float",
-            ("presence_penalty", "sampling_param_presence_penalty"),
-            neutral=0.0,
-        ),
-        SamplingParameter(
-            "frequency_penalty",
-            "float",
-            ("frequency_penalty", "sampling_param_frequency_penalty"),
-            neutral=0.0,
-        ),
-        SamplingParameter("length_penalty", "float", ("length_penalty",), neutral=1.0),
-        SamplingParameter("end_id", "int", ("end_id",), -1, _INT32),
-        SamplingParameter("num_draft_tokens", "int", ("num_draft_tokens",), 0, _INT32),
-        SamplingParameter("log_probs", "bool", ("return_log_probs",), neutral=False),
-        SamplingParameter("top_log_probs", "int", ("return_generation_logits",), 1, _MOST_LOG_PROBS),
-        SamplingParameter(
-            "prompt_log_probs",
-            "int",
-            ("return_prompt_log_probs", "sampling_param_prompt_logprobs"),
-            0,
-            _MOST_LOG_PROBS,
-        ),
-        SamplingParameter("token_ids", "bool", ("return_output_ids",), neutral=False),
-        SamplingParameter("guide_type", "words", ("guided_decoding_guide_type",)),
-        SamplingParameter("guide", "words", ("guided_decoding_guide",)),
-    )
-}
+_BOTH: tuple[Layout, ...] = ("backend", "llmapi")
+_P = SamplingParameter
+PARAMETERS: Mapping[str, SamplingParameter] = {
+    "max_tokens": _P("int", "max_tokens", "sampling_param_max_tokens", low=1, high=_INT32),
+    "min_tokens": _P("int", "min_tokens", "sampling_param_min_tokens", before_0_20="min_length", own=("llmapi",),
+        low=0, high=_INT32, neutral=0),
+    "temperature": _P("float", "temperature", "sampling_param_temperature", low=0),
+    "top_k": _P("int", "top_k", "sampling_param_top_k", low=0, high=_INT32, neutral=0),
+    "top_p": _P("float", "top_p", "sampling_param_top_p", low=0, high=1, above_low=True, neutral=1.0),
+    "min_p": _P("float", "min_p", "sampling_param_min_p", own=_BOTH, low=0, high=1, neutral=0.0),
+    "seed": _P("int", "seed", "sampling_param_seed", before_0_20="random_seed", datatype="UINT64",
+        low=0, high=2**64 - 1),
+    "stop": _P("words", "stop_words", "sampling_param_stop", neutral=()),
+    "stop_token_ids": _P("ids", "stop_token_ids", "sampling_param_stop_token_ids", own=_BOTH, neutral=()),
+    "include_stop_str_in_output": _P("bool", "include_stop_str_in_output",
+        "sampling_param_include_stop_str_in_output", own=_BOTH, neutral=False),
+    "skip_special_tokens": _P("bool", "skip_special_tokens", "sampling_param_skip_special_tokens", own=_BOTH,
+        neutral=True),
+    # Backend models have no such input: an `end_id` of -1 says the same.
+    "ignore_eos": _P("bool", None, "sampling_param_ignore_eos", own=_BOTH, neutral=False),
+    "logit_bias": _P("bias", "logit_bias_token_ids", "sampling_param_logit_bias_token_ids", own=_BOTH, neutral={}),
+    "bad_words": _P("words", "bad_words", "sampling_param_bad", own=("llmapi",), neutral=()),
+    "repetition_penalty": _P("float", "repetition_penalty", "sampling_param_repetition_penalty", own=("llmapi",),
+        low=0, above_low=True, neutral=1.0),
+    "presence_penalty": _P("float", "presence_penalty", "sampling_param_presence_penalty", neutral=0.0),
+    "frequency_penalty": _P("float", "frequency_penalty", "sampling_param_frequency_penalty", neutral=0.0),
+    "length_penalty": _P("float", "length_penalty", neutral=1.0),
+    "end_id": _P("int", "end_id", low=-1, high=_INT32),
+    "num_draft_tokens": _P("int", "num_draft_tokens", low=0, high=_INT32),
+    "log_probs": _P("bool", "return_log_probs", neutral=False),
+    "top_log_probs": _P("int", "return_generation_logits", datatype="BOOL", low=1, high=_MOST_LOG_PROBS),
+    "prompt_log_probs": _P("int", "return_prompt_log_probs", "sampling_param_prompt_logprobs", own=_BOTH,
+        low=0, high=_MOST_LOG_PROBS),
+    "token_ids": _P("bool", "return_output_ids", "return_output_ids", own=_BOTH, neutral=False),
+    "guide_type": _P("words", "guided_decoding_guide_type", datatype="STRING"),
+    "guide": _P("words", "guided_decoding_guide", datatype="STRING"),
+}  # fmt: skip
+
+
+def bias_values(token_ids: str) -> str:
+    """Return the input for the numbers of a logit bias, beside that of its token ids."""
+    return f"{token_ids.removesuffix('token_ids')}values"
 
 
 # Parameters that change what a token is drawn from, in ways that the logits do not tell.
@@ -223,7 +235,7 @@ def is_neutral(name: str, value: object) -> bool:
     return parameter is not None and parameter.neutral is not None and parameter.neutral == value
 
 
-def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
+def read_sampling(sampling: Mapping[str, object]) -> dict[str, SamplingValue]:
     """Check sampling parameters and return them without those that are None.
 
     Raises:
@@ -234,7 +246,7 @@ def read_sampling(given: Mapping[str, object]) -> dict[str, SamplingValue]:
     """
     values: dict[str, SamplingValue] = {}
     faults = []
-    for name, value in given.items():
+    for name, value in sampling.items():
         parameter = PARAMETERS.get(name)
         if parameter is None:
             faults.append(f"unknown parameter {name!r}{_did_you_mean(name)}")

@@ -1,4 +1,4 @@
-"""Which of several servers gets a request: by what its prompt begins with, by load, or at random.
+"""Choice of one of several servers for a request: by the beginning of its prompt, by load, or at random.
 
 Affinity sends the turns of one conversation to one server, which has the KV cache of the turns before. It is consistent
 hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2017, arXiv:1608.01350): a key belongs to the server that
@@ -42,11 +42,8 @@ def prompt_beginning(prompt: Prompt) -> str:
 
     A system prompt alone would send everybody who has it to the same server, so the first question counts, too.
 
-    Args:
-        prompt: as clients take it.
-
     Returns:
-        Of messages those up to the first of the user; of a text its first 256 characters, of token ids the first 64.
+        Messages up to the first of the user; the first 256 characters of a text; the first 64 token ids.
 
     >>> system = {"role": "system", "content": "Be brief."}
     >>> first = [system, {"role": "user", "content": "Hi"}]
@@ -56,17 +53,17 @@ def prompt_beginning(prompt: Prompt) -> str:
     """
     if isinstance(prompt, str):
         return prompt[:_TEXT_CHARS]
-    said: list[str] = []
-    for one in prompt[:_TOKENS]:
-        if not isinstance(one, Mapping):
-            said.append(str(one))
+    parts: list[str] = []
+    for item in prompt[:_TOKENS]:
+        if not isinstance(item, Mapping):
+            parts.append(str(item))
             continue
-        content = one.get("content")
+        content = item.get("content")
         text = content if isinstance(content, str) else repr(content)
-        said += (str(one.get("role")), text[:_MESSAGE_CHARS])
-        if one.get("role") == "user":
+        parts += (str(item.get("role")), text[:_MESSAGE_CHARS])
+        if item.get("role") == "user":
             break
-    return "\0".join(said)
+    return "\0".join(parts)
 
 
 def load_bound(requests: int, servers: int, bound: float = LOAD_BOUND, floor: int = LOAD_FLOOR) -> float:
@@ -76,7 +73,7 @@ def load_bound(requests: int, servers: int, bound: float = LOAD_BOUND, floor: in
         requests: in flight at all servers together, the one to be sent included.
         servers: among which there is a choice.
         bound: times the share of each.
-        floor: what is always allowed.
+        floor: number that is always allowed.
 
     >>> load_bound(1, 4), load_bound(100, 4)
     (4, 50)
@@ -93,10 +90,7 @@ class HashRing:
     """Names at pseudo-random points of a ring. A key belongs to the names that follow it, the nearest first."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """
-        Args:
-            names: of servers; the order does not matter to where they lie.
-        """
+        # The order of names does not matter to where they lie.
         points = sorted(
             (point, at)
             for at, name in enumerate(names)
@@ -108,11 +102,7 @@ class HashRing:
         self._count = len(names)
 
     def walk(self, key: int) -> Iterator[int]:
-        """Yield the index of every name once, in the order in which the ring has them from a key on.
-
-        Args:
-            key: made by `affinity_key`.
-        """
+        """Yield the index of every name once, in the order in which the ring has them from an `affinity_key` on."""
         owners, seen = self._owners, set[int]()
         first = bisect(self._points, key)
         for at in range(first, first + len(owners)):

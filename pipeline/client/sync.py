@@ -10,26 +10,26 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, Unpack
+from collections.abc import Iterator
+from typing import Self, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.answer import Answer, Chunk, PartialAnswer
+from pipeline.client.answer import Answer, Chunk
 from pipeline.client.base import CLOSE_TIMEOUT_S, ClientBase, StreamBase
 from pipeline.client.discovery import Servers
 from pipeline.client.endpoints import SINGLE_THREADED, Endpoint
-from pipeline.client.errors import Cancelled, ClientError, ConnectFailed, error_from_status
+from pipeline.client.errors import Cancelled, ClientError
 from pipeline.client.prompt import Prompt
-from pipeline.client.sampling import Sampling
+from pipeline.client.sampling import RequestOptions
 from pipeline.client.tensors import ModelSignature, read_signature
 
 # How long the thread of the deadlines waits for another stream before it ends.
 _IDLE_S = 5.0
 
 
-class Client(ClientBase):
+class Client(ClientBase["Stream"]):
     """Blocking client of a language model on Triton.
 
     Any number of threads may share one, over one connection per server.
@@ -42,6 +42,7 @@ class Client(ClientBase):
     """
 
     def _setup(self) -> None:
+        self._stream_class = Stream
         self._deadlines = _DeadlineThread()
         self._model_lock = threading.Lock()
         self._pool = self._new_pool()
@@ -73,51 +74,8 @@ class Client(ClientBase):
                 self._model = self._read_model()
             return self._model
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        affinity: str | None = None,
-        prior: PartialAnswer | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Stream:
-        """Make a stream: entering its `with` block sends the request, leaving the block early cancels it.
-
-        Args:
-            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
-            request_id: id in the server's log and in errors; random by default.
-            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
-            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
-                begins with, which all turns of a conversation have in common.
-            prior: what had come of the answer to this request when its server was lost. The stream goes on after it:
-                chunks are new ones, text, token ids and counts those of the whole answer.
-            **sampling: see `Sampling`.
-
-        Returns:
-            The stream. Entering and reading it raise the errors of `generate`.
-        """
-        return Stream(self, prompt, sampling, request_id, tools, affinity, prior)
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        affinity: str | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Answer:
-        """Generate a complete answer.
-
-        Args:
-            prompt: text, token ids (sent as they are), or chat messages, which need the client's `template`.
-            request_id: id in the server's log and in errors; random by default.
-            tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
-            affinity: requests with the same one go to the same server while its load allows; by default what the prompt
-                begins with, which all turns of a conversation have in common.
-            **sampling: see `Sampling`.
+    def generate(self, prompt: Prompt, **request: Unpack[RequestOptions]) -> Answer:
+        """Generate a complete answer; arguments are those of `stream`.
 
         Raises:
             Refused: a parameter or the prompt is wrong; `PromptTooLong` is one of them.
@@ -128,8 +86,7 @@ class Client(ClientBase):
             ServerFailed: the answer broke off; `ServerLost` with the server, `Busy` if the server's queue is full.
             RuntimeError: the client is closed.
         """
-        asked = self.stream(prompt, request_id=request_id, tools=tools, affinity=affinity, **sampling)
-        with asked as stream:
+        with self.stream(prompt, **request) as stream:
             for _ in stream:
                 pass
             return stream.answer()
@@ -143,7 +100,7 @@ class Client(ClientBase):
         )
         return Endpoint.from_channel(channel, url)
 
-    def _found(self, servers: Servers) -> None:
+    def _on_dns(self, servers: Servers) -> None:
         if self._closed or self._dns is None:
             return
         self._names, self._pool.fault = servers, self._dns.fault
@@ -159,19 +116,13 @@ class Client(ClientBase):
             self._dns.start()
             self._dns.asked.wait(timeout_s)
         while True:
-            error: ClientError
             try:
                 with self._pool.lease() as endpoint:
                     reply = endpoint.config(request, timeout=timeout_s, metadata=self._metadata)
                     return read_signature(reply.config)
-            except grpc.RpcError as rpc_error:
-                error = error_from_status(rpc_error, url=endpoint.url)
-            except ConnectFailed as nobody:
-                error = nobody
-            failures += 1
-            if not self._is_retryable(error, failures, began):
-                raise error
-            time.sleep(self._retry_delay_s(failures, self._pool))
+            except ClientError as error:
+                failures += 1
+                time.sleep(self._retry_delay_s(error, failures, began))
 
 
 class Stream(StreamBase):
@@ -181,18 +132,18 @@ class Stream(StreamBase):
     """
 
     _client: Client
-    # By time.monotonic(); set while a read waits.
+    # By `time.monotonic()`; set while a read waits.
     _deadline = math.inf
 
     def __enter__(self) -> Self:
         self._prepare()
         self._model = self._client.model()
-        self._start_attempt(self._client._pool, self._model)
+        self._start_attempt()
         self._client._deadlines.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_attempt(self._client._pool)
+        self._end_attempt()
         deadlines = self._client._deadlines
         try:
             self._abort(Cancelled("the stream was left"))
@@ -212,10 +163,10 @@ class Stream(StreamBase):
             try:
                 chunk = state.receive(self._read())
             except ClientError as error:
-                time.sleep(self._retry_delay_s(error, self._client._pool))
+                time.sleep(self._retry_delay_s(error))
                 if self._aborted is not None:
                     raise self._aborted from None
-                self._start_attempt(self._client._pool, self._model)
+                self._start_attempt()
                 state = self._state
                 continue
             if chunk is not None:
@@ -290,7 +241,7 @@ class _DeadlineThread:
             idle_since = time.monotonic()
             while True:
                 now = time.monotonic()
-                for stream in [one for one in self._streams if one._deadline <= now]:
+                for stream in [stream for stream in self._streams if stream._deadline <= now]:
                     stream._deadline = math.inf
                     stream._on_deadline()
                 if self._streams:

@@ -41,10 +41,9 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSignature:
-    """What one model takes and returns. Compared by identity: a client reads it once.
+    """Inputs and outputs of one model. Compared by identity: a client reads it once.
 
     Attributes:
-        name: of the model.
         inputs: by tensor name.
         outputs: tensor names.
         batched: every tensor has a leading batch dimension.

@@ -1,6 +1,6 @@
 """The checkpoint that trtllm-build reads: which tensors each rank holds, and what config.json says.
 
-The facts are data (`data/checkpoint.yaml`, each with its source), for TensorRT-LLM 0.19 to 1.2 and Llama, Mistral,
+The facts are data (`data/checkpoint.yaml`, each with its source), for TensorRT-LLM 1.0 to 1.2 and Llama, Mistral,
 Mixtral, Phi-3, Qwen2 and Qwen3. What lies on which rank, and how it is divided, is the business of stages.convert.
 """
 

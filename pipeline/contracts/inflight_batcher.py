@@ -16,6 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from pipeline.contracts.version_range import unknown_version
 from pipeline.errors import UserError
 from pipeline.resources import parse_yaml
 
@@ -110,7 +111,7 @@ def entries_in(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[M
     """
     known = versions()
     if version not in known:
-        raise UserError(f"TensorRT-LLM {version} is not known{_nearest(version, known)}")
+        raise unknown_version(version, known)
     at = known.index(version)
     for entry in entries:
         since, until = entry.get("since"), entry.get("until")
@@ -143,13 +144,9 @@ def model_facts(name: str) -> Mapping[str, Any]:
         UserError: the model is not known.
     """
     if name not in models():
-        raise UserError(f"{name} is not a model of the repository{_nearest(name, models())}")
+        near = difflib.get_close_matches(name, models(), n=3, cutoff=0.4) or models()
+        raise UserError(f"{name} is not a model of the repository; known: {', '.join(near)}")
     return _data(name)
-
-
-def _nearest(given: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, known, n=3, cutoff=0.4) or known
-    return f"; known: {', '.join(near)}"
 
 
 @cache

@@ -29,8 +29,8 @@ from pydantic import (
 )
 
 from pipeline.contracts.llm_rules import RULES
-from pipeline.contracts.version_range import entries_in, release_of, require_known
-from pipeline.errors import Fault, UserError
+from pipeline.contracts.version_range import entries_in, require_known
+from pipeline.errors import Fault
 from pipeline.resources import parse_yaml
 
 ARGUMENTS = "LlmArgs"
@@ -53,13 +53,7 @@ def versions() -> tuple[str, ...]:
 
 
 def require(version: str) -> None:
-    """Raises UserError if the arguments of a version are not known; the text says why, or what is near."""
-    for refused in _data()["refused"]:
-        if release_of(version) in refused["versions"]:
-            raise UserError(
-                f"TensorRT-LLM {version} with runtime.kind pytorch: {refused['reason']} "
-                f"(oldest that is taken: {versions()[0]})"
-            )
+    """Raise UserError if the arguments of a version are not known; the text names its neighbours."""
     require_known(version, versions())
 
 

@@ -2,7 +2,7 @@
 
 The facts, behaviours among them, are data (`data/llmapi.yaml`, each with its source); this answers from them.
 
->>> [tensor.name for tensor in tensors("0.20.0").outputs]
+>>> [tensor.name for tensor in tensors("1.0.0").outputs]
 ['text_output', 'finish_reason', 'stop_reason', 'cumulative_logprob']
 """
 

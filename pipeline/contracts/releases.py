@@ -8,14 +8,13 @@ The facts are data (`data/releases.yaml`, each with its source). A release is ad
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from pipeline.contracts.version_range import release_of
+from pipeline.contracts.version_range import release_of, unknown_version
 from pipeline.errors import UserError
 from pipeline.resources import parse_yaml
 
@@ -80,8 +79,7 @@ def release(version: str) -> Release:
         if entry["line"] == release_of(version) != version:
             return _release(entry, version)
     known = [entry["version"] for entry in _data()["releases"]] + [f"{line}rcN" for line in candidate_lines()]
-    near = difflib.get_close_matches(version, known, n=4, cutoff=0.5) or known
-    raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")
+    raise unknown_version(version, known)
 
 
 def require_runtime(version: str, track: Track) -> Release:

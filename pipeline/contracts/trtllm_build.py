@@ -1,4 +1,4 @@
-"""The command line of trtllm-build: its flags by version, and whether its argument parser takes a command.
+"""The command line of trtllm-build: its flags by version, and whether a command is one of name, type and release.
 
 The facts are data (`data/trtllm_build.yaml`, each with its source). What the builder then makes of the values is in
 `runtimes/tensorrt/build_effects`.
@@ -21,29 +21,35 @@ from pipeline.resources import parse_yaml
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None
 TOGGLE = ("enable", "disable")
-_UNKNOWN = "no such flag in {version}"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag, in one version."""
+    """One flag, in one version.
 
-    name: str  # without the dashes
+    Attributes:
+        name: without the dashes.
+        default: None if there is none, or it depends on the model.
+        choices: empty if any value will do.
+        config: path to its value in config.json, such as "build_config.max_batch_size".
+    """
+
+    name: str
     kind: Kind
-    default: Value  # None: none, or it depends on the model
-    choices: tuple[str, ...]  # empty: any
+    default: Value
+    choices: tuple[str, ...]
     aliases: tuple[str, ...]
-    config: str | None  # where config.json says it: "build_config.max_batch_size"
+    config: str | None
     sources: tuple[str, ...]
 
     @property
     def in_config(self) -> tuple[str, ...]:
-        """The keys that lead to it in config.json; none if it is not there."""
+        """Keys that lead to it in config.json; none if it is not there."""
         return tuple(self.config.split(".")) if self.config else ()
 
 
 def versions() -> tuple[str, ...]:
-    """The releases whose trtllm-build is known, oldest first."""
+    """List the releases whose trtllm-build is known, oldest first."""
     return tuple(data()["versions"])
 
 
@@ -68,10 +74,10 @@ def decided(version: str) -> Mapping[str, str]:
     return {name: reasons[name] for name in flags(version) if name in reasons}
 
 
-def words_of(entry: str) -> tuple[str, ...]:
-    """The words of the command line for one entry of `runtime.build_flags`: `name=value`, or the name of a switch.
+def argv_of(entry: str) -> tuple[str, ...]:
+    """Return the arguments for one entry of `runtime.build_flags`: `name=value`, or the name of a switch.
 
-    >>> words_of("reduce_fusion=enable"), words_of("fast_build")
+    >>> argv_of("reduce_fusion=enable"), argv_of("fast_build")
     (('--reduce_fusion', 'enable'), ('--fast_build',))
     """
     name, equals, value = entry.partition("=")
@@ -79,7 +85,7 @@ def words_of(entry: str) -> tuple[str, ...]:
 
 
 def entries_of(flag: Flag) -> tuple[str, ...]:
-    """How `runtime.build_flags` may say a flag; of a whole number only one example.
+    """List the entries of `runtime.build_flags` that set a flag; for a whole number only one example.
 
     >>> entries_of(flags("1.2.1")["reduce_fusion"]), entries_of(flags("1.2.1")["fast_build"])
     (('reduce_fusion=enable', 'reduce_fusion=disable'), ('fast_build',))
@@ -91,7 +97,7 @@ def entries_of(flag: Flag) -> tuple[str, ...]:
 
 
 def check(version: str, argv: Sequence[str]) -> list[str]:
-    """List what the argument parser has against a command (without the program); empty if it takes it.
+    """List the faults of a command's arguments; empty if each is a flag of the version with a value of its type.
 
     Raises:
         UserError: the version is not known.
@@ -100,10 +106,9 @@ def check(version: str, argv: Sequence[str]) -> list[str]:
 
 
 def parse(version: str, argv: Sequence[str]) -> dict[str, Value]:
-    """Read the values of a command that `check` finds nothing against: all flags, with defaults for those that are
-    not given.
+    """Read the values of a command without faults: all flags, with defaults for those that are not given.
 
-    A toggle is "enable" or "disable", a switch True or False; the last one counts where a flag is said twice.
+    A toggle is "enable" or "disable", a switch True or False; of a flag that stands twice, the last counts.
     """
     values = {name: False if flag.kind == "switch" else flag.default for name, flag in flags(version).items()}
     values.update({read.flag.name: read.value for read in _read(version, argv) if read.flag is not None})
@@ -122,7 +127,7 @@ def speculative_modes() -> Mapping[str, int]:
 
 
 def config_value(flag: Flag, value: Value) -> Any:
-    """What config.json has for a value of a flag; `alike` tells how releases differ in that.
+    """Return the value that config.json has for a value of a flag; `alike` tells how releases differ in that.
 
     >>> config_value(flags("1.2.1")["kv_cache_type"], "paged"), config_value(flags("1.2.1")["gemm_plugin"], "disable")
     ('PAGED', None)
@@ -140,7 +145,7 @@ def config_value(flag: Flag, value: Value) -> Any:
 
 
 def alike(found: Any, wanted: Any, dtype: str | None) -> bool:
-    """Whether a value in config.json is the one that is meant. `dtype`: of the model, for which "auto" stands.
+    """Tell whether a value in config.json is the wanted one. `dtype` is the model's, for which "auto" stands.
 
     >>> alike("paged", "PAGED", None), alike("bfloat16", "auto", "bfloat16"), alike("float16", "auto", "bfloat16")
     (True, True, False)
@@ -160,84 +165,46 @@ class _Read:
 
 
 def _read(version: str, argv: Sequence[str]) -> Iterator[_Read]:
-    """The way of Python's argparse: `--flag value` or `--flag=value`, and unambiguous beginnings of names."""
-    known = flags(version)
+    """Read `--flag value` and `--flag=value`, each flag by its whole name; a value does not begin with two dashes."""
+    by_name = {name: flag for flag in flags(version).values() for name in (flag.name, *flag.aliases)}
     left = list(argv)
     while left:
-        word = left.pop(0)
-        if not _is_flag(known, word):
-            yield _Read(None, fault=f"{word}: belongs to no flag")
-            continue
-        name, equals, attached = word.partition("=")
-        found = _named(known, name.removeprefix("--"))
-        words = [attached] if equals else []
-        if isinstance(found, str):
-            yield _Read(None, fault=f"{name}: {found.format(version=version)}")
-            if not equals and left and not _is_flag(known, left[0]):
-                left.pop(0)
-            continue
-        if found.kind != "switch" and not equals:
-            most = len(left) if found.kind == "list" else 1
-            while left and len(words) < most and not _is_flag(known, left[0]):
-                words.append(left.pop(0))
-        fault = _fault(found, words)
-        if fault is not None:
-            yield _Read(None, fault=fault)
+        name, equals, attached = left.pop(0).partition("=")
+        values = [attached] if equals else []
+        while left and not equals and not left[0].startswith("--"):
+            values.append(left.pop(0))
+        flag = by_name.get(name.removeprefix("--")) if name.startswith("--") else None
+        if flag is None:
+            yield _Read(None, fault=f"{name}: no such flag in {version}")
+        elif (fault := _fault(flag, values)) is not None:
+            yield _Read(None, fault=f"--{flag.name}{fault}")
         else:
-            yield _Read(found, _value(found, words))
+            yield _Read(flag, _value(flag, values))
 
 
-def _is_flag(known: Mapping[str, Flag], word: str) -> bool:
-    """A negative number is a value, because no flag looks like one; so is what has a blank, unless it names a flag."""
-    if not word.startswith("-") or word == "-":
-        return False
-    if " " in word:
-        name = word.partition("=")[0].removeprefix("--")
-        return word.startswith("--") and _named(known, name) != _UNKNOWN
-    return not word[1:].replace(".", "", 1).isdigit()
-
-
-def _named(known: Mapping[str, Flag], name: str) -> Flag | str:
-    if name in known:
-        return known[name]
-    by_name = {named_flags: flag for flag in known.values() for named_flags in (flag.name, *flag.aliases)}
-    if name in by_name:
-        return by_name[name]
-    near = sorted(named_flags for named_flags in by_name if name and named_flags.startswith(name))
-    if len(near) == 1:
-        return by_name[near[0]]
-    return f"may be {', '.join(near)}" if near else _UNKNOWN
-
-
-def _fault(flag: Flag, words: Sequence[str]) -> str | None:
+def _fault(flag: Flag, values: Sequence[str]) -> str | None:
     if flag.kind == "switch":
-        return f"--{flag.name} {words[0]}: takes no value" if words else None
-    if not words:
-        return f"--{flag.name}: needs a value"
-    if flag.kind == "integer" and not _is_integer(words[0]):
-        return f"--{flag.name} {words[0]}: must be a whole number"
-    if flag.choices and words[0] not in flag.choices:
-        return f"--{flag.name} {words[0]}: must be one of {', '.join(flag.choices)}"
+        return f" {values[0]}: takes no value" if values else None
+    if not values:
+        return ": needs a value"
+    if len(values) > 1 and flag.kind != "list":
+        return f" {' '.join(values)}: takes one value"
+    if flag.kind == "integer" and not values[0].removeprefix("-").isdecimal():
+        return f" {values[0]}: must be a whole number"
+    if flag.choices and values[0] not in flag.choices:
+        return f" {values[0]}: must be one of {', '.join(flag.choices)}"
     return None
 
 
-def _is_integer(word: str) -> bool:
-    try:
-        int(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _value(flag: Flag, words: Sequence[str]) -> Value:
+def _value(flag: Flag, values: Sequence[str]) -> Value:
     match flag.kind:
         case "switch":
             return True
         case "integer":
-            return int(words[0])
+            return int(values[0])
         case "list":
-            return tuple(words)
-    return words[0]
+            return tuple(values)
+    return values[0]
 
 
 @cache
@@ -261,7 +228,7 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
 
 @cache
 def data() -> Mapping[str, Any]:
-    """The whole of data/trtllm_build.yaml."""
+    """Return the whole of data/trtllm_build.yaml."""
     file = resources.files("pipeline.contracts") / "data" / "trtllm_build.yaml"
     loaded: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
     return loaded

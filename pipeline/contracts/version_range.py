@@ -5,7 +5,6 @@ A release candidate (1.3.0rc4) and a repaired release (1.2.1.post1) have what th
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,14 +44,28 @@ def precedes(version: str, other: str) -> bool:
     (True, False, False)
     """
 
-    def numbers(text: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in release_of(text).split("."))
+    return _numbers(version) < _numbers(other)
 
-    return numbers(version) < numbers(other)
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release_of(version.removesuffix("rcN"))))
 
 
 def require_known(version: str, versions: Sequence[str]) -> None:
-    """Raise UserError if a contract does not know a version; the text names versions that are near."""
+    """Raise UserError if a contract does not know a version; the text names its neighbours."""
     if release_of(version) not in versions:
-        near = difflib.get_close_matches(version, versions, n=3, cutoff=0.4) or versions
-        raise UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near)}")
+        raise unknown_version(version, versions)
+
+
+def unknown_version(version: str, versions: Sequence[str]) -> UserError:
+    """Make the error for a version that is not one of `versions`, which are sorted; it names those next to it.
+
+    >>> print(unknown_version("0.21.0", ("1.0.0", "1.1.0")), unknown_version("1.0.5", ("1.0.0", "1.1.0")), sep="; ")
+    TensorRT-LLM 0.21.0 is not supported; the oldest is 1.0.0; TensorRT-LLM 1.0.5 is not known; known: 1.0.0, 1.1.0
+    """
+    own = _numbers(version)
+    if own < _numbers(versions[0]):
+        return UserError(f"TensorRT-LLM {version} is not supported; the oldest is {versions[0]}")
+    before = [known for known in versions if _numbers(known) < own][-1:]
+    after = [known for known in versions if _numbers(known) >= own][:1]
+    return UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(before + after)}")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.encryption import Codec
-from pipeline.cache.pgvector.database import PostgresConnections, make_once
+from pipeline.cache.postgres import PostgresConnections, make_once
 from pipeline.gateway.errors import ApiError
 
 _log = logging.getLogger("pipeline.gateway")

@@ -65,7 +65,7 @@ def _region(text: str) -> str:
 Region = Annotated[str, AfterValidator(_region), Field(json_schema_extra={"pattern": "^[A-Z]{2}$"})]
 # See pipeline.cache.semantic.guards.
 GuardName = Literal["numbers", "names", "negation", "accents"]
-# See pipeline.cache.semantic.shareable.
+# See pipeline.cache.semantic.layer.
 Language = Literal["en", "de", "fr", "es", "any"]
 
 

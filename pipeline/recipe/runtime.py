@@ -85,7 +85,7 @@ class _GpuRuntime(RecipeSection):
 
 
 class TensorRTRuntime(_GpuRuntime):
-    """Engines built ahead of time by trtllm-build, served by the C++ backend (TensorRT-LLM 0.19 to 1.2.1)."""
+    """Engines built ahead of time by trtllm-build, served by the C++ backend (TensorRT-LLM 1.0 to 1.2.1)."""
 
     kind: Literal["tensorrt"] = Field(description="Which runtime this is.")
     build_flags: tuple[str, ...] = Field(

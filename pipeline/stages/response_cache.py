@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.cache.encryption import KEY
-from pipeline.cache.pgvector.database import SCHEMES as POSTGRES
+from pipeline.cache.postgres import SCHEMES as POSTGRES
 from pipeline.cache.redis.server import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSetupError, SentenceEncoder, open_cache
@@ -28,7 +28,7 @@ from pipeline.sources import find_fetched, resolve_checkpoint
 from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Json, Store
 
-# Of the way in which graphs are made.
+# Revisions of the way in which graphs are made.
 _REVISIONS = {"encoder": 2, "verifier": 1}
 
 
@@ -36,11 +36,6 @@ def open_response_cache(
     recipe: Recipe, store: Store, progress: Progress | None = None
 ) -> ResponseCache | None:
     """Open the cache of a recipe, and make its encoder first if need be.
-
-    Args:
-        recipe: whose `cache` section it is.
-        store: holds encoders, and the file of answers where the recipe names none.
-        progress: is told of an encoder that is fetched and made.
 
     Returns:
         The cache, or None if the recipe does not enable one.
@@ -64,7 +59,7 @@ def open_response_cache(
 
 
 def cache_place(recipe: Recipe, store: Store) -> Path | str:
-    """Return where answers are kept: the address of a server, the file that the recipe names, or one in the store."""
+    """Return the place of the answers: the address of a server, the file that the recipe names, or one in the store."""
     backend = recipe.cache.backend
     if backend.kind != "sqlite":
         return backend.url
@@ -111,7 +106,7 @@ def needs_of_backend(place: Path | str, *, encrypted: bool = False) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _EncoderCheckpoint:
-    """What `resolve_checkpoint` reads of a model."""
+    """Fields of a model that `resolve_checkpoint` reads."""
 
     source: HubSource | LocalSource
     revision: str | None
@@ -136,11 +131,6 @@ def obtain_encoder(recipe: Recipe, store: Store, progress: Progress | None = Non
 def obtain_verifier(recipe: Recipe, store: Store, progress: Progress | None = None) -> Path | None:
     """Fetch and make the cross-encoder that `cache.semantic.verifier` names, unless the store has it.
 
-    Args:
-        recipe: whose `cache` section it is.
-        store: holds what was fetched and made.
-        progress: is told of what is fetched and made.
-
     Returns:
         Its folder, as `CrossEncoder` reads it; None if the recipe names none.
 
@@ -162,7 +152,7 @@ def _obtain(
     store: Store,
     progress: Progress | None,
 ) -> Path:
-    """The folder with the graph of a model: a local one as it is, else what was made of the checkpoint."""
+    """Return the folder with the graph of a model: a local one as it is, else one made of the checkpoint."""
     from pipeline.cache.semantic import cross_encoder, embedder
 
     graphs = embedder.GRAPHS if role == "encoder" else cross_encoder.GRAPHS

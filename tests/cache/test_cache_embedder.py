@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.embedder import Embedder, load_graph
 from pipeline.cache.semantic.onnx_export import write_onnx
-from pipeline.cache.semantic.onnx_session import load_graph
 
 pytest.importorskip("onnx")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "my", "parcel", "?"]

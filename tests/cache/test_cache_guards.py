@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.cache.semantic.guards import GUARDS, findings
-from pipeline.cache.semantic.words import read
+from pipeline.cache.semantic.guards import GUARDS, findings, read
 
 QUESTIONS = (
     "Can I pay in 3 parts?", "Is it safe to eat this?", "Does Anna owe Maria money?", "What is error E1234?",

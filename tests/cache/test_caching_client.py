@@ -1,18 +1,20 @@
-"""The client with a cache in front, against a scripted server."""
+"""The clients with a cache in front, against a scripted server; most through the blocking one, which runs the other."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from pipeline.cache.client import CachingClient
+from pipeline.cache.client import AsyncCachingClient, CachingClient
 from pipeline.cache.key import Origin
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.client import Cached, Client, ServerFailed
+from pipeline.client import AsyncClient, Cached, Cancelled, ServerFailed, request_headers
 from pipeline.client.testing import Ending, FakeServer, Reply
 
 ORIGIN = Origin("package")
@@ -25,9 +27,12 @@ def cache(tmp_path: Path) -> Iterator[ResponseCache]:
     cache.close()
 
 
+def caching(server: FakeServer, cache: ResponseCache) -> CachingClient:
+    return CachingClient(AsyncClient(server.url), cache, ORIGIN)
+
+
 def test_a_second_request_is_answered_by_the_same_chunks(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["Hel", "lo ", "you"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["Hel", "lo ", "you"])) as server, caching(server, cache) as client:
         answers, chunks = [], []
         for _ in range(2):
             with client.stream("Hi", max_tokens=8, temperature=0) as stream:
@@ -41,16 +46,14 @@ def test_a_second_request_is_answered_by_the_same_chunks(cache: ResponseCache) -
 
 
 def test_sampled_answers_are_not_kept(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
         for _ in range(2):
             assert client.generate("Hi", max_tokens=8, temperature=1.0).stats.cached is None
         assert len(server.requests) == 2
 
 
 def test_opting_out(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
         client.generate("Hi", max_tokens=8, temperature=0, cache=False)
         assert cache.backend.usage().entries == 0
         client.generate("Hi", max_tokens=8, temperature=0)
@@ -59,8 +62,7 @@ def test_opting_out(cache: ResponseCache) -> None:
 
 
 def test_a_failed_answer_is_not_kept(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a"], ending=Ending.ERROR)) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["a"], ending=Ending.ERROR)) as server, caching(server, cache) as client:
         for _ in range(2):
             with pytest.raises(ServerFailed):
                 client.generate("Hi", max_tokens=8, temperature=0)
@@ -68,8 +70,7 @@ def test_a_failed_answer_is_not_kept(cache: ResponseCache) -> None:
 
 
 def test_an_answer_cut_by_its_length_is_not_kept(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a", "b"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["a", "b"])) as server, caching(server, cache) as client:
         for _ in range(2):
             assert client.generate("Hi", max_tokens=2, temperature=0).finish_reason == "length"
         assert len(server.requests) == 2
@@ -77,8 +78,7 @@ def test_an_answer_cut_by_its_length_is_not_kept(cache: ResponseCache) -> None:
 
 def test_equal_requests_share_one_generation(cache: ResponseCache) -> None:
     texts: list[str] = []
-    with FakeServer(Reply(["a", "b", "c"], delay_s=0.05)) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["a", "b", "c"], delay_s=0.05)) as server, caching(server, cache) as client:
 
         def run() -> None:
             texts.append(client.generate("Hi", max_tokens=8, temperature=0).text)
@@ -93,8 +93,7 @@ def test_equal_requests_share_one_generation(cache: ResponseCache) -> None:
 
 
 def test_the_first_caller_may_leave(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a", "b", "c"], delay_s=0.05)) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, ORIGIN)
+    with FakeServer(Reply(["a", "b", "c"], delay_s=0.05)) as server, caching(server, cache) as client:
         with client.stream("Hi", max_tokens=8, temperature=0) as first:
             next(first)
             second = client.stream("Hi", max_tokens=8, temperature=0).__enter__()
@@ -103,3 +102,72 @@ def test_the_first_caller_may_leave(cache: ResponseCache) -> None:
         second.__exit__(None, None, None)
         assert len(server.requests) == 1
         assert client.generate("Hi", max_tokens=8, temperature=0).stats.cached == Cached("exact")
+
+
+def test_an_interrupt_ends_the_answer(cache: ResponseCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a chunk is awaited: the stream can be cancelled and left, and the server stops."""
+
+    def interrupted(self: Future[object], timeout: float | None = None) -> object:  # noqa: ARG001
+        assert server.requests[0].finished.wait(0.2) is False
+        raise KeyboardInterrupt
+
+    with (
+        FakeServer(Reply(["a"], ending=Ending.HANG)) as server,
+        caching(server, cache) as client,
+        client.stream("Hi", max_tokens=8, temperature=0) as stream,
+    ):
+        next(stream)
+        monkeypatch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        monkeypatch.undo()
+        stream.cancel()
+    assert server.requests[0].cancelled.wait(5)
+    assert stream.text == "a"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_closing_the_client_ends_its_streams(cache: ResponseCache, cached: bool) -> None:
+    with FakeServer(Reply(["a"], ending=Ending.HANG)) as server, caching(server, cache) as client:
+        with client.stream("Hi", max_tokens=8, temperature=0, cache=cached) as stream:
+            next(stream)
+            threading.Timer(0.1, client.close).start()
+            with pytest.raises(Cancelled):
+                next(stream)
+        assert server.requests[0].cancelled.wait(5)
+        with pytest.raises(RuntimeError, match="closed"):
+            client.generate("Hi", max_tokens=8)
+
+
+def test_headers_of_the_callers_context_are_sent(cache: ResponseCache) -> None:
+    with FakeServer() as server, caching(server, cache) as client:
+        token = request_headers.set((("traceparent", "00-1-2-01"),))
+        client.generate("Hi", max_tokens=8, temperature=0)
+        request_headers.reset(token)
+    assert server.requests[0].headers["traceparent"] == "00-1-2-01"
+
+
+def test_when_everybody_left_the_server_stops(cache: ResponseCache) -> None:
+    async def leave(url: str) -> None:
+        async with AsyncClient(url) as plain:
+            client = AsyncCachingClient(plain, cache, ORIGIN)
+            async with client.stream("Hi", max_tokens=8, temperature=0) as stream:
+                await anext(stream)
+
+    with FakeServer(Reply(["a", "b"], delay_s=5)) as server:
+        asyncio.run(leave(server.url))
+        assert server.requests[0].cancelled.wait(5)
+    assert cache.backend.usage().entries == 0
+
+
+def test_a_failure_reaches_all(cache: ResponseCache) -> None:
+    async def fail(url: str) -> list[object]:
+        async with AsyncClient(url) as plain:
+            client = AsyncCachingClient(plain, cache, ORIGIN)
+            answers = [client.generate("Hi", max_tokens=8, temperature=0) for _ in range(3)]
+            return await asyncio.gather(*answers, return_exceptions=True)
+
+    with FakeServer(Reply(["a"], ending=Ending.ERROR, first_delay_s=0.05)) as server:
+        assert {type(error) for error in asyncio.run(fail(server.url))} == {ServerFailed}
+        assert len(server.requests) == 1
+    assert cache.backend.usage().entries == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from pipeline.cache.client import CachingClient
 from pipeline.cache.entry import CacheEntry, StoredChunk
 from pipeline.cache.key import Origin, Question, make_question, tenant_id
 from pipeline.cache.redaction import Redaction
-from pipeline.cache.replay import Replay
 from pipeline.cache.response_cache import Hit, ResponseCache
 from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.client import Cached, Client, Refused
+from pipeline.cache.streams import Replay
+from pipeline.client import AsyncClient, Cached, Refused
 from pipeline.client.testing import FakeServer, Reply
 from tests.support.cache_asking import Fine, Letters, broken
 
@@ -62,6 +63,10 @@ def asked(turn: str = "What is it?", **sampling: Any) -> Question:
     return make_question(Origin("package"), turn, sampling or GREEDY)
 
 
+def caching(server: FakeServer, cache: ResponseCache) -> CachingClient:
+    return CachingClient(AsyncClient(server.url), cache, Origin("package"))
+
+
 def keep(cache: ResponseCache, question: Question, *texts: str, ttl_s: float | None = None) -> bool:
     pieces = [StoredChunk(text) for text in texts]
     return cache.store(question, pieces, finish_reason="stop", ttl_s=ttl_s)
@@ -87,8 +92,7 @@ def test_a_backend_that_is_down_misses_and_comes_back(backend: SqliteBackend, cl
 def test_a_request_goes_on_without_its_backend(backend: SqliteBackend) -> None:
     below = Fails(backend)
     below.down = True
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, ResponseCache(below), Origin("package"))  # type: ignore[arg-type]
+    with FakeServer(Reply(["a"])) as server, caching(server, ResponseCache(below)) as client:  # type: ignore[arg-type]
         for _ in range(2):
             assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
         assert len(server.requests) == 2
@@ -114,7 +118,7 @@ def test_whatever_fails_in_it_is_a_miss_that_is_told_once(
     asks = ["where is my parcel", "Where is my parcel?", "where is my parcel", "my parcel is where"]
     with FakeServer(Reply(["a"])) as server:
         cache = broken(backend, part, method)
-        with CachingClient(Client(server.url), cache, Origin("package")) as client:
+        with caching(server, cache) as client:
             answers = [client.generate(text, max_tokens=8, temperature=0).text for text in asks]
     assert answers == ["a"] * 4
     counts = cache.counters.as_dict()
@@ -132,9 +136,8 @@ def test_an_answer_that_cannot_be_decoded_is_asked_for_again(backend: SqliteBack
         [StoredChunk("b")], finish_reason="stop", created=cache.clock(), expires=cache.clock() + 100
     )
     short = CacheEntry(whole.raw[:-2], whole.created, whole.expires, "stop")
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, Origin("package"))
-        backend.put(make_question(client.origin, "Hi", {"max_tokens": 8, "temperature": 0}), short)
+    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
+        backend.put(make_question(Origin("package"), "Hi", {"max_tokens": 8, "temperature": 0}), short)
         assert client.generate("Hi", max_tokens=8, temperature=0).text == "a"
     assert (cache.counters["failed_lookup"], cache.counters["stored"]) == (1, 1)
 
@@ -217,8 +220,7 @@ def test_an_age_is_absolute(backend: SqliteBackend, clock: Clock) -> None:
 
 def test_a_request_may_say_how_long(backend: SqliteBackend, clock: Clock) -> None:
     cache = ResponseCache(backend, clock=clock)
-    with FakeServer(Reply(["a"])) as server, Client(server.url) as plain:
-        client = CachingClient(plain, cache, Origin("package"))
+    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
         with pytest.raises(Refused, match="ttl_s = 0"):
             client.generate("Hi", ttl_s=0, max_tokens=8, temperature=0)
         client.generate("Hi", ttl_s=5, max_tokens=8, temperature=0)
@@ -293,7 +295,7 @@ def test_embeddings_of_two_models_never_meet(backend: SqliteBackend, clock: Cloc
 
 
 @pytest.mark.parametrize("pace", [0.0, 1.0, 0.5])
-def test_a_replay_takes_its_time(pace: float) -> None:
+def test_a_replay_takes_its_time(pace: float, monkeypatch: pytest.MonkeyPatch) -> None:
     delays = (0.2, 0.4, 0.0)
     entry = CacheEntry.of(
         [StoredChunk(text, delay_s=delay) for text, delay in zip("abc", delays, strict=True)],
@@ -302,11 +304,18 @@ def test_a_replay_takes_its_time(pace: float) -> None:
         expires=1,
     )
     replay, waits = Replay(Hit(entry, Cached("exact")), "id", pace), list[float]()
-    while (following := replay.next()) is not None:
-        waits.append(following[0])
-        replay.deliver(following[1])
-    due: Sequence[float] = [pace * sum(delays[: n + 1]) for n in range(3)]
-    for wait, until in zip(waits, due, strict=False):
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    async def read() -> None:
+        async for _ in replay:
+            pass
+
+    monkeypatch.setattr("pipeline.cache.streams.asyncio.sleep", sleep)
+    asyncio.run(read())
+    due: Sequence[float] = [pace * sum(delays[: n + 1]) for n in range(3)] if pace else []
+    for wait, until in zip(waits, due, strict=True):
         assert wait <= until + 1e-6
         assert wait == pytest.approx(until, abs=0.1)  # less what went by since the beginning
     assert replay.text == "abc"

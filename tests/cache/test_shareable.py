@@ -10,8 +10,7 @@ import pytest
 from pipeline.cache.entry import StoredChunk
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.decision import default_verifier
-from pipeline.cache.semantic.layer import SemanticLayer
-from pipeline.cache.semantic.shareable import LETTERS, MAX_CHARS, is_shareable
+from pipeline.cache.semantic.layer import LETTERS, MAX_CHARS, SemanticLayer, is_shareable
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.recipe.response_cache import Language, SemanticSettings
 from tests.support.cache_asking import question

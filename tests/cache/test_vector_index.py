@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.cache import vector_index
-from pipeline.cache.codec import EntryCodec
 from pipeline.cache.encryption import PlainCodec
+from pipeline.cache.packed_backend import EntryCodec
 from pipeline.cache.vector_index import EXACT, Row, ScopeIndexes, VectorIndex
 
 Vectors = NDArray[np.float32]

@@ -56,7 +56,6 @@ def test_the_matrix_has_a_row_a_release(run: Run) -> None:
         ):
             assert cell is not None
             assert cell in row
-    assert "0.19.0, 0.20.0, 0.21.0 without pytorch: its LLM API was experimental" in done.out
     assert "26.03*" in rows["1.2.0"]
     assert "* 25.11: the support table says 1.0.3.2510, the backend's branch 1.2.0rc2" in done.out
 
@@ -90,7 +89,7 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
     ("arguments", "code", "said"),
     [
         (("1.2.1",), 0, "1.2.1 tensorrt: yes, nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
-        (("0.19.0", "--runtime", "pytorch"), 2, "experimental before 1.0.0"),
+        (("0.21.0", "--runtime", "pytorch"), 2, "0.21.0 is not supported; the oldest is 1.0.0"),
         (("1.3.0rc14", "--runtime", "tensorrt"), 2, "1.2.1 is the last of them that has trtllm-build"),
         (("1.2.1", "--runtime", "tensorrt", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 2,
          "refuses INT4 AWQ weights on compute capability 10.0 to 11.9 [builder]"),
@@ -121,7 +120,7 @@ def test_check_without_a_release_goes_over_all(run: Run) -> None:
 
 def test_all_reasons_at_once(run: Run) -> None:
     done = run(
-        "--check", "0.19.0", "--runtime", "pytorch", "--gpu", "a10-24g", "--quantization", "nvfp4", "--json"
+        "--check", "0.21.0", "--runtime", "pytorch", "--gpu", "a10-24g", "--quantization", "nvfp4", "--json"
     )
     assert done.code == 2
     assert len(done.json[0]["reasons"]) == 2

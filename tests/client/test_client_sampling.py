@@ -13,8 +13,8 @@ from pipeline.client.request import build_request, missing_inputs
 from pipeline.client.sampling import PARAMETERS, Sampling, read_sampling
 from pipeline.client.tensors import read_signature
 from pipeline.client.testing import bls, llmapi
-from pipeline.client.testing.models import admission_fault
 from pipeline.client.testing.reply import read_request
+from pipeline.client.testing.server import admission_fault
 
 GOOD: dict[str, Any] = {
     "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 2**64 - 1,

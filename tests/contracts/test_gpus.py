@@ -64,8 +64,7 @@ def test_an_unknown_gpu_names_those_of_the_chip() -> None:
     ("name", "version", "refused"),
     [
         ("b300-sxm-288g", "1.0.0", True), ("b300-sxm-288g", "1.1.0", False), ("b300-sxm-288g", "1.3.0rc14", False),
-        ("rtx-5090-32g", "0.19.0", True), ("rtx-5090-32g", "0.20.0", False),
-        ("b200-sxm-180g", "0.19.0", False), ("h100-sxm-80g", "0.19.0", False),
+        ("rtx-5090-32g", "1.0.0", False), ("b200-sxm-180g", "1.0.0", False), ("h100-sxm-80g", "1.0.0", False),
     ],
 )  # fmt: skip
 def test_a_release_older_than_the_gpu(name: str, version: str, refused: bool) -> None:

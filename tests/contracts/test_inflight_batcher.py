@@ -69,10 +69,8 @@ def test_newest_tensors_are_as_upstream_declares_them() -> None:
 @pytest.mark.parametrize(
     ("model", "way", "name", "first", "last"),
     [
-        ("tensorrt_llm", "inputs", "min_length", "0.19.0", "0.19.0"),
-        ("tensorrt_llm", "inputs", "random_seed", "0.19.0", "0.19.0"),
-        ("tensorrt_llm", "inputs", "min_tokens", "0.20.0", "1.2.1"),
-        ("tensorrt_llm_bls", "inputs", "seed", "0.20.0", "1.2.1"),
+        ("tensorrt_llm", "inputs", "min_tokens", "1.0.0", "1.2.1"),
+        ("tensorrt_llm_bls", "inputs", "seed", "1.0.0", "1.2.1"),
         ("ensemble", "inputs", "return_num_input_tokens", "1.0.0", "1.2.1"),
         ("ensemble", "outputs", "num_output_tokens", "1.0.0", "1.2.1"),
         ("preprocessing", "inputs", "IMAGE_SIZES", "1.0.0", "1.2.1"),
@@ -95,8 +93,8 @@ def test_shapes_and_types_follow_the_version() -> None:
             t.data_type for t in tensors(model, version, types).inputs if t.name == "prompt_embedding_table"
         )
 
-    assert (url("0.21.0"), url("1.0.0")) == ((1,), (-1,))
-    assert (table("tensorrt_llm", "0.21.0"), table("tensorrt_llm", "1.0.0")) == ("TYPE_FP16", "TYPE_FP32")
+    assert url("1.0.0") == (-1,)
+    assert table("tensorrt_llm", "1.0.0") == "TYPE_FP32"
     assert table("ensemble", "1.2.1") == "TYPE_FP16"  # upstream never made this one a choice
 
 

@@ -18,7 +18,7 @@ from pipeline.contracts.releases import (
 )
 from pipeline.errors import UserError
 
-SUPPORTED = ["0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1"]
+SUPPORTED = ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
 
 
 def test_the_supported_releases_oldest_first() -> None:
@@ -32,15 +32,6 @@ def test_other_contracts_know_the_same_versions() -> None:
     assert set(llmapi.versions()) >= {*of["pytorch"], *candidate_lines()}
     for version in [*SUPPORTED, *(f"{line}rc1" for line in candidate_lines())]:
         assert launch_facts(version).server
-
-
-def test_the_llm_api_refuses_the_releases_that_lack_its_runtime() -> None:
-    for one in releases():
-        if "pytorch" in one.tracks:
-            llm_args.require(one.version)
-        else:
-            with pytest.raises(UserError, match=r"experimental before 1\.0\.0"):
-                llm_args.require(one.version)
 
 
 @pytest.mark.parametrize("version", [*SUPPORTED, "1.3.0rc14"])
@@ -71,9 +62,10 @@ def test_every_release_with_engines_pins_tensorrt() -> None:
 @pytest.mark.parametrize(
     ("version", "track", "said"),
     [
-        ("0.20.0", "pytorch", "experimental before 1.0.0.*with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1"),
-        ("1.3.0rc14", "tensorrt", "1.2.1 is the last of them that has trtllm-build.*with it: 0.19.0"),
-        ("1.2.9", "tensorrt", "1.2.9 is not known; known: .*1.2.1"),
+        ("0.20.0", "pytorch", "0.20.0 is not supported; the oldest is 1.0.0$"),
+        ("0.21.0rc1", "tensorrt", "0.21.0rc1 is not supported; the oldest is 1.0.0$"),
+        ("1.3.0rc14", "tensorrt", "1.2.1 is the last of them that has trtllm-build.*with it: 1.0.0"),
+        ("1.2.9", "tensorrt", "1.2.9 is not known; known: 1.2.1, 1.3.0rcN"),
         ("1.3.0", "pytorch", "not known; known: .*1.3.0rcN"),
     ],
 )

@@ -93,7 +93,7 @@ def test_ids_are_unique_over_groups() -> None:
         ("rt.ngram_size", "pytorch", "1.3.0rc14", False),
         ("rt.ngram_size", "pytorch", None, True),
         ("rt.ngram_size", "tensorrt", "1.2.1", False),
-        ("rt.required_param_keys", "tensorrt", "0.19.0", True),
+        ("rt.required_param_keys", "tensorrt", "1.0.0", True),
         ("host.disk", "cpu", None, True),
     ],
 )

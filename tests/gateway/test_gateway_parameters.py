@@ -10,8 +10,7 @@ import openai
 import pytest
 
 from pipeline.client import PromptLogProbs
-from pipeline.client.testing import Received, Reply
-from pipeline.client.testing.models import bls
+from pipeline.client.testing import Received, Reply, bls
 from tests.gateway.conftest import Running, Start
 
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]

@@ -10,8 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from pipeline.client.testing import Ending, Reply
-from pipeline.client.testing.models import bls
+from pipeline.client.testing import Ending, Reply, bls
 from tests.gateway.conftest import Running, Start
 
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
 from draft_calls import AnswerMetrics, EnginePair
 from draft_target import DecodePosition, DraftTarget, Proposal, TargetOutput
-from engine_call import TensorNames
+from engine_call import logits_type
 from shared.refusal import RequestRefused
 from shared.seeds import call_seed
 from speculation import DraftHealth, DraftSettings, TargetBehaviour
@@ -80,10 +80,8 @@ def pair(
     target: Engine, draft: Engine, version: str = "1.2.1", inputs: Arrays = INPUTS, **more: Any
 ) -> EnginePair:
     settings = {name: more.pop(name) for name in ("acceptance_threshold", "behaviour") if name in more}
-    tensor_names = replace(
-        TensorNames.of(config(version)), **{k: more.pop(k) for k in ("logits",) if k in more}
-    )
-    speculation = DraftSettings(draft, DraftHealth(print), tensor_names, max_draft_tokens=4, **settings)  # type: ignore[arg-type]
+    settings["logits"] = more.pop("logits", logits_type(config(version)))
+    speculation = DraftSettings(draft, DraftHealth(print), max_draft_tokens=4, **settings)  # type: ignore[arg-type]
     rest = {"request_id": "an id", "streams": True, "log_probs": False, "use_logits": False} | more
     return EnginePair(target, speculation, inputs, **rest)  # type: ignore[arg-type]
 
@@ -91,13 +89,12 @@ def pair(
 @pytest.mark.parametrize("version", versions())
 @pytest.mark.parametrize("use_logits", [False, True])
 def test_every_call_has_tensors_of_the_release(version: str, use_logits: bool) -> None:
-    tensor_names = TensorNames.of(config(version))
     target, draft = Engine(tokens(4, 5), tokens(6, 7)), Engine(tokens(4) | {
         "generation_logits": np.zeros((1, 1, 1, 8), np.float32)
     })  # fmt: skip
     inputs = INPUTS | {
-        tensor_names.seed: np.array([[3]], np.uint64),
-        tensor_names.min_tokens: np.array([[6]], np.int32),
+        "seed": np.array([[3]], np.uint64),
+        "min_tokens": np.array([[6]], np.int32),
     }
     both = pair(
         target, draft, version, inputs, use_logits=use_logits, acceptance_threshold=0.5, log_probs=True
@@ -110,19 +107,14 @@ def test_every_call_has_tensors_of_the_release(version: str, use_logits: bool) -
         given = set(asked) - {"id", "outputs"}
         assert given <= {tensor.name for tensor in have.inputs}
         assert set(asked["outputs"]) <= {tensor.name for tensor in have.outputs}
-        assert asked[tensor_names.min_tokens].item() == 5
-        assert tensor_names.seed in given
+        assert asked["min_tokens"].item() == 5
+        assert "seed" in given
         for tensor in have.inputs:
             if tensor.name in given and tensor.dims == (1,):
                 assert asked[tensor.name].shape == (1, 1), tensor.name
     assert ("draft_acceptance_threshold" in target.asked[0]) is use_logits
     assert ("draft_logits" in target.asked[0]) is use_logits
     assert "draft_input_ids" not in target.asked[1]
-
-
-def test_names_before_0_20() -> None:
-    assert TensorNames.of(config("0.19.0")) == TensorNames("min_length", "random_seed")
-    assert TensorNames.of(config("0.20.0")) == TensorNames()
 
 
 def test_what_each_model_is_asked() -> None:

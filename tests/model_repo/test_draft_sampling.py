@@ -23,7 +23,7 @@ from tests.support.fake_model import FakeModel, next_logits
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
 from draft_calls import EnginePair
 from draft_target import DraftTarget
-from speculation import DraftHealth, DraftSettings, TensorNames
+from speculation import DraftHealth, DraftSettings
 
 PROMPT, TOKENS, TOP_K = [1, 2, 3], 4, 2
 ANSWERS = 2500
@@ -91,7 +91,7 @@ def shares() -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize("use_logits", [False, True])
 def test_every_answer_comes_as_often_as_it_should(use_logits: bool) -> None:
     target, draft = Engine(0.0), Engine(0.8)
-    speculation = DraftSettings(draft, DraftHealth(print), TensorNames(), max_draft_tokens=4)  # type: ignore[arg-type]
+    speculation = DraftSettings(draft, DraftHealth(print), max_draft_tokens=4)  # type: ignore[arg-type]
     counts: Counter[tuple[int, ...]] = Counter()
     proposed = accepted = 0
     for seed in range(ANSWERS):

@@ -56,10 +56,7 @@ def call(monkeypatch: pytest.MonkeyPatch, engine: Any, inputs: dict[str, Any]) -
     prompts = Prompts(
         np.array([[3, 4, 5]], np.int32), 3 * one, empty, empty, np.zeros((1, 0), np.float32), one, one
     )
-    names = engine_call.TensorNames()
-    return engine_call.EngineCall(
-        engine, inputs, prompts, tensor_names=names, context_logits=True, vocab_size=VOCAB
-    )
+    return engine_call.EngineCall(engine, inputs, prompts, context_logits=True, vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -153,7 +153,7 @@ def test_overlap_that_upstream_has_not_is_refused() -> None:
 
 
 def test_a_version_without_the_runtime_is_refused() -> None:
-    with pytest.raises(UserError, match="experimental before"):
+    with pytest.raises(UserError, match="is not supported"):
         llm_arguments(recipe("0.20.0"))
 
 

@@ -173,13 +173,6 @@ def test_drafts_make_sequences_longer() -> None:
     assert outcome.values["speculative_decoding_mode"] == 2
 
 
-def test_streaming_llm() -> None:
-    assert changed(build(version="0.21.0", streamingllm="enable", **PAGED)) == {
-        "use_paged_context_fmha": False
-    }
-    assert changed(build(version="0.21.0", streamingllm="disable", **PAGED)) == {}
-
-
 def test_a_draft_length_alone_changes_nothing() -> None:
     assert build(max_draft_len=5).values["max_seq_len"] == 4096
 
@@ -261,9 +254,6 @@ def test_formats_that_a_gpu_does_not_have(sm: int, weights: str, kv: str, refusa
         ((), {"pp_reduce_scatter": "enable"}, "AssertionError: PP reduce scatter"),
         ((), {"pp_reduce_scatter": "enable", "architecture": "MixtralForCausalLM"}, None),
         ((), {"streamingllm": "enable"}, "AssertionError: StreamingLLM is no longer supported"),
-        ((), {"streamingllm": "enable", "version": "0.21.0"}, None),
-        ((), {"streamingllm": "enable", "version": "0.21.0", "architecture": "X"},
-         "AssertionError: StreamingLLM is only supported"),
         ((), {"low_latency_gemm_plugin": "fp8", "sm": 100},
          "NotImplementedError: low_latency_gemm_plugin=fp8 is not supported on SM 100."),
         ((), {"low_latency_gemm_plugin": "fp8", "sm": 103}, None),
@@ -366,7 +356,6 @@ def test_every_message_can_come() -> None:
         build(max_num_tokens=8, opt_num_tokens=100), build(context_fmha="disable", max_num_tokens=8),
         build(remove_input_padding="disable"), build(weights="NVFP4", sm=100, max_num_tokens=64, **SPECULATION),
         build(reduce_fusion="enable", user_buffer="enable", norm_quant_fusion="enable", paged_kv_cache="enable"),
-        build(version="0.21.0", streamingllm="enable", **PAGED),
         effects("1.2.1", [], CheckpointConfig.of(rank_config() | {"rotary_scaling": linear}), 90),
     ):  # fmt: skip
         seen |= ids(outcome)

@@ -176,14 +176,13 @@ def test_no_decoding_mode_because_none_fits_a_draft(version: str) -> None:
 
 @pytest.mark.parametrize("version", versions())
 def test_names_that_changed_are_the_versions_own(version: str) -> None:
-    old, new = {"min_length", "random_seed"}, {"min_tokens", "seed"}
-    expected, gone = (old, new) if version == "0.19.0" else (new, old)
+    gone, expected = {"min_length", "random_seed"}, {"min_tokens", "seed"}
     have = models(settings(version))
     for name in ("tensorrt_llm", "tensorrt_llm_draft", "ensemble", "tensorrt_llm_bls"):
         names = {tensor.name for tensor in have[name].input}
         assert expected <= names
         # The entry model takes the older names, too.
-        assert not gone & names or (name == "tensorrt_llm_bls" and gone == old)
+        assert not gone & names or name == "tensorrt_llm_bls"
     passed = next(
         step for step in have["ensemble"].ensemble_scheduling.step if step.model_name == "tensorrt_llm"
     ).input_map
@@ -192,20 +191,17 @@ def test_names_that_changed_are_the_versions_own(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", versions())
-def test_counts_of_tokens_exist_from_1_0(version: str) -> None:
+def test_counts_of_tokens_are_tensors(version: str) -> None:
     have = models(settings(version))["tensorrt_llm_bls"]
     names = {tensor.name for tensor in (*have.input, *have.output)}
-    assert ("num_input_tokens" in names) == ("return_num_input_tokens" in names) == (version[0] == "1")
+    assert {"num_input_tokens", "return_num_input_tokens"} <= names
 
 
-def test_the_prompt_table_has_the_engines_type_from_1_0() -> None:
+def test_the_prompt_table_has_the_engines_type() -> None:
     chosen = DataTypes(prompt_embedding_table_data_type="TYPE_BF16")
-    for version, expected in (("0.21.0", "TYPE_FP16"), ("1.0.0", "TYPE_BF16")):
-        have = models(settings(version, target=EngineModelSettings((0,), 0.9, data_types=chosen)))
-        table = next(
-            tensor for tensor in have["tensorrt_llm"].input if tensor.name == "prompt_embedding_table"
-        )
-        assert DataType.Name(table.data_type) == expected
+    have = models(settings("1.0.0", target=EngineModelSettings((0,), 0.9, data_types=chosen)))
+    table = next(tensor for tensor in have["tensorrt_llm"].input if tensor.name == "prompt_embedding_table")
+    assert DataType.Name(table.data_type) == "TYPE_BF16"
 
 
 @pytest.mark.parametrize("version", versions())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipeline.client.testing import FakeServer, Reply
-from pipeline.client.testing.models import bls, llmapi
+from pipeline.client.testing import FakeServer, Reply, bls, llmapi
 from pipeline.errors import ServerError
 from pipeline.serving.probe import HealthProbe, generate
 from pipeline.serving.server import TritonServer

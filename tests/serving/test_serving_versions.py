@@ -27,9 +27,6 @@ PROMPT = TURN.format(QUESTIONS[0])
 @pytest.mark.parametrize(
     ("version", "known", "unknown"),
     [
-        ("0.19.0", {"min_length": 2}, {"min_tokens": 2}),
-        pytest.param("0.20.0", {"min_tokens": 2}, {"min_length": 2}, marks=pytest.mark.slow),
-        pytest.param("0.21.0", {"min_tokens": 2}, {"return_num_input_tokens": True}, marks=pytest.mark.slow),
         ("1.0.0", {"min_tokens": 2, "return_num_input_tokens": True}, {"min_length": 2}),
     ],
 )

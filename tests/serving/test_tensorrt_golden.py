@@ -39,13 +39,7 @@ LIMITS = DeploymentLimits(
 GIB = 2**30
 
 FORMATS = ("none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")
-# The newest version of each era: names and parameters are the same within one.
-EVERY = list(itertools.product(("0.19.0", "0.21.0", "1.2.1"), FORMATS, (1, 4), (False, True)))
-
-
-def era(version: str) -> str:
-    """The folder of a version: names of tensors changed in 0.20 and in 1.0."""
-    return "0.19" if version == "0.19.0" else "0.20" if version.startswith("0.") else "1.0"
+EVERY = list(itertools.product(("1.2.1",), FORMATS, (1, 4), (False, True)))
 
 
 def recipe(version: str, quantization: str, size: int, draft: bool) -> Recipe:
@@ -100,10 +94,10 @@ def launch(chosen: TensorRTSettings) -> str:
 @pytest.mark.parametrize("version", versions())
 def test_fp8_on_two_gpus_with_a_draft(version: str) -> None:
     chosen = settings(version, "fp8", 2, True)
-    assert_golden(GOLDEN / f"{era(version)}-fp8-tp2-draft", engine_models(chosen, IDS), launch(chosen))
+    assert_golden(GOLDEN / "1.0-fp8-tp2-draft", engine_models(chosen, IDS), launch(chosen))
 
 
-@pytest.mark.parametrize("version", [version for version in versions() if version.startswith("1.")])
+@pytest.mark.parametrize("version", versions())
 def test_int4_awq_on_one_gpu(version: str) -> None:
     chosen = settings(version, "int4_awq", 1, False)
     assert_golden(GOLDEN / "1.0-int4_awq-tp1", engine_models(chosen, IDS), launch(chosen))

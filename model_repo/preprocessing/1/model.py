@@ -1,6 +1,6 @@
 """Triton model `preprocessing`: text to token ids, for the ensemble and for clients that call models one by one.
 
-Tensors and behaviour are those of TensorRT-LLM's model of the same name (versions 0.19 to 1.2); it runs in front of
+Tensors and behaviour are those of TensorRT-LLM's model of the same name (versions 1.0 to 1.2); it runs in front of
 the C++ backend as well as in front of the cpu engine. Text only: inputs with images or video are refused by name.
 """
 

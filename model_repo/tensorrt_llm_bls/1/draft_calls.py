@@ -59,10 +59,9 @@ class EnginePair:
         self._target, self._speculation, self._id = target, speculation, request_id
         self._streams, self._use_logits = streams, use_logits
         self._outputs = (*_TOKENS, *PERFORMANCE, *(LOG_PROBS if log_probs else ()))
-        tensor_names = speculation.tensor_names
-        seed = inputs.get(tensor_names.seed)
+        seed = inputs.get("seed")
         self._seed = secrets.randbits(64) if seed is None else int(seed.flat[0])
-        own = (*_OF_A_CALL, tensor_names.seed, tensor_names.min_tokens)
+        own = (*_OF_A_CALL, "seed", "min_tokens")
         self._inputs = {name: array for name, array in inputs.items() if name not in own}
         self._draft_inputs = {name: array for name, array in self._inputs.items() if name not in _TARGET_ONLY}
         self._lock = threading.Lock()  # guards the one below
@@ -91,7 +90,7 @@ class EnginePair:
         logits = response["generation_logits"][0, 0, : len(tokens)]  # of [1, beams, tokens, vocabulary]
         if len(logits) != len(tokens):
             raise ValueError(f"{len(tokens)} tokens came with logits for {len(logits)}")
-        return Proposal(tokens, logits.astype(self._speculation.tensor_names.logits, copy=False))
+        return Proposal(tokens, logits.astype(self._speculation.logits, copy=False))
 
     def verify(self, at: DecodePosition, proposal: Proposal) -> TargetOutput:
         """See `ModelPair`."""
@@ -179,7 +178,6 @@ class EnginePair:
             self.give_up(error)
 
     def _round(self, at: DecodePosition, count: int, whose: int) -> dict[str, Array]:
-        tensor_names = self._speculation.tensor_names
         tag = whose if self._use_logits else _DRAFT
         inputs: dict[str, Array] = {
             "input_ids": np.array([at.tokens], np.int32),
@@ -188,10 +186,10 @@ class EnginePair:
             "streaming": np.array([[False]]),
             "exclude_input_in_output": _true(),
             "return_perf_metrics": _true(),  # says how many draft tokens were checked
-            tensor_names.seed: np.array([[call_seed(self._seed, at.made, tag)]], np.uint64),
+            "seed": np.array([[call_seed(self._seed, at.made, tag)]], np.uint64),
         }
         if at.min_tokens:
-            inputs[tensor_names.min_tokens] = np.array([[at.min_tokens]], np.int32)
+            inputs["min_tokens"] = np.array([[at.min_tokens]], np.int32)
         return inputs
 
 

@@ -6,7 +6,7 @@ that finds the beginning of a prompt again. What comes out is what the target ch
 The first token does not wait for the draft: while the target computes it, the draft reads the prompt, too, and proposes
 what may follow. If it began with the target's token, the rest is the next proposal.
 
-What the engine models behind it must be and do (C++ backend of TensorRT-LLM 0.19 to 1.2, and the cpu engine):
+What the engine models behind it must be and do (C++ backend of TensorRT-LLM 1.0 to 1.2, and the cpu engine):
 
 * both: `enable_kv_cache_reuse` true; prompts up to the longest sequence less one (on the C++ backend: chunked context,
   or max_num_tokens of that size); one tokenizer. `exclude_input_in_output` may be anything: each call says it anew.

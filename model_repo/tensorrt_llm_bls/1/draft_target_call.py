@@ -39,7 +39,7 @@ class DraftTargetCall:
         self._streams = read_flag(request, "stream")
         self._prompt = prompts.input_ids[0, : int(prompts.input_lengths[0, 0])].tolist()
         self._prompt_comes_back = prompt_comes_back
-        inputs = engine_inputs(request, prompts, speculation.tensor_names)
+        inputs = engine_inputs(request, prompts)
         self._pair = EnginePair(
             target,
             speculation,
@@ -49,7 +49,7 @@ class DraftTargetCall:
             log_probs=self._log_probs,
             use_logits=read_flag(request, "use_draft_logits"),
         )
-        minimum = inputs.get(speculation.tensor_names.min_tokens)
+        minimum = inputs.get("min_tokens")
         max_tokens = read(request, "max_tokens")
         assert max_tokens is not None, "refused before"
         self._loop = DraftTarget(

@@ -25,45 +25,10 @@ from shared.seeds import call_seed
 from shared.tensors import Array, read, read_flag
 
 
-@dataclass(frozen=True, slots=True)
-class TensorNames:
-    """Names and types of the engine's tensors that differ between releases of TensorRT-LLM.
-
-    >>> TensorNames.of({"input": [{"name": "random_seed"}], "output": []}).seed
-    'random_seed'
-    >>> TensorNames.of({"input": [{"name": "random_seed"}, {"name": "seed"}], "output": []}).seed
-    'seed'
-    """
-
-    min_tokens: str = "min_tokens"  # `min_length` before 0.20
-    seed: str = "seed"  # `random_seed` before 0.20
-    logits: npt.DTypeLike = np.float32  # of `draft_logits`, and of `generation_logits`
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> TensorNames:
-        """Read the config of the model in front of the engine; both are of one release, with one type of logits.
-
-        Where it takes both names of an input, the older one is for clients only.
-        """
-        inputs = {tensor["name"] for tensor in config["input"]}
-        types = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
-        return cls(
-            min_tokens="min_length"
-            if "min_length" in inputs and "min_tokens" not in inputs
-            else "min_tokens",
-            seed="random_seed" if "random_seed" in inputs and "seed" not in inputs else "seed",
-            logits=np.float16 if types.get("generation_logits") == "TYPE_FP16" else np.float32,
-        )
-
-    @property
-    def by_client(self) -> Mapping[str, str]:
-        """Name of an input for clients -> its name for the engine."""
-        return {
-            "min_length": self.min_tokens,
-            "min_tokens": self.min_tokens,
-            "random_seed": self.seed,
-            "seed": self.seed,
-        }
+def logits_type(config: Mapping[str, Any]) -> npt.DTypeLike:
+    """Read the type of an engine's `draft_logits` and `generation_logits` from the config of the model before it."""
+    types = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
+    return np.float16 if types.get("generation_logits") == "TYPE_FP16" else np.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +43,7 @@ class PriorOutput:
     length: int = 0
     counted: bool = False  # by the engine
 
-    def apply(self, inputs: dict[str, Array], names: TensorNames) -> None:
+    def apply(self, inputs: dict[str, Array]) -> None:
         """Change the inputs of an engine that are those of the whole answer."""
         if not self.length:
             return
@@ -86,11 +51,11 @@ class PriorOutput:
             inputs["prior_output_len"] = np.array([[self.length]], np.int32)
             return
         inputs["request_output_len"] = inputs["request_output_len"] - np.int32(self.length)
-        if names.min_tokens in inputs:
-            inputs[names.min_tokens] = np.maximum(inputs[names.min_tokens] - np.int32(self.length), 0)
-        if names.seed in inputs:
-            seed = call_seed(int(inputs[names.seed].flat[0]), self.length)
-            inputs[names.seed] = np.full_like(inputs[names.seed], seed)
+        if "min_tokens" in inputs:
+            inputs["min_tokens"] = np.maximum(inputs["min_tokens"] - np.int32(self.length), 0)
+        if "seed" in inputs:
+            seed = call_seed(int(inputs["seed"].flat[0]), self.length)
+            inputs["seed"] = np.full_like(inputs["seed"], seed)
 
 
 class EngineCall:
@@ -106,7 +71,6 @@ class EngineCall:
         request: Any,
         prompts: Prompts,
         *,
-        tensor_names: TensorNames,
         context_logits: bool = False,
         vocab_size: int,
         prior_output: PriorOutput = PriorOutput(),
@@ -116,7 +80,6 @@ class EngineCall:
             model: The engine model.
             request: The client's request.
             prompts: Prompts of the request, as the engine takes them.
-            tensor_names: Names of the engine model's tensors.
             context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
             vocab_size: Without the engine's padding.
             prior_output: At the end of the prompt.
@@ -128,8 +91,8 @@ class EngineCall:
         self._id = engine_id(request)
         self._over = False
         self.asked_for = asked_for(request)
-        self._inputs = engine_inputs(request, prompts, tensor_names)
-        prior_output.apply(self._inputs, tensor_names)
+        self._inputs = engine_inputs(request, prompts)
+        prior_output.apply(self._inputs)
         outputs = [*self.asked_for]
         self._prompt_logits: PromptLogits | None = None
         if context_logits and RETURN_PROMPT_LOG_PROBS in self._inputs:
@@ -196,11 +159,13 @@ _PASSED = {
     "temperature": "temperature",
     "length_penalty": "len_penalty",
     "repetition_penalty": "repetition_penalty",
-    "min_length": "min_length",  # until 0.20, then min_tokens; see `TensorNames`
+    # The name before 0.20, which clients still send.
+    "min_length": "min_tokens",
     "min_tokens": "min_tokens",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
-    "random_seed": "random_seed",  # until 0.20, then seed
+    # The name before 0.20.
+    "random_seed": "seed",
     "seed": "seed",
     "return_log_probs": "return_log_probs",
     "return_context_logits": "return_context_logits",
@@ -248,13 +213,13 @@ _ASKED_FOR = {
 UNIQUE_ID = 16  # characters: an id of that length or more is taken to be its client's alone
 
 
-def engine_inputs(request: Any, prompts: Prompts, tensor_names: TensorNames) -> dict[str, Array]:
+def engine_inputs(request: Any, prompts: Prompts) -> dict[str, Array]:
     """Inputs of the engine.
 
     Raises:
         RequestRefused: An input is given by two names.
     """
-    return _prompt_inputs(prompts) | _passed_inputs(request, tensor_names)
+    return _prompt_inputs(prompts) | _passed_inputs(request)
 
 
 def asked_for(request: Any) -> tuple[str, ...]:
@@ -288,9 +253,9 @@ def _prompt_inputs(prompts: Prompts) -> dict[str, Array]:
     return inputs | {name: array for name, array in optional.items() if array.shape[-1]}
 
 
-def _passed_inputs(request: Any, tensor_names: TensorNames) -> dict[str, Array]:
+def _passed_inputs(request: Any) -> dict[str, Array]:
     inputs: dict[str, Array] = {}
-    for ours, theirs in {**_PASSED, **_OWN_PASSED, **tensor_names.by_client}.items():
+    for ours, theirs in {**_PASSED, **_OWN_PASSED}.items():
         array = read(request, ours)
         if array is not None:
             if theirs in inputs:

@@ -2,7 +2,7 @@
 
 It holds the state of each request (tokens so far, text not certain yet, stop words across pieces), so that joined
 pieces are exactly the text of all tokens, and a client that leaves frees the engine. Tensors are those of
-TensorRT-LLM's model of the same name (versions 0.19 to 1.2); it runs in front of the C++ backend and of the cpu
+TensorRT-LLM's model of the same name (versions 1.0 to 1.2); it runs in front of the C++ backend and of the cpu
 engine alike. It tokenizes by itself, which saves a call of `preprocessing`.
 
 Each request has a thread of its own, because reading the engine's responses and sending our own both block. Where the
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from engine_call import UNIQUE_ID, TensorNames
+from engine_call import UNIQUE_ID, logits_type
 from engine_client import EngineClient, follow_trace
 from serving import ServingContext, TextRequest
 from shared.cancellation import CancellationWatch, WatchedSender
@@ -38,7 +38,7 @@ class TritonPythonModel:
     """See Triton's Python backend for when each method is called."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        parameters, tensor_names = Parameters(args), TensorNames.of(json.loads(args["model_config"]))
+        parameters = Parameters(args)
         tokenizer = TextTokenizer(
             parameters.path("tokenizer_dir"), add_special_tokens=parameters.flag("add_special_tokens", True)
         )
@@ -55,8 +55,7 @@ class TritonPythonModel:
             },
             skip_special_tokens=parameters.flag("skip_special_tokens", True),
             engine=EngineClient(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
-            tensor_names=tensor_names,
-            speculation=_speculation(parameters, tensor_names),
+            speculation=_speculation(parameters, json.loads(args["model_config"])),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
             decoupled=parameters.decoupled,
@@ -127,7 +126,7 @@ class TritonPythonModel:
         return last
 
 
-def _speculation(parameters: Parameters, tensor_names: TensorNames) -> DraftSettings | None:
+def _speculation(parameters: Parameters, config: Mapping[str, Any]) -> DraftSettings | None:
     name = parameters.text("tensorrt_llm_draft_model_name", "")
     if not name:
         return None
@@ -139,7 +138,7 @@ def _speculation(parameters: Parameters, tensor_names: TensorNames) -> DraftSett
     return DraftSettings(
         draft=EngineClient(name),
         health=DraftHealth(pb_utils.Logger.log_warn),
-        tensor_names=tensor_names,
+        logits=logits_type(config),
         max_draft_tokens=optional("max_draft_tokens"),
         max_input_tokens=optional("max_input_tokens"),
         max_output_tokens=optional("max_output_tokens"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from draft_target_call import DraftTargetCall
-from engine_call import LOG_PROBS, EngineCall, PriorOutput, TensorNames, asked_for
+from engine_call import LOG_PROBS, EngineCall, PriorOutput, asked_for
 from engine_client import EngineClient
 from shared.answer_text import AnswerText
 from shared.prompts import PromptEncoder
@@ -42,7 +42,6 @@ class ServingContext:
     decoders: Mapping[bool, TextDecoder]  # by whether special tokens are left out
     skip_special_tokens: bool  # unless a request says otherwise
     engine: EngineClient
-    tensor_names: TensorNames  # of the engine
     speculation: DraftSettings | None  # None: there is no draft model beside the engine
     accumulate_tokens: bool
     exclude_input_in_output: bool  # unless a request says otherwise
@@ -157,7 +156,6 @@ class TextRequest:
                 setup.engine,
                 request,
                 self._prompts,
-                tensor_names=setup.tensor_names,
                 context_logits=setup.context_logits,
                 vocab_size=setup.encoder.vocab_size,
                 prior_output=PriorOutput(len(self._prior), setup.engine_takes_prior_output),

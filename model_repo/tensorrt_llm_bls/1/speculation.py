@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_call import TensorNames
+import numpy as np
+import numpy.typing as npt
 from engine_client import EngineClient
 from shared.prompt_log_probs import RETURN_PROMPT_LOG_PROBS
 from shared.prompts import Prompts
@@ -46,7 +47,7 @@ class DraftSettings:
 
     draft: EngineClient
     health: DraftHealth
-    tensor_names: TensorNames
+    logits: npt.DTypeLike = np.float32  # of `draft_logits`
     max_draft_tokens: int | None = None  # that the target checks in one round, and the default; None: unknown
     max_input_tokens: int | None = None  # of a prompt; the engines take longer ones, because rounds send them
     max_output_tokens: int | None = None

@@ -58,7 +58,7 @@ def holds_card(text: str) -> bool:
 
 def _card_sized(run: str) -> Iterator[str]:
     """Digits of groups that follow each other in a run, as many as a card has: it may stand between other numbers."""
-    groups = [(found[1], found[2]) for found in _GROUPS.finditer(run)]
+    groups = [(match[1], match[2]) for match in _GROUPS.finditer(run)]
     for at, (before, first) in enumerate(groups):
         decimals = before == "." or (at + 1 < len(groups) and groups[at + 1][0] == ".")
         if len(first) in _CARD_DIGITS and not decimals:
@@ -161,13 +161,13 @@ class NationalIds:
 
     def _holds_named(self, text: str) -> bool:
         lower = text.lower()
-        said = frozenset(_WORD.findall(lower))
+        present = frozenset(_WORD.findall(lower))
         return any(
             _finds(known.named, known, text, max(0, at - _BEFORE), min(len(text), at + len(word) + _AFTER))
             for known in self._ids
             if known.named is not None
             for word in known.words
-            if (word in said if word.isalpha() and word.isascii() else word in lower)
+            if (word in present if word.isalpha() and word.isascii() else word in lower)
             for at in _places(word, lower)
         )
 
@@ -175,8 +175,8 @@ class NationalIds:
 def _finds(form: re.Pattern[str], known: _NationalId, text: str, start: int, end: int) -> bool:
     """Whether a valid number of a form begins and ends in a part of a text, and is not cut off by its end."""
     return any(
-        (found.end() < end or end == len(text)) and known.valid(found[0])
-        for found in form.finditer(text, start, end)
+        (match.end() < end or end == len(text)) and known.valid(match[0])
+        for match in form.finditer(text, start, end)
     )
 
 

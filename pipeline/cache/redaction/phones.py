@@ -71,14 +71,14 @@ class PhoneNumbers:
 
         text = to_ascii(text)
         readings = 0
-        for found in _CANDIDATE.finditer(text):
-            number = found[0]
+        for candidate in _CANDIDATE.finditer(text):
+            number = candidate[0]
             if self._in_north_america and _NORTH_AMERICAN.fullmatch(number):
                 return True
             if self._with_trunk_0 and _likely(number):
                 return True
             for region, leniency in self._readings(
-                number, text[max(0, found.start() - _BEFORE) : found.start()]
+                number, text[max(0, candidate.start() - _BEFORE) : candidate.start()]
             ):
                 readings += 1
                 matcher = PhoneNumberMatcher(number, region, leniency=getattr(Leniency, leniency))
@@ -152,7 +152,7 @@ def _by_groups(regions: Sequence[str]) -> Mapping[tuple[int, ...], tuple[str, ..
     """How numbers without a trunk prefix are grouped -> where; less what amounts and ranges (4000-6000) are."""
     import phonenumbers as known
 
-    found: dict[tuple[int, ...], dict[str, None]] = {}
+    by_groups: dict[tuple[int, ...], dict[str, None]] = {}
     for region in regions:
         for kind in known.PhoneNumberType.values():
             example = known.example_number_for_type(region, kind)
@@ -163,5 +163,5 @@ def _by_groups(regions: Sequence[str]) -> Mapping[tuple[int, ...], tuple[str, ..
             groups = _groups(written)
             matcher = known.PhoneNumberMatcher(written, region, leniency=known.Leniency.STRICT_GROUPING)
             if sum(groups) > 8 and written[0] != "0" and not _in_thousands(groups) and matcher.has_next():
-                found.setdefault(groups, {})[region] = None
-    return {groups: tuple(those) for groups, those in found.items()}
+                by_groups.setdefault(groups, {})[region] = None
+    return {groups: tuple(those) for groups, those in by_groups.items()}

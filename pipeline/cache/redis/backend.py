@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from pipeline.cache.backend import (
     ALL_ENTRIES,
     ANY,
@@ -22,21 +24,23 @@ from pipeline.cache.backend import (
     Usage,
     Vector,
 )
-from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend
+from pipeline.cache.packed_backend import PackedBackend, PackedEntry
 from pipeline.cache.redis import scripts
-from pipeline.cache.redis.engine import QueryEngine
-from pipeline.cache.redis.server import RedisAddress, RedisConnections, Script
+from pipeline.cache.redis.server import CommandRefused, RedisAddress, RedisConnections, Script
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
-_PAGE = 256  # entries that one command reads or removes
+# Entries that one command reads or removes.
+_PAGE = 256
+# Formats of embeddings; the first one that the server knows is used.
+_FORMATS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}
+_LINKS, _BUILD_EFFORT, _SEARCH_EFFORT = 16, 128, 64
 
 
 class RedisBackend(PackedBackend):
     """See `pipeline.cache.backend.Backend`.
 
-    >>> cache = RedisBackend(Address.parse("redis://cache.internal"))     # doctest: +SKIP
+    >>> cache = RedisBackend(RedisAddress.parse("redis://cache.internal"))     # doctest: +SKIP
     """
 
     remote = True
@@ -52,10 +56,8 @@ class RedisBackend(PackedBackend):
     ) -> None:
         """
         Args:
-            address: of the server.
-            capacity: how much is kept at most.
-            name: of this cache; several are kept apart in one database.
-            codec: encrypts what is kept; embeddings are then indexed in the memory of this process.
+            name: several caches in one database are kept apart by it.
+            codec: encrypts entries; embeddings are then indexed in the memory of this process.
 
         Raises:
             ValueError: the distribution `redis` is missing.
@@ -63,8 +65,9 @@ class RedisBackend(PackedBackend):
         super().__init__(capacity, codec)
         self._server = server or RedisConnections(address)
         self._name = name
-        self._prefix = f"pipeline:{{{name}}}:"  # braces: all keys lie in one slot of a cluster
-        self._engine = QueryEngine(self._server, self._prefix)
+        # With braces, all keys lie in one slot of a cluster.
+        self._prefix = f"pipeline:{{{name}}}:"
+        self._engine = _QueryEngine(self._server, self._prefix)
         self._indexes = ScopeIndexes(self._codec, self._read_after)
         self._put = self._server.script(scripts.PUT)
         self._remove = self._server.script(scripts.REMOVE)
@@ -74,19 +77,7 @@ class RedisBackend(PackedBackend):
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
-        """Find the entries of a scope with the nearest questions, the nearest first.
-
-        The server's query engine finds them; without one, or if embeddings are encrypted, an index in memory.
-
-        Args:
-            scope: where to search.
-            vector: float32 [dimensions] of length 1.
-            count: how many are wanted at most.
-            min_similarity: cosine; entries that are less near are left out. By default none is.
-
-        Returns:
-            Keys, questions and cosines; some of the entries may have expired since.
-        """
+        """See `Backend.near`. Without a query engine, or if embeddings are encrypted, an index in memory is asked."""
         if self._indexed_there:
             near = self._engine.near(scope, vector, count, min_similarity)
             turns = self._server.together([("HGET", self._at(key), "turn") for key, _ in near])
@@ -100,27 +91,11 @@ class RedisBackend(PackedBackend):
         )
 
     def remove(self, keys: Iterable[bytes]) -> int:
-        """Remove entries by their keys, 256 at a time.
-
-        Args:
-            keys: of the entries; those that are not there are passed over.
-
-        Returns:
-            How many were there.
-        """
         wanted = list(keys)
         pages = [wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE)]
         return sum(int(self._run(self._remove, *page)) for page in pages)
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
-        """Remove the selected entries, 256 at a time.
-
-        Args:
-            which: selects them; by default all.
-
-        Returns:
-            How many there were.
-        """
         before = "" if which.before is None else repr(which.before)
         ids = [id.hex() if id is not None else "" for id in (which.scope, which.engine, which.tenant)]
         gone, last = 0, b"-1"
@@ -130,7 +105,6 @@ class RedisBackend(PackedBackend):
         return gone
 
     def items(self) -> Iterator[StoredEntry]:
-        """Yield all entries that can be read, the newest first; 256 are fetched at a time."""
         below = b"+inf"
         while page := self._server.call(
             "ZREVRANGEBYSCORE", self._prefix + "order", below, "-inf", "WITHSCORES", "LIMIT", 0, _PAGE
@@ -139,11 +113,9 @@ class RedisBackend(PackedBackend):
             yield from self._kept(keys)
 
     def removals(self) -> int:
-        """Return a number that changes whenever any process removes or replaces an entry."""
         return int(self._server.call("HGET", self._prefix + "totals", "removals") or 0)
 
     def usage(self) -> Usage:
-        """Return how full the cache is: entries, bytes, those with embeddings, and the oldest."""
         totals, entries, first = self._server.together(
             [
                 ("HMGET", self._prefix + "totals", "bytes", "embedded"),
@@ -156,20 +128,19 @@ class RedisBackend(PackedBackend):
         return Usage(entries, int(totals[0] or 0), int(totals[1] or 0), oldest)
 
     def describe(self) -> Mapping[str, str]:
-        """Describe kind, server, name, version, and where embeddings are searched, for people."""
-        told = self._server.call("INFO", "server")
-        kind = "valkey" if "valkey_version" in told else "redis"
+        information = self._server.call("INFO", "server")
+        kind = "valkey" if "valkey_version" in information else "redis"
         return {
             "kind": kind,
             "server": str(self._server.address),
             "name": self._name,
-            "version": str(told.get(f"{kind}_version", "unknown")),
+            "version": str(information.get(f"{kind}_version", "unknown")),
             "embeddings": "query engine" if self._indexed_there else "indexed in memory",
         }
 
     def close(self) -> None:
         """Write when entries were last used, if the server can be reached, and close the connections."""
-        with suppress(BackendDown):  # what was used last is not worth more than leaving
+        with suppress(BackendDown):
             self._flush()
         self._server.close()
 
@@ -233,7 +204,8 @@ class RedisBackend(PackedBackend):
         )
         for key, (turn, answer), use, account in zip(keys, rows, used, known, strict=True):
             if not (turn and answer and use and account):
-                continue  # expired, or gone since the page was read
+                # Expired, or gone since the page was read.
+                continue
             opened = self._codec.both(turn, answer, key)
             if opened is not None:
                 _, embedded, *ids, _ = account.decode().split()
@@ -250,3 +222,102 @@ class RedisBackend(PackedBackend):
 
     def _at(self, key: bytes) -> bytes:
         return f"{self._prefix}entry:".encode() + key
+
+
+class _QueryEngine:
+    """The server's query engine, where it has one: an HNSW index of all embeddings, asked within one scope.
+
+    Written against RediSearch 2.10 (Redis Stack 7.4, Redis 8) and the search module of Valkey. The server must read the
+    embeddings for this, so that sealed ones are indexed in the memory of each process instead.
+    """
+
+    def __init__(self, server: RedisConnections, prefix: str) -> None:
+        self._server = server
+        self._prefix = prefix
+        self._there: bool | None = None
+        # Dimensions -> format of the index that is there.
+        self._made: dict[int, str] = {}
+
+    def is_there(self) -> bool:
+        """Whether the server has a query engine."""
+        if self._there is None:
+            try:
+                self._server.call("FT._LIST")
+                self._there = True
+            except CommandRefused:
+                self._there = False
+        return self._there
+
+    def field(self, vector: Vector) -> tuple[str, bytes]:
+        """Return name and value of the hash field for an embedding, and make the index if need be."""
+        kind = self._made.get(len(vector)) or self._make(len(vector))
+        return f"{kind}:{len(vector)}", _packed(vector, kind)
+
+    def near(
+        self, scope: bytes, vector: Vector, count: int, min_similarity: float
+    ) -> list[tuple[bytes, float]]:
+        """Find keys and cosines of the nearest entries of a scope that are near enough, the nearest first.
+
+        It does not return the questions: RediSearch 2.10 cuts a field that it returns at its first zero byte.
+        """
+        try:
+            found = self._search(scope, vector, count)
+        except CommandRefused:
+            # Such as after a restart without data: the index is made again.
+            self._made.pop(len(vector), None)
+            found = self._search(scope, vector, count)
+        start = len(f"{self._prefix}entry:")
+        near = [
+            (name[start:], 1 - float(fields[1]))
+            for name, fields in zip(found[::2], found[1::2], strict=True)
+            if fields
+        ]
+        return sorted((pair for pair in near if pair[1] >= min_similarity), key=lambda pair: -pair[1])
+
+    def _search(self, scope: bytes, vector: Vector, count: int) -> Sequence[Any]:
+        size = len(vector)
+        kind = self._made.get(size) or self._make(size)
+        query = f"(@scope:{{{scope.hex()}}})=>[KNN {count} @embedding $vector AS distance]"
+        reply: Sequence[Any] = self._server.call(
+            "FT.SEARCH", self._index(size), query, "PARAMS", 2, "vector", _packed(vector, kind),
+            "RETURN", 1, "distance", "LIMIT", 0, count, "DIALECT", 2,
+        )  # fmt: skip
+        # Without their number.
+        return reply[1:]
+
+    def _index(self, dimensions: int) -> str:
+        return f"{self._prefix}near:{dimensions}"
+
+    def _make(self, dimensions: int) -> str:
+        refusals = []
+        for kind in _FORMATS:
+            try:
+                self._create(dimensions, kind)
+            except CommandRefused as error:
+                if "already exists" not in str(error).lower():
+                    refusals.append(str(error))
+                    continue
+                kind = self._format_of(dimensions)
+            self._made[dimensions] = kind
+            return kind
+        raise BackendDown("; ".join(refusals))
+
+    def _create(self, dimensions: int, kind: str) -> None:
+        parameters: Sequence[object] = (
+            "TYPE", kind, "DIM", dimensions, "DISTANCE_METRIC", "COSINE",
+            "M", _LINKS, "EF_CONSTRUCTION", _BUILD_EFFORT, "EF_RUNTIME", _SEARCH_EFFORT,
+        )  # fmt: skip
+        self._server.call(
+            "FT.CREATE", self._index(dimensions), "ON", "HASH", "PREFIX", 1, f"{self._prefix}entry:",
+            "SCHEMA", "scope", "TAG",
+            f"{kind}:{dimensions}", "AS", "embedding", "VECTOR", "HNSW", len(parameters), *parameters,
+        )  # fmt: skip
+
+    def _format_of(self, dimensions: int) -> str:
+        """Return the format of an index that another process made."""
+        information = repr(self._server.call("FT.INFO", self._index(dimensions)))
+        return next(kind for kind in _FORMATS if f"{kind}:{dimensions}" in information)
+
+
+def _packed(vector: Vector, kind: str) -> bytes:
+    return np.asarray(vector, _FORMATS[kind]).tobytes()

@@ -1,4 +1,4 @@
-"""What the server does in one step, as Lua: it happens whole or not at all, whoever dies meanwhile.
+"""Changes that the server makes in one step, as Lua scripts: they happen whole or not at all, whoever dies meanwhile.
 
 All names begin with a prefix, which the scripts get as their first argument:
 

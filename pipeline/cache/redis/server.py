@@ -41,7 +41,7 @@ class RedisAddress:
         Raises:
             ValueError: the address is malformed; the text says how, and never shows a password.
 
-        >>> Address.parse("rediss://cache.internal/2?ca=/etc/ca.pem").database
+        >>> RedisAddress.parse("rediss://cache.internal/2?ca=/etc/ca.pem").database
         2
         """
         parts = urlsplit(without_password(url))
@@ -79,19 +79,19 @@ class RedisAddress:
         Args:
             environ: environment variables, by default this process's; `PIPELINE_CACHE_PASSWORD` is read.
         """
-        given: dict[str, Any] = {"host": self.host, "port": self.port, "db": self.database}
+        settings: dict[str, Any] = {"host": self.host, "port": self.port, "db": self.database}
         if self.user:
-            given["username"] = self.user
+            settings["username"] = self.user
         if environ.get(PASSWORD):
-            given["password"] = environ[PASSWORD]
+            settings["password"] = environ[PASSWORD]
         if self.tls:
-            given |= {
+            settings |= {
                 "ssl": True,
                 "ssl_cert_reqs": "required",
                 "ssl_check_hostname": True,
                 "ssl_ca_certs": self.ca,
             }
-        return given
+        return settings
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}/{self.database}"

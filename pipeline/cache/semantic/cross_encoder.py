@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.cache.semantic.decision import Decision, Verifier
-from pipeline.cache.semantic.onnx_session import load_graph
+from pipeline.cache.semantic.embedder import find_graph, load_graph
 from pipeline.reading import read_json, read_tokenizer
 
 # The first one that is there.
@@ -37,24 +37,18 @@ class CrossEncoder:
         """
         Args:
             folder: see the module.
-            threads: that one comparison may use.
+            threads: CPU threads of one comparison.
 
         Raises:
             FileNotFoundError: the folder holds no graph or no tokenizer.
         """
-        graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
-        if graph is None or not (folder / "tokenizer.json").is_file():
-            raise FileNotFoundError(f"{folder}: needs tokenizer.json and one of {', '.join(GRAPHS)}")
+        graph = find_graph(folder, GRAPHS)
         self._folder, self._graph, self._threads = folder, graph, threads
         self._loading = threading.Lock()
         self._loaded: _Loaded | None = None
 
     def __call__(self, one: str, other: str) -> float | None:
-        """Return the probability that one answer serves both; None if they are too long for the model together.
-
-        Args:
-            one: text of a question.
-            other: text of another.
+        """Return the probability that one answer serves both questions; None if they are too long together.
 
         Raises:
             ValueError: the graph is none of a cross-encoder for two texts.
@@ -64,16 +58,16 @@ class CrossEncoder:
         encoding = model.tokenizer.encode_batch_fast([(one, other)])[0]
         if len(encoding) > model.max_tokens:
             return None
-        given = {
+        arrays = {
             "input_ids": encoding.ids,
             "attention_mask": encoding.attention_mask,
             "token_type_ids": encoding.type_ids,
         }
-        rows = {name: np.array([given[name]], np.int64) for name in model.inputs}
+        rows = {name: np.array([arrays[name]], np.int64) for name in model.inputs}
         logits = model.session.run(None, rows)[0].reshape(-1).astype(np.float64)
         if not np.isfinite(logits).all():
             raise ValueError("the cross-encoder gave what is not a number")
-        # Of one logit the odds; of two how much the second is above the first.
+        # One logit gives the odds; of two, the second counts by how much it is above the first.
         odds = logits[-1] - (logits[0] if len(logits) == 2 else 0.0)
         return float(1 / (1 + np.exp(-np.clip(odds, -60, 60))))
 
@@ -121,9 +115,9 @@ class CrossEncoderVerifier:
 
     Attributes:
         guarded: verifier whose guards may forbid; its score counts where they do.
-        model: whose probability is the score of all others.
-        default_min_score: that a hit needs where the recipe does not say. Models differ in how sure they are:
-            `pipeline cache tune` chooses it for the one at hand.
+        model: its probability is the score of all other pairs.
+        default_min_score: see `Verifier`. Models differ in how sure they are: `pipeline cache tune` chooses a score for
+            the one at hand.
     """
 
     guarded: Verifier
@@ -131,22 +125,11 @@ class CrossEncoderVerifier:
     default_min_score: float = 0.9
 
     def prepare(self, text: str) -> None:
-        """Prepare what the guards need.
-
-        Args:
-            text: of a question.
-        """
         self.guarded.prepare(text)
 
     def decide(self, question: str, candidate: str, cosine: float) -> Decision:
-        """Judge by the guards, then by the model; what is too long for the model scores 0.
-
-        Args:
-            question: text that is asked.
-            candidate: text of the stored question.
-            cosine: of their embeddings.
-        """
-        found = self.guarded.decide(question, candidate, cosine)
-        if found.forbidden is not None:
-            return found
+        """Judge by the guards, then by the model; pairs that are too long for the model score 0."""
+        decision = self.guarded.decide(question, candidate, cosine)
+        if decision.forbidden is not None:
+            return decision
         return Decision(self.model(question, candidate) or 0.0)

@@ -11,29 +11,30 @@ which that encoder is known again; with any other one only the same words pass, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
 
 from pipeline.cache.backend import Vector
-from pipeline.cache.semantic.guards import GUARDS, findings
-from pipeline.cache.semantic.words import read
+from pipeline.cache.semantic.guards import GUARDS, findings, read
 
-_SAME_ENCODER = 0.05  # by which a cosine of a known encoder may be off, as 8-bit weights make it
+# Text to embedding, float32 [dimensions] of length 1; None if the text is too long.
+Embed = Callable[[str], Vector | None]
+# Difference of a cosine that 8-bit weights of a known encoder may make.
+_SAME_ENCODER = 0.05
 _SAME_WORDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a verifier makes of two questions.
+    """Verdict of a verifier on two questions.
 
     Attributes:
-        score: how well the candidate's answer fits the question that is asked, at most 1; of a pair that is forbidden,
-            too.
-        forbidden: which guard forbids a hit whatever the score, and what it found, such as "numbers: 3 and 4"; None
-            if none does. The guard's name is what stands before the colon.
+        score: how well the candidate's answer fits the question that is asked, at most 1; also of a forbidden pair.
+        forbidden: guard that forbids a hit whatever the score, and its finding, such as "numbers: 3 and 4"; None if
+            none does.
     """
 
     score: float
@@ -49,10 +50,10 @@ class Verifier(Protocol):
 
     @property
     def default_min_score(self) -> float:
-        """The score that a hit needs where the recipe does not say."""
+        """Score that a hit needs where the recipe does not say."""
 
     def prepare(self, text: str) -> None:
-        """Compute what is needed of a question by itself, while its embedding is at hand."""
+        """Compute the part of a judgement that needs one question alone, while its embedding is made."""
 
     def decide(self, question: str, candidate: str, cosine: float) -> Decision:
         """Judge whether the answer to one question serves another.
@@ -60,14 +61,8 @@ class Verifier(Protocol):
         Args:
             question: text that is asked.
             candidate: text of the stored question.
-            cosine: of their embeddings, -1 to 1.
+            cosine: cosine of their embeddings, -1 to 1.
         """
-
-
-class TextEncoder(Protocol):
-    """What is needed of an encoder to know it again."""
-
-    def __call__(self, text: str, /) -> Vector | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +78,22 @@ class CosineVerifier:
     default_min_score: float
 
     def prepare(self, text: str) -> None:
-        """Take the question apart, and keep that.
-
-        Args:
-            text: of a question.
-        """
         read(text)
 
     def decide(self, question: str, candidate: str, cosine: float) -> Decision:
-        """See `Verifier.decide`. The order of the two questions does not matter.
-
-        Args:
-            question: text that is asked.
-            candidate: text of the stored question.
-            cosine: of their embeddings, -1 to 1.
-
-        Returns:
-            The cosine, and the first finding of a guard that is on. The same words score 1.
-        """
+        """Return the cosine, and the first finding of a guard that is on. The same words score 1."""
         words = read(question).words
         if words and words == read(candidate).words:
             return Decision(_SAME_WORDS)
-        found = findings(question, candidate)
-        return Decision(cosine, next((found[name] for name in self.guards if name in found), None))
+        by_guard = findings(question, candidate)
+        return Decision(cosine, next((by_guard[name] for name in self.guards if name in by_guard), None))
 
 
-def default_verifier(encoder: TextEncoder | None, guards: Sequence[str] | None = None) -> CosineVerifier:
+def default_verifier(encoder: Embed | None, guards: Sequence[str] | None = None) -> CosineVerifier:
     """Make the verifier of this package for an encoder.
 
     Args:
-        encoder: gives the embeddings whose cosines `decide` is told; None: all-MiniLM-L6-v2 does.
+        encoder: makes the embeddings whose cosines `decide` gets; None: all-MiniLM-L6-v2.
         guards: names of guards that may forbid; None: all.
 
     Raises:
@@ -125,8 +106,8 @@ def default_verifier(encoder: TextEncoder | None, guards: Sequence[str] | None =
     return CosineVerifier(names, _stored()["min_score"] if known else _SAME_WORDS)
 
 
-def is_known(encoder: TextEncoder) -> bool:
-    """Whether the cosines are those of the encoder that the threshold is for, as a few pairs of sentences say."""
+def is_known(encoder: Embed) -> bool:
+    """Whether an encoder is the one of the stored threshold, by its cosines of a few pairs of sentences."""
     for one, other, cosine in _stored()["encoder"]["cosines"]:
         vectors = encoder(one), encoder(other)
         if vectors[0] is None or vectors[1] is None:

@@ -40,7 +40,7 @@ def write_onnx(checkpoint: Path, into: Path) -> None:
     from safetensors.numpy import load_file
 
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    # What a configuration does not say is transformers' default.
+    # The default of transformers.
     config.setdefault("position_embedding_type", "absolute")
     wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
     faults = [
@@ -203,7 +203,7 @@ def export_encoder(checkpoint: Path, into: Path) -> float | None:
     )
     rounded = Embedder(into)
     pairs = ((exact(text), rounded(text)) for text in SENTENCES)
-    # Of those that the tokenizer knows whole.
+    # Texts that the tokenizer knows whole.
     cosines = [float(one @ other) for one, other in pairs if one is not None and other is not None]
     agreement = float(np.mean(cosines)) if cosines else 0.0
     if agreement < MIN_AGREEMENT:

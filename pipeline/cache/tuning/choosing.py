@@ -41,13 +41,13 @@ class TunedSetting:
 
     Attributes:
         budget: share of the traps that may be served.
-        confidence: of what is shown.
-        outcome: on all pairs.
-        default: what the default setting does with all pairs.
-        shown: on the pairs that show it: all of them, or the other half where one half chose the setting.
-        bound: share of the traps that `shown` shows not to be exceeded, with the confidence.
-        basis: what is within the budget: the bound that is shown ("interval"), the observed rate only, or nothing.
-        candidates: how many were tested, between which the error that the confidence allows is divided.
+        confidence: confidence of the bound.
+        outcome: outcome on all pairs.
+        default: outcome of the default setting on all pairs.
+        shown: outcome on the pairs that prove it: all of them, or the other half where one half chose the setting.
+        bound: share of the traps that is not exceeded, with the confidence, by `shown`.
+        basis: figure within the budget: the bound ("interval"), the observed rate only, or neither.
+        candidates: settings that were tested, between which the error that the confidence allows is divided.
         can_show: the smallest budget that these pairs could show with some pair served; None if none.
         traps_needed: traps, none of them served, that would show the budget.
     """
@@ -65,7 +65,6 @@ class TunedSetting:
 
     @property
     def setting(self) -> Setting:
-        """The dials."""
         return self.outcome.setting
 
     @property
@@ -102,11 +101,10 @@ def choose(
     wrong hits do.
 
     Args:
-        measured: the labelled pairs.
-        start: the dials as the recipe has them.
-        default: the dials as a recipe has them that says nothing of them.
+        start: dials of the recipe.
+        default: dials of a recipe that leaves them out.
         budget: share of the traps that may be served.
-        confidence: of what is shown.
+        confidence: confidence of the bound.
         all_dials: verifier, guards and floor may be changed, too, where there are enough pairs for two halves.
     """
     candidates = _candidates(measured, start, default, budget, confidence) if all_dials else []
@@ -116,7 +114,7 @@ def choose(
     shown = [outcomes for outcomes, _ in tested if outcomes is not None]
     if shown:
         basis: Basis = "interval"
-        # Of those that serve the same, the one that was fixed beforehand.
+        # Among equals, the one that was fixed beforehand.
         on_all, on_rows = max(shown, key=lambda outcomes: outcomes[0].recall.count)
     else:
         on_all, basis = _by_rate(measured, [candidate.setting for candidate in candidates], budget)
@@ -155,7 +153,7 @@ def _candidates(
 def _lowest_shown(
     measured: Measured, candidate: _Candidate, budget: float, confidence: float
 ) -> tuple[tuple[PairOutcome, PairOutcome] | None, float | None]:
-    """Figures of the lowest threshold that keeps the budget, on all pairs and on those that show it; see `can_show`."""
+    """Find the lowest threshold that keeps the budget: outcomes on all pairs and on those that show it; `can_show`."""
     best, can_show = None, None
     for score in reversed(SCORES):
         outcome = measured.outcome(replace(candidate.setting, min_score=score), candidate.rows)
@@ -170,7 +168,7 @@ def _lowest_shown(
 
 
 def _by_rate(measured: Measured, settings: Sequence[Setting], budget: float) -> tuple[PairOutcome, Basis]:
-    """Of thresholds that serve the same, the highest."""
+    """Choose by the observed rate; of thresholds that serve the same, the highest."""
     outcomes = [
         measured.outcome(replace(setting, min_score=score)) for setting in settings for score in SCORES
     ]
@@ -185,13 +183,13 @@ def _by_rate(measured: Measured, settings: Sequence[Setting], budget: float) -> 
 
 
 def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Setting:
-    """The setting of a verifier that serves most of some pairs within the budget, by the rate observed there."""
+    """Find the setting of a verifier that serves most of some pairs within the budget, by the rate observed there."""
     best = _best_levels(measured, start, rows, budget)
     while True:
         fewer = [
             _best_levels(
                 measured,
-                replace(best[2], guards=tuple(one for one in best[2].guards if one != name)),
+                replace(best[2], guards=tuple(kept for kept in best[2].guards if kept != name)),
                 rows,
                 budget,
             )
@@ -199,16 +197,16 @@ def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Sett
             if _known(measured, rows, name)
         ]
         # A guard goes only where more is served and no more of it wrongly.
-        better = [found for found in fewer if found[0] > best[0] and found[1] <= best[1]]
+        better = [level for level in fewer if level[0] > best[0] and level[1] <= best[1]]
         if not better:
             return best[2]
-        best = max(better, key=lambda found: found[0])
+        best = max(better, key=lambda level: level[0])
 
 
 def _best_levels(measured: Measured, setting: Setting, rows: Rows, budget: float) -> tuple[int, int, Setting]:
-    """Floor and threshold that serve most within the budget: true pairs, traps, and the setting.
+    """Find floor and threshold that serve most within the budget; return true pairs, traps, and the setting.
 
-    Of settings that serve the same, the strictest.
+    Of settings that serve the same, it is the strictest.
     """
     allowed = measured.unforbidden(setting.guards) & rows
     scores, same = measured.scores[setting.verifier], measured.same
@@ -226,7 +224,7 @@ def _best_levels(measured: Measured, setting: Setting, rows: Rows, budget: float
 
 
 def _reaching(scores: NDArray[np.float64]) -> list[int]:
-    """How many reach each threshold of `SCORES`."""
+    """Count the scores that reach each threshold of `SCORES`."""
     return [int(count) for count in len(scores) - np.searchsorted(np.sort(scores), SCORES)]
 
 
@@ -241,18 +239,18 @@ def _every(measured: Measured) -> Rows:
 
 
 def _half(measured: Measured) -> Rows:
-    """About half of the pairs, the same ones each time; pairs that share a question are in the same half."""
+    """Select about half of the pairs, the same ones each time; pairs that share a question are in the same half."""
     even: Rows = np.array(question_groups(measured.pairs)) % 2 == 0
     return even
 
 
 @dataclass(frozen=True, slots=True)
 class GuardWeight:
-    """How many pairs one guard alone stops, among those that are on."""
+    """Pairs that one guard alone stops, among those that are on: traps (`stopped`) and true pairs (`lost`)."""
 
     guard: str
-    stopped: int  # traps that would be served without it
-    lost: int  # pairs that would rightly be served without it
+    stopped: int
+    lost: int
 
 
 def weigh(measured: Measured, setting: Setting) -> tuple[GuardWeight, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cache.backend import Vector
-from pipeline.cache.semantic.decision import Verifier
+from pipeline.cache.semantic.decision import Embed, Verifier
 from pipeline.cache.tuning.pairs import Pair
 
 Rows = NDArray[np.bool_]
@@ -35,7 +35,7 @@ class CountedShare:
 
     @property
     def value(self) -> float:
-        """The share; 0 of nothing is 0."""
+        """Share; 0 of nothing is 0."""
         return self.count / self.of if self.of else 0.0
 
     def low(self, confidence: float = 0.95) -> float:
@@ -47,7 +47,7 @@ class CountedShare:
         return self._interval(confidence)[1]
 
     def bound(self, confidence: float = 0.95) -> float:
-        """The largest share with which so small a count is not less likely than 1 - confidence: exact, one-sided."""
+        """Largest share with which so small a count is not less likely than 1 - confidence: exact, one-sided."""
         if self.count >= self.of:
             return 1.0
         low, high = self.value, 1.0
@@ -87,8 +87,7 @@ def pairs_needed(budget: float, confidence: float = 0.95) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(1 - budget))
 
 
-Embed = Callable[[str], Vector | None]
-# What each guard finds in a question and a candidate, by name; None or nothing for one that finds nothing.
+# Question and candidate to the finding of each guard, by name; None or nothing for a guard that finds nothing.
 Findings = Callable[[str, str], Mapping[str, str | None]]
 
 # Floors of the cosine, and thresholds of the score, that are tried; of a cosine the last ones tell questions apart.
@@ -105,10 +104,10 @@ class Setting:
     """The dials of semantic lookup, as a recipe has them.
 
     Attributes:
-        verifier: whose score decides, by its name in `Measured.scores`.
+        verifier: verifier that scores, by its name in `Measured.scores`.
         min_similarity: cosine that every hit needs.
         min_score: score that every hit needs.
-        guards: that may forbid one.
+        guards: guards that may forbid one.
     """
 
     verifier: str
@@ -119,19 +118,18 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class PairOutcome:
-    """What a cache would do with the pairs at one setting."""
+    """Pairs that a cache would serve at one setting: of the true ones (`recall`) and of the traps (`false`)."""
 
     setting: Setting
-    recall: CountedShare  # of the pairs that one answer serves
-    false: CountedShare  # of the traps
+    recall: CountedShare
+    false: CountedShare
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What embedder, verifiers and guards say of every pair; rows are pairs.
+    """Cosine, scores and findings of every pair; rows are pairs.
 
     Attributes:
-        pairs: as they were labelled.
         cosines: float64 [pairs]; -1 where a text is too long for the embedder.
         scores: verifier -> float64 [pairs], as if no guard had found anything.
         found: bool [pairs, guards], whether a guard found something.
@@ -150,13 +148,13 @@ class Measured:
         return np.array([pair.same for pair in self.pairs], np.bool_)
 
     def unforbidden(self, guards: Sequence[str]) -> Rows:
-        """Where none of these guards found anything, bool [pairs]."""
+        """Pairs in which none of these guards found anything, bool [pairs]."""
         columns = [self.guards.index(name) for name in guards]
         allowed: Rows = ~self.found[:, columns].any(axis=1)
         return allowed
 
     def passing(self, setting: Setting) -> Rows:
-        """What a cache would serve, bool [pairs]."""
+        """Pairs that a cache would serve, bool [pairs]."""
         passed: Rows = (
             self.unforbidden(setting.guards)
             & (self.cosines >= setting.min_similarity)
@@ -190,19 +188,17 @@ def measure(
     """Embed, score and check every pair, one after another.
 
     Args:
-        pairs: labelled pairs.
-        embed: text to embedding; None if the text is too long.
-        verifiers: name -> what scores them; none of their guards may be on.
-        findings: what each guard finds.
-        guards: names of those that may be on.
+        verifiers: by name; none of their guards may be on.
+        findings: findings of all guards.
+        guards: names of the guards that may be on.
     """
     cosines = np.empty(len(pairs))
     scores = {name: np.empty(len(pairs)) for name in verifiers}
     found = np.zeros((len(pairs), len(guards)), np.bool_)
     for row, pair in enumerate(pairs):
         near = cosines[row] = cosine(embed(pair.a), embed(pair.b))
-        told = findings(pair.a, pair.b)
-        found[row] = [bool(told.get(name)) for name in guards]
+        by_guard = findings(pair.a, pair.b)
+        found[row] = [bool(by_guard.get(name)) for name in guards]
         for name, verifier in verifiers.items():
             scores[name][row] = verifier.decide(pair.a, pair.b, near).score
     return Measured(pairs, cosines, scores, found, tuple(guards))

@@ -51,10 +51,10 @@ def read_pairs(lines: Iterable[str]) -> list[Pair]:
     Raises:
         BadLines: lines are malformed, or one label is missing; it names everything that is wrong.
     """
-    found: dict[tuple[frozenset[str], bool], Pair] = {}
+    unique: dict[tuple[frozenset[str], bool], Pair] = {}
     for pair in _each(lines, _pair):
-        found.setdefault((frozenset((pair.a, pair.b)), pair.same), pair)
-    pairs = list(found.values())
+        unique.setdefault((frozenset((pair.a, pair.b)), pair.same), pair)
+    pairs = list(unique.values())
     labels = {pair.same for pair in pairs}
     if len(labels) < 2:
         lacking = 1 if labels == {False} else 0

@@ -1,4 +1,4 @@
-"""What a log without labels says: how many questions are near another, and which pairs a person should label."""
+"""A log of questions without labels: how many are near another, and which pairs a person should label."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cache.semantic.decision import Verifier
-from pipeline.cache.tuning.measuring import Embed
+from pipeline.cache.semantic.decision import Embed, Verifier
 from pipeline.cache.tuning.pairs import LoggedQuestion
 
 # Questions that are compared.
@@ -26,16 +25,19 @@ class NearPair:
     a: str
     b: str
     similarity: float
-    served: bool  # whether a cache would serve one with the answer to the other
+    # Whether a cache would serve one with the answer to the other.
+    served: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """A log of questions, compared with itself."""
 
-    questions: int  # that were asked
-    different: int  # texts among them, per scope
-    nears: tuple[NearPair, ...]  # a pair once, the nearest first
+    questions: int
+    # Different texts, per scope.
+    different: int
+    # Each pair once, the nearest first.
+    nears: tuple[NearPair, ...]
 
     def near(self, threshold: float) -> int:
         """Count the pairs that are at least as near."""
@@ -56,10 +58,8 @@ def find_repeats(
     """Compare the last `MOST` questions, each with the others of its scope.
 
     Args:
-        log: questions that were asked.
-        embed: text to embedding; None if the text is too long.
         verifier: judges which pairs would share an answer.
-        min_score: that they need.
+        min_score: score that they need.
     """
     texts = list(dict.fromkeys(log[-MOST:]))
     scopes: dict[str, list[str]] = {}
@@ -78,12 +78,12 @@ def _nearest(questions: Sequence[str], embed: Embed) -> list[tuple[str, str, flo
     if len(embedded) < 2:
         return []
     vectors: NDArray[np.float32] = np.stack([vector for _, vector in embedded])
-    found: dict[tuple[int, int], float] = {}
+    pairs: dict[tuple[int, int], float] = {}
     for start in range(0, len(embedded), _BLOCK):
         cosines = vectors[start : start + _BLOCK] @ vectors.T  # [block, questions]
         cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))] = -1  # itself
         for row, at in enumerate(cosines.argmax(axis=1).tolist()):
             if cosines[row, at] >= MIN_SIMILARITY:
                 here = start + row
-                found[min(here, at), max(here, at)] = float(cosines[row, at])
-    return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in found.items()]
+                pairs[min(here, at), max(here, at)] = float(cosines[row, at])
+    return [(embedded[a][0], embedded[b][0], similarity) for (a, b), similarity in pairs.items()]

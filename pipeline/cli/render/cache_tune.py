@@ -1,4 +1,4 @@
-"""What labelled pairs tell of a semantic cache, for people and as JSON."""
+"""Results of `pipeline cache tune`, for people and as JSON: of labelled pairs, and of a log of questions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.cache.tuning.choosing import TunedSetting, by_category, weigh
-from pipeline.cache.tuning.measuring import SCORES, CountedShare, Measured, PairOutcome, Setting
+from pipeline.cache.tuning.measuring import FLOORS, SCORES, CountedShare, Measured, PairOutcome, Setting
+from pipeline.cache.tuning.repeats import MIN_SIMILARITY, MOST, Repeats
+from pipeline.cache.tuning.subject import BUILT_IN
 
-# Name of the cosine; a cross-encoder is named by its source.
-BUILT_IN = "built-in"
-_BAR = 24  # characters
-_ROWS = 12
+# Characters of a bar.
+_BAR = 24
+# Rows of the table of thresholds; every eighth threshold has a bar.
+_ROWS, _STEP = 12, 8
 _EXAMPLES = 5
-_NAME = 60  # characters of a category, at most
-_STEP = 8  # of the thresholds, every so many are drawn
+# Longest name of a category.
+_NAME = 60
+_FLOORS = [floor for floor in FLOORS if floor >= MIN_SIMILARITY]
 
 
 def choice_page(measured: Measured, choice: TunedSetting) -> str:
-    """The curve, the rows around the choice, guards, categories, what is shown, and the lines of the recipe."""
+    """Write the curve, the rows around the choice, guards, categories, the evidence, and the lines of the recipe."""
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
     wrong = measured.served(choice.setting, same=False)[:_EXAMPLES]
@@ -36,7 +39,7 @@ def choice_page(measured: Measured, choice: TunedSetting) -> str:
 
 
 def recipe_lines(measured: Measured, setting: Setting) -> list[str]:
-    """What to write into a recipe."""
+    """Return the lines for a recipe."""
     lines = [
         "cache:",
         "  semantic:",
@@ -54,7 +57,7 @@ def recipe_lines(measured: Measured, setting: Setting) -> list[str]:
 
 
 def choice_json(measured: Measured, choice: TunedSetting) -> str:
-    """The same, with every threshold."""
+    """Return the same as JSON, with every threshold."""
     setting, sure = choice.setting, choice.confidence
     document = {
         "pairs": len(measured.pairs),
@@ -81,8 +84,8 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
             for weight in weigh(measured, setting)
         ],
         "categories": {
-            name: {"recall": _share(found.recall, sure), "false_hits": _share(found.false, sure)}
-            for name, found in by_category(measured, setting).items()
+            name: {"recall": _share(counted.recall, sure), "false_hits": _share(counted.false, sure)}
+            for name, counted in by_category(measured, setting).items()
         },
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
@@ -132,12 +135,12 @@ def _guards(measured: Measured, choice: TunedSetting) -> list[str]:
 
 
 def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
-    found = by_category(measured, choice.setting)
-    if not found:
+    outcomes = by_category(measured, choice.setting)
+    if not outcomes:
         return []
-    width = min(max(16, *(len(name) + 2 for name in found)), _NAME)
+    width = min(max(16, *(len(name) + 2 for name in outcomes)), _NAME)
     lines = [f"  {'category':<{width}}{'true pairs served':<26}traps served"]
-    for name, outcome in found.items():
+    for name, outcome in outcomes.items():
         lines.append(
             f"  {_short(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
         )
@@ -225,3 +228,34 @@ def _count(share: CountedShare) -> str:
 
 def _interval(share: CountedShare, confidence: float, digits: int) -> str:
     return f"{share.value:.{digits}%} ({share.low(confidence):.{digits}%} to {share.high(confidence):.{digits}%})"
+
+
+def repeats_page(repeats: Repeats) -> str:
+    """Write how many near repeats there are; which of them may share an answer only a person can say."""
+    last = f" among the last {MOST:,}" if repeats.questions > MOST else ""
+    lines = [
+        f"{repeats.questions:,} questions, {repeats.different:,} different ones{last}",
+        "",
+        f"  {'min_similarity':<16}{'pairs as near':<16}that would share an answer",
+    ]
+    lines += [f"  {at:<16.2f}{repeats.near(at):<16,}{repeats.served(at):,}" for at in _FLOORS]
+    merged = repeats.merged()
+    examples = merged[:: max(1, len(merged) // _EXAMPLES)][:_EXAMPLES]
+    none = f"no pair is nearer than {MIN_SIMILARITY} and would share an answer"
+    lines += ["", "would share an answer:" if examples else none]
+    lines += [f"  {near.similarity:.2f}  {near.a}  |  {near.b}" for near in examples]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Which of them may share one, only a person can say: --output, label them, and give them as --pairs.",
+        ]
+    )
+
+
+def repeats_json(repeats: Repeats) -> str:
+    """Return the same as JSON."""
+    rows = [{"min_similarity": at, "near": repeats.near(at), "pass": repeats.served(at)} for at in _FLOORS]
+    return json.dumps(
+        {"questions": repeats.questions, "different": repeats.different, "thresholds": rows}, indent=2
+    )

@@ -15,8 +15,7 @@ words.
 
 from __future__ import annotations
 
-from pipeline.client.testing.models import bls, llmapi
 from pipeline.client.testing.reply import Ending, Received, Reply
-from pipeline.client.testing.server import FakeServer
+from pipeline.client.testing.server import FakeServer, bls, llmapi
 
 __all__ = ["Ending", "FakeServer", "Received", "Reply", "bls", "llmapi"]

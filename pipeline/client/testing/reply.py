@@ -1,4 +1,4 @@
-"""What a fake server answers, the requests that it received, and the stream responses that a reply becomes."""
+"""Scripted answers of a fake server, the requests that it received, and the stream responses that a reply becomes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reply:
         logits: one row over the vocabulary per token; sent if the request asks for them.
         token_ids: one per token; sent if the request asks for them, or the model returns them without being asked
             (`bls(token_ids=True)`).
-        prompt_log_probs: of the prompt; sent with the first chunk if the request asks for them.
+        prompt_log_probs: log probabilities of the prompt; sent with the first chunk if the request asks for them.
         input_tokens: tokens of the prompt, as the server counts them.
         draft_tokens: tokens that a draft model proposed.
         accepted_tokens: proposed tokens that were accepted.
@@ -140,12 +140,9 @@ def stream_reply(
     """Yield the messages of a reply, each when it is due.
 
     Args:
-        reply: the responses.
-        config: of the model that answers.
-        request: as it came.
-        received: the same, decoded; `finished` is set at the end.
+        received: the request, decoded; `finished` is set at the end.
         left: set when the client has left; ends the reply.
-        context: of the gRPC call.
+        context: context of the gRPC call.
     """
     responses = _Responses(reply, config, request, received)
     for message, delay_s in responses.messages():
@@ -192,8 +189,10 @@ class _Responses:
         """Yield each response with the seconds to wait before it."""
         reply = self._reply
         texts = [chunk.encode() if isinstance(chunk, str) else chunk for chunk in reply.chunks]
-        given = reply.tokens_per_chunk
-        counts = [given] * len(texts) if isinstance(given, int) else list(given)
+        per_chunk_counts = reply.tokens_per_chunk
+        counts = (
+            [per_chunk_counts] * len(texts) if isinstance(per_chunk_counts, int) else list(per_chunk_counts)
+        )
         if not self.decoupled:
             texts, counts = [b"".join(texts)], [sum(counts)]
         log_probs, ids = iter(reply.log_probs or ()), iter(reply.token_ids or ())

@@ -36,20 +36,6 @@ def _gpu(context: Context) -> Iterator[Objection]:
         yield Objection((GPU,), str(error))
 
 
-def _model_since(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    assert runtime is not None, "the rule is about TensorRT-LLM"
-    first: Mapping[str, Mapping[str, str]] = rule("model.since").facts["models"]
-    for model, sizes in context.sized:
-        since = first.get(sizes.architecture, {}).get(runtime.kind)
-        if since is not None and precedes(runtime.version, since):
-            yield Objection(
-                (VERSION, model.source_key),
-                f"does not build {sizes.architecture}, which {model.source_key} is, with runtime.kind {runtime.kind}",
-                f"at least {since}",
-            )
-
-
 def _class(context: Context) -> Iterator[Objection]:
     """Engines and CPU models are made from tensors that we read."""
     facts = rule("model.class").facts
@@ -142,7 +128,7 @@ def _build_flags(context: Context) -> Iterator[Objection]:
 
 def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
     """Faults that trtllm-build, or the engine that it would make, finds in the value of a flag."""
-    words = trtllm_build.words_of(entry)
+    words = trtllm_build.argv_of(entry)
     faults = trtllm_build.check(version, words)
     yield from (fault.removeprefix(f"{' '.join(words)}: ") for fault in faults)
     if not faults and trtllm_build.flags(version)[name].kind == "integer" and int(words[1]) < 1:
@@ -314,7 +300,6 @@ RELEASE_CHECKS: Mapping[str, Check] = {
     "model.class": _class,
     "model.served": _served,
     "runtime.refuses": _refused,
-    "model.since": _model_since,
     "llmapi.instances": _instances,
     "known.issue": _known_issue,
     "build.flags": _build_flags,

@@ -1,7 +1,7 @@
 """Effects of a trtllm-build command: values that the builder changes, messages that it prints, refusals.
 
 A checkpoint's own settings, the flags and the GPU decide together, and most of it happens without failing. Written
-after TensorRT-LLM's builder.py and _common.py (0.20 to 1.2), step by step in upstream's order; texts and numbers are
+after TensorRT-LLM's builder.py and _common.py (1.0 to 1.2), step by step in upstream's order; texts and numbers are
 in `data/trtllm_build.yaml`. Encoders, LoRA and other speculation than `draft_tokens_external` are left out. Pure.
 
 >>> config = CheckpointConfig("LlamaForCausalLM", "bfloat16", "W4A16_AWQ", "FP8")
@@ -225,8 +225,7 @@ class BuilderRun:
         entry = next(entry for entry in self._refusals() if entry["id"] == "fuse_fp4_gpu")
         if values["fuse_fp4_quant"] and self.sm not in entry["sms"]:
             self.refuse("fuse_fp4_gpu")
-        gone = "StreamingLLM is no longer" in self._text("streaming_llm")
-        if values["streamingllm"] and (gone or model.architecture not in (None, "LlamaForCausalLM")):
+        if values["streamingllm"]:
             self.refuse("streaming_llm")
         if values["pp_reduce_scatter"] and model.architecture not in (None, "MixtralForCausalLM"):
             self.refuse("reduce_scatter")
@@ -292,8 +291,6 @@ class BuilderRun:
 
     def fusions(self) -> None:
         values, model = self.values, self.model
-        if values["streamingllm"]:
-            self.turn_off("use_paged_context_fmha", "streaming_llm_paged")
         if values["reduce_fusion"] and (
             model.tensor_parallel == 1 or model.architecture not in _REDUCE_FUSION
         ):

@@ -1,7 +1,7 @@
 """The folder that trtllm-build leaves: what its config.json says the engine can do, and the plan of each rank.
 
 The builder changes some of what it was asked for without failing, so these values, and not the flags, are what an
-engine is. Read only; keys are those of TensorRT-LLM 0.19 to 1.2 (`version`, `pretrained_config`, `build_config`).
+engine is. Read only; keys are those of TensorRT-LLM 1.0 to 1.2 (`version`, `pretrained_config`, `build_config`).
 """
 
 from __future__ import annotations

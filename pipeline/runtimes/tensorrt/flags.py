@@ -3,9 +3,9 @@
 All limits are chosen so that trtllm-build keeps them as they are, except that it adds `max_draft_len` to `max_seq_len`
 of an engine that verifies drafts.
 
-Nothing is run here. What the builder would change by itself is asked for as it will be, so that config.json can be held
-against it; what it would turn off although the recipe needs it is refused before anything is built. Flags that matter
-are all said, because upstream's defaults differ by version; which value suits a format is data
+Nothing is run here. A value that the builder would change by itself is asked for as it will be, so that config.json can
+be held against it; a flag that it would turn off although the recipe needs it is refused before anything is built. All
+flags that matter are given, because upstream's defaults differ by version; the value that suits a format is data
 (`contracts.trtllm_build`).
 
 Off unless the recipe says otherwise (`runtime.build_flags`): `reduce_fusion` and `user_buffer` (tensor-parallel Llama
@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import require_runtime
-from pipeline.contracts.trtllm_build import data, words_of
+from pipeline.contracts.trtllm_build import argv_of, data
 from pipeline.errors import Fault, InvalidInput, StageError
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import parallelism
@@ -51,12 +51,12 @@ class Formats:
 
     @property
     def algorithm(self) -> str | None:
-        """Upstream's quant_algo."""
+        """`quant_algo` of upstream."""
         return ALGORITHMS[self.weights]
 
     @property
     def kv_algorithm(self) -> str | None:
-        """Upstream's kv_cache_quant_algo."""
+        """`kv_cache_quant_algo` of upstream."""
         return _KV_CACHES[self.kv_cache]
 
 
@@ -87,9 +87,9 @@ def checkpoint_formats(config: Mapping[str, Any]) -> Formats:
 
 
 def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) -> tuple[str, ...]:
-    """All flags of trtllm-build for one engine but those with paths, in a fixed order.
+    """Return all flags of trtllm-build for one engine but those with paths, in a fixed order.
 
-    The user's own, `runtime.build_flags`, are among them and win.
+    Those of `runtime.build_flags` are among them and win.
 
     Args:
         role: `target` or `draft`.
@@ -107,16 +107,16 @@ def trtllm_build_flags(recipe: Recipe, role: str, found: Formats | None = None) 
     own = runtime.build_flags if role == "target" else ()
     if found is not None or stored.weights != "auto":
         _refuse_changes(recipe, role, derived, own, stored, sm)
-    return _words(derived, own)
+    return _argv(derived, own)
 
 
-def _words(derived: Mapping[str, str], own: Sequence[str]) -> tuple[str, ...]:
-    """The words of the command; `own`: entries of runtime.build_flags, which `preflight` judges."""
-    said: dict[str, tuple[str, ...]] = {
+def _argv(derived: Mapping[str, str], own: Sequence[str]) -> tuple[str, ...]:
+    """Join derived flags and `own`, the entries of runtime.build_flags, which `preflight` judges."""
+    by_flag: dict[str, tuple[str, ...]] = {
         name: (f"--{name}", value) if value else (f"--{name}",) for name, value in derived.items()
     }
-    said |= {_name(entry): words_of(entry) for entry in own}
-    return tuple(word for words in said.values() for word in words)
+    by_flag |= {_name(entry): argv_of(entry) for entry in own}
+    return tuple(argument for arguments in by_flag.values() for argument in arguments)
 
 
 def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> Iterator[tuple[str, str | int]]:
@@ -150,7 +150,7 @@ def _values(recipe: Recipe, found: Formats, limits: EngineLimits, sm: int) -> It
 
 
 def _computes_in_fp8(found: Formats, sm: int) -> bool:
-    """Attention over prompts: with an FP8 KV cache, where the weights' format goes with it; else in 16 bits."""
+    """Whether attention over prompts is in FP8: with an FP8 KV cache, where the weights' format goes with it."""
     facts = data()["fp8_context"]
     able: bool = found.algorithm in facts["algorithms"] and sm >= facts["oldest_sm"]
     return able and found.kv_cache == "fp8"
@@ -159,8 +159,11 @@ def _computes_in_fp8(found: Formats, sm: int) -> bool:
 def _refuse_changes(
     recipe: Recipe, role: str, derived: Mapping[str, str], own: Sequence[str], found: Formats, sm: int
 ) -> None:
-    """Raises InvalidInput: the builder would refuse or change something. Entries of runtime.build_flags that are to
-    blame are named one by one, so that the recipe without them is taken; else it is the formats."""
+    """Raise InvalidInput if the builder would refuse or change something.
+
+    Entries of runtime.build_flags that are to blame are named one by one, so that the recipe without them is taken;
+    otherwise the formats are named.
+    """
     runtime, sizes, known = runtime_settings(recipe), parallelism(recipe, role), offline_sizes(recipe)
     model = CheckpointConfig(
         architecture=known[role].architecture if role in known else None,
@@ -172,7 +175,7 @@ def _refuse_changes(
     )
 
     def objections(entries: Sequence[str]) -> dict[str, str]:
-        return _objections(effects(runtime.version, _words(derived, entries), model, sm))
+        return _objections(effects(runtime.version, _argv(derived, entries), model, sm))
 
     where = f"with quantization.kv_cache {found.kv_cache} on {runtime.gpu}"
     faults, left = list[Fault](), list(own)
@@ -194,14 +197,14 @@ def _refuse_changes(
 
 
 def _objections(outcome: BuildEffects) -> dict[str, str]:
-    """Flag -> how the builder changes it; with the flag "" why it refuses the whole command."""
+    """Map flags to how the builder changes them, and "" to why it refuses the whole command."""
     if outcome.refusal:
         return {"": outcome.refusal}
     return {change.flag: str(change) for change in outcome.changes}
 
 
 def _name(entry: str) -> str:
-    """The flag that an entry of runtime.build_flags says."""
+    """Flag of an entry of runtime.build_flags."""
     return entry.partition("=")[0]
 
 
@@ -230,7 +233,7 @@ class EngineLimits:
 
 
 def engine_limits(recipe: Recipe, role: str) -> EngineLimits:
-    """The limits of the target's or the draft's engine.
+    """Choose the limits of the target's or the draft's engine.
 
     Both take the same sequences: in each round, the BLS sends both all of the text so far as a prompt.
     """
@@ -250,7 +253,7 @@ def engine_limits(recipe: Recipe, role: str) -> EngineLimits:
 
 
 def least_step_tokens(recipe: Recipe, drafted: int) -> int:
-    """Tokens that one step must hold: one of each request and its drafts, and without chunks a whole prompt."""
+    """Count the tokens that one step must hold: one a request and its drafts, and without chunks a whole prompt."""
     each = recipe.limits.max_concurrency * (drafted + 1)
     if recipe.scheduler.chunked_context:
         return max(each, TOKENS_PER_BLOCK)
@@ -283,6 +286,6 @@ def _most(recipe: Recipe) -> int:
 
 
 def runtime_settings(recipe: Recipe) -> TensorRTRuntime:
-    """The section `runtime` of a recipe of this runtime."""
+    """Return the section `runtime` of a recipe of this runtime."""
     assert isinstance(recipe.runtime, TensorRTRuntime), "chosen by runtime.kind"
     return recipe.runtime

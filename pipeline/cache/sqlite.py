@@ -1,4 +1,7 @@
-"""Entries in the file: exact lookup, storing, eviction, listing. What is near is asked of the index that follows it."""
+"""Answers in one SQLite file of this machine: exact lookup, storing, eviction, listing.
+
+Near questions are found by an index in memory, which follows the file.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,51 @@ from pipeline.cache.backend import (
     Usage,
     Vector,
 )
-from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend, sql_where
-from pipeline.cache.sqlite.schema import VERSION, connect
+from pipeline.cache.packed_backend import PackedBackend, PackedEntry, sql_where
 from pipeline.cache.vector_index import Row, ScopeIndexes
+from pipeline.sqlite_file import open_database
+
+# PRAGMA user_version; a file with another one is refused.
+VERSION = 2
+
+_TABLES = """
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- rises with every put: indexes read on from the last they saw
+    key BLOB NOT NULL UNIQUE,
+    scope BLOB NOT NULL,
+    engine BLOB NOT NULL,
+    tenant BLOB NOT NULL,
+    turn BLOB NOT NULL,
+    answer BLOB NOT NULL,
+    vector BLOB,                            -- float16, or nothing
+    created REAL NOT NULL,
+    expires REAL NOT NULL,
+    used REAL NOT NULL,
+    bytes INTEGER NOT NULL
+);
+CREATE INDEX by_use ON entries (used);
+CREATE INDEX by_scope ON entries (scope);
+CREATE TABLE totals (
+    entries INTEGER NOT NULL, bytes INTEGER NOT NULL, vectors INTEGER NOT NULL,
+    removals INTEGER NOT NULL               -- rises with every entry that goes, or is replaced
+);
+INSERT INTO totals VALUES (0, 0, 0, 0);
+CREATE TRIGGER come AFTER INSERT ON entries BEGIN
+    UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes, vectors = vectors + (new.vector IS NOT NULL);
+END;
+CREATE TRIGGER gone AFTER DELETE ON entries BEGIN
+    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes, vectors = vectors - (old.vector IS NOT NULL),
+        removals = removals + 1;
+END;
+"""
+
 
 _GET = "SELECT answer FROM entries WHERE key = ?"
-_TOUCHES = 256  # uses that are written together
-_SPARE = 64  # when full, a 64th is freed at once
+# Access times that are written together.
+_TOUCHES = 256
+# When the cache is full, a 64th of it is freed at once.
+_SPARE = 64
 _EVICT_AT_ONCE = 512
 
 
@@ -49,10 +88,9 @@ class SqliteBackend(PackedBackend):
     ) -> None:
         """
         Args:
-            path: of the file, which is made if need be.
-            capacity: how much is kept at most; None: the defaults of `Capacity`.
-            codec: encrypts what is kept; None: nothing is encrypted.
-            power_safe: an answer that was put outlives a power cut, not only the death of this process.
+            path: file, which is made if need be.
+            codec: encrypts entries; None: they are kept in the clear.
+            power_safe: a put waits for the disk; otherwise a power cut may cost the last ones (never the file).
 
         Raises:
             BackendDown: the file cannot be used; the text says why.
@@ -64,7 +102,7 @@ class SqliteBackend(PackedBackend):
         self._opened: list[sqlite3.Connection] = []
         self._writer = self._connect()
         self._readers = threading.local()
-        # used for the indexes only: its data_version tells whether anything changed since they last read
+        # For the indexes only: its data_version tells whether anything changed since they last read.
         self._followed = self._connect()
         self._indexes = ScopeIndexes(self._codec, self._read_after, self._changes)
         self._closed = False
@@ -72,49 +110,20 @@ class SqliteBackend(PackedBackend):
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
-        """Find the entries of a scope with the nearest questions, the nearest first.
-
-        An index in memory finds them.
-
-        Args:
-            scope: where to search.
-            vector: float32 [dimensions] of length 1.
-            count: how many are wanted at most.
-            min_similarity: cosine; entries that are less near are left out. By default none is.
-
-        Returns:
-            Keys, questions and cosines; some of the entries may have expired since.
-        """
+        """See `Backend.near`. An index in memory finds them."""
         with self._reading():
             return self._indexes.near(scope, vector, count, min_similarity, self._turns)
 
     def remove(self, keys: Iterable[bytes]) -> int:
-        """Remove entries by their keys, in one transaction.
-
-        Args:
-            keys: of the entries; those that are not there are passed over.
-
-        Returns:
-            How many were there.
-        """
         with self._transaction() as writer:
             return sum(writer.execute("DELETE FROM entries WHERE key = ?", (key,)).rowcount for key in keys)
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
-        """Remove the selected entries, in one transaction.
-
-        Args:
-            which: selects them; by default all.
-
-        Returns:
-            How many there were.
-        """
         condition, values = sql_where(which, "?")
         with self._transaction() as writer:
             return writer.execute(f"DELETE FROM entries WHERE {condition}", values).rowcount
 
     def items(self) -> Iterator[StoredEntry]:
-        """Yield all entries that can be read, the newest first; 256 are fetched at a time."""
         below = None
         while True:
             with self._reading():
@@ -136,12 +145,10 @@ class SqliteBackend(PackedBackend):
             below = rows[-1][0]
 
     def removals(self) -> int:
-        """Return a number that changes whenever any process removes or replaces an entry."""
         with self._reading():
             return int(self._reader().execute("SELECT removals FROM totals").fetchone()[0])
 
     def usage(self) -> Usage:
-        """Return how full the cache is: entries, bytes, those with embeddings, and the oldest."""
         with self._reading():
             reader = self._reader()
             entries, size, vectors = reader.execute("SELECT entries, bytes, vectors FROM totals").fetchone()
@@ -149,7 +156,6 @@ class SqliteBackend(PackedBackend):
         return Usage(entries, size, vectors, oldest)
 
     def describe(self) -> Mapping[str, str]:
-        """Describe kind, path, schema and SQLite's version, for people."""
         return {
             "kind": "sqlite",
             "path": str(self.path),
@@ -164,7 +170,7 @@ class SqliteBackend(PackedBackend):
         """
         if self._closed:
             return
-        with suppress(BackendDown):  # what was used last is not worth more than leaving
+        with suppress(BackendDown):
             self._flush()
         self._closed = True
         for connection in self._opened:
@@ -176,7 +182,7 @@ class SqliteBackend(PackedBackend):
         return None if row is None else row[0]
 
     def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
-        del vector  # as it is packed
+        del vector
         row = (
             packed.key, packed.scope, packed.engine, packed.tenant, packed.turn, packed.answer, packed.vector,
             packed.created, packed.expires, packed.created, packed.size,
@@ -192,7 +198,8 @@ class SqliteBackend(PackedBackend):
 
     def _flush(self) -> None:
         with self._transaction():
-            pass  # which writes the uses
+            # It writes the access times.
+            pass
 
     def _changes(self) -> int:
         return int(self._followed.execute("PRAGMA data_version").fetchone()[0])
@@ -215,7 +222,7 @@ class SqliteBackend(PackedBackend):
         return reader
 
     def _connect(self) -> sqlite3.Connection:
-        connection = connect(self.path, power_safe=self._power_safe)
+        connection = _connect(self.path, power_safe=self._power_safe)
         self._opened.append(connection)
         return connection
 
@@ -228,7 +235,7 @@ class SqliteBackend(PackedBackend):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Changes that come together, with the uses that were noted since the last ones."""
+        """Make changes that come together, with the access times that were noted since the last ones."""
         with self._writing:
             touched = self._access_times.take()
             try:
@@ -264,3 +271,14 @@ class SqliteBackend(PackedBackend):
     def _over(writer: sqlite3.Connection, entries: int, size: int) -> bool:
         have = writer.execute("SELECT entries, bytes FROM totals").fetchone()
         return bool(have[0] > entries or have[1] > size)
+
+
+def _connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
+    try:
+        connection = open_database(path, "a cache", _TABLES, VERSION, power_safe=power_safe)
+        # 2 MiB for each connection, of which every reading thread has one: the file is mapped besides.
+        connection.execute("PRAGMA cache_size = -2048")
+        connection.execute("PRAGMA mmap_size = 268435456")
+    except (sqlite3.Error, OSError) as error:
+        raise BackendDown(f"{path}: {error}") from error
+    return connection

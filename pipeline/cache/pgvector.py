@@ -1,4 +1,8 @@
-"""Entries in PostgreSQL. A put is one call of a function there; what is near is found by pgvector's HNSW index."""
+"""Answers in PostgreSQL with the extension pgvector (0.8 or later): shared, durable, and searched by an HNSW index.
+
+A put is one call of a function there. The extension, and a schema with tables and functions, are made at the first use.
+The role therefore owns the database; or somebody ran `CREATE EXTENSION vector` there and granted it CREATE.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,126 @@ from pipeline.cache.backend import (
     Usage,
     Vector,
 )
-from pipeline.cache.codec import PackedEntry
 from pipeline.cache.encryption import Codec
-from pipeline.cache.packed_backend import PackedBackend, sql_where
-from pipeline.cache.pgvector.database import PostgresConnections, make_once
-from pipeline.cache.pgvector.schema import NAME, STATEMENTS, VERSION, index
+from pipeline.cache.packed_backend import PackedBackend, PackedEntry, sql_where
+from pipeline.cache.postgres import PostgresConnections, make_once
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
-_PAGE = 256  # entries that are read at a time
-_OLDEST = (0, 8)  # of pgvector: since then a search goes on until it has enough entries of the scope
+# Part of the schema's name: another version is another schema.
+VERSION = 1
+NAME = f"pipeline_cache_{VERSION}"
+# Entries of a scope that are compared one by one.
+_EXACT = 1000
+
+# All changes to one cache hold its row of `totals`, so that they come one after the other: ids rise in the order in
+# which entries become visible (indexes read on from the last they saw), and no two changes wait for each other.
+# `nearest` discourages sorting, because the planner, which knows nothing of a new table, would sort a whole scope.
+# Access times are a table of their own: changing a row of `entries` would put its embedding into the index once more.
+_STATEMENTS = f"""
+CREATE EXTENSION IF NOT EXISTS vector;
+SELECT '[1]'::halfvec;                          -- loads it: before that only a superuser may name its settings
+CREATE SCHEMA IF NOT EXISTS {NAME};
+CREATE TABLE {NAME}.totals (
+    cache text PRIMARY KEY, entries bigint NOT NULL DEFAULT 0, bytes bigint NOT NULL DEFAULT 0,
+    vectors bigint NOT NULL DEFAULT 0,
+    removals bigint NOT NULL                    -- rises with every entry that goes, or is replaced
+);
+CREATE TABLE {NAME}.entries (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    cache text NOT NULL, key bytea NOT NULL, scope bytea NOT NULL, engine bytea NOT NULL, tenant bytea NOT NULL,
+    turn bytea NOT NULL, answer bytea NOT NULL,
+    near halfvec, sealed bytea,                 -- the embedding in the clear, or sealed, or neither
+    created float8 NOT NULL, expires float8 NOT NULL, bytes bigint NOT NULL,
+    UNIQUE (cache, key)
+);
+CREATE INDEX by_expiry ON {NAME}.entries (cache, expires);
+CREATE INDEX by_scope ON {NAME}.entries (cache, scope, id);
+CREATE TABLE {NAME}.uses (
+    id bigint PRIMARY KEY REFERENCES {NAME}.entries ON DELETE CASCADE, cache text NOT NULL, used float8 NOT NULL
+);
+CREATE INDEX by_use ON {NAME}.uses (cache, used);
+
+CREATE FUNCTION {NAME}.count_come() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {NAME}.totals t SET entries = t.entries + c.n, bytes = t.bytes + c.b, vectors = t.vectors + c.v FROM
+        (SELECT cache, count(*) n, sum(bytes) b, sum(num_nonnulls(near, sealed)) v FROM come GROUP BY cache) c
+    WHERE t.cache = c.cache;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION {NAME}.count_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {NAME}.totals t SET entries = t.entries - g.n, bytes = t.bytes - g.b, vectors = t.vectors - g.v,
+        removals = removals + g.n FROM
+        (SELECT cache, count(*) n, sum(bytes) b, sum(num_nonnulls(near, sealed)) v FROM gone GROUP BY cache) g
+    WHERE t.cache = g.cache;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER come AFTER INSERT ON {NAME}.entries REFERENCING NEW TABLE AS come
+    FOR EACH STATEMENT EXECUTE FUNCTION {NAME}.count_come();
+CREATE TRIGGER gone AFTER DELETE ON {NAME}.entries REFERENCING OLD TABLE AS gone
+    FOR EACH STATEMENT EXECUTE FUNCTION {NAME}.count_gone();
+
+CREATE FUNCTION {NAME}.change(the_cache text) RETURNS {NAME}.totals LANGUAGE plpgsql AS $$
+DECLARE have {NAME}.totals;
+BEGIN
+    INSERT INTO {NAME}.totals (cache, removals) VALUES (the_cache, extract(epoch FROM clock_timestamp()) * 1e6)
+        ON CONFLICT DO NOTHING;
+    SELECT * INTO have FROM {NAME}.totals WHERE cache = the_cache FOR UPDATE;
+    RETURN have;
+END $$;
+
+CREATE FUNCTION {NAME}.put(
+    the_cache text, the_key bytea, the_scope bytea, the_engine bytea, the_tenant bytea, the_turn bytea,
+    the_answer bytea, in_clear halfvec, in_secret bytea, now float8, expiry float8,
+    size bigint, most_entries bigint, most_bytes bigint
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE have {NAME}.totals; the_id bigint;
+BEGIN
+    PERFORM {NAME}.change(the_cache);
+    DELETE FROM {NAME}.entries e WHERE e.cache = the_cache AND (e.key = the_key OR e.expires <= now);
+    LOOP
+        SELECT * INTO have FROM {NAME}.totals t WHERE t.cache = the_cache;
+        EXIT WHEN have.entries < most_entries AND have.bytes + size <= most_bytes;
+        DELETE FROM {NAME}.entries WHERE id IN (
+            SELECT u.id FROM {NAME}.uses u WHERE u.cache = the_cache ORDER BY u.used
+            LIMIT greatest(1, least(512, have.entries / 64))
+        );
+        EXIT WHEN NOT FOUND;
+    END LOOP;
+    INSERT INTO {NAME}.entries
+        (cache, key, scope, engine, tenant, turn, answer, near, sealed, created, expires, bytes) VALUES
+        (the_cache, the_key, the_scope, the_engine, the_tenant, the_turn, the_answer, in_clear, in_secret, now,
+         expiry, size) RETURNING id INTO the_id;
+    INSERT INTO {NAME}.uses VALUES (the_id, the_cache, now);
+END $$;
+
+CREATE FUNCTION {NAME}.nearest(the_cache text, the_scope bytea, wanted halfvec, count int)
+RETURNS TABLE (key bytea, turn bytea, cosine float8) LANGUAGE plpgsql STABLE
+SET hnsw.iterative_scan = strict_order SET hnsw.ef_search = 64 SET hnsw.max_scan_tuples = 200000
+SET enable_sort = off AS $$
+DECLARE dimensions int := vector_dims(wanted);
+BEGIN
+    IF (SELECT count(*) FROM (
+        SELECT FROM {NAME}.entries e WHERE e.cache = the_cache AND e.scope = the_scope LIMIT {_EXACT + 1}
+    ) few) <= {_EXACT} THEN
+        RETURN QUERY SELECT e.key, e.turn, 1 - (e.near <=> wanted) FROM (
+            SELECT s.key, s.turn, s.near FROM {NAME}.entries s
+            WHERE s.cache = the_cache AND s.scope = the_scope AND vector_dims(s.near) = dimensions OFFSET 0
+        ) e ORDER BY e.near <=> wanted LIMIT count;
+    ELSE
+        RETURN QUERY EXECUTE format(
+            'SELECT e.key, e.turn, 1 - (e.near::halfvec(%1$s) <=> $3) FROM {NAME}.entries e'
+            ' WHERE e.cache = $1 AND e.scope = $2 AND vector_dims(e.near) = %1$s'
+            ' ORDER BY e.near::halfvec(%1$s) <=> $3 LIMIT $4', dimensions
+        ) USING the_cache, the_scope, wanted, count;
+    END IF;
+END $$;
+"""
+
+# Entries that are read at a time.
+_PAGE = 256
+# pgvector: since then a search goes on until it has enough entries of the scope.
+_OLDEST = (0, 8)
 
 
 class PgvectorBackend(PackedBackend):
@@ -49,9 +164,8 @@ class PgvectorBackend(PackedBackend):
         """
         Args:
             url: as libpq reads it, without a password.
-            capacity: how much is kept at most.
-            name: of this cache; several are kept apart in one database.
-            codec: encrypts what is kept.
+            name: several caches in one database are kept apart by it.
+            codec: encrypts entries; None: they are kept in the clear.
 
         Raises:
             ValueError: the address is malformed, or the distribution `psycopg` is missing.
@@ -60,27 +174,16 @@ class PgvectorBackend(PackedBackend):
         self._database = PostgresConnections(url, self._prepare)
         self._name = name
         self._indexes = ScopeIndexes(self._codec, self._read_after)
-        self._indexed: set[int] = set()  # dimensions of which there is an index
+        # Dimensions of which there is an index.
+        self._indexed: set[int] = set()
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
     ) -> Sequence[Candidate]:
-        """Find the entries of a scope with the nearest questions, the nearest first.
-
-        The server's HNSW index finds them; if embeddings are encrypted, an index in memory.
-
-        Args:
-            scope: where to search.
-            vector: float32 [dimensions] of length 1.
-            count: how many are wanted at most.
-            min_similarity: cosine; entries that are less near are left out. By default none is.
-
-        Returns:
-            Keys, questions and cosines; some of the entries may have expired since.
-        """
+        """See `Backend.near`. The server's HNSW index finds them; if embeddings are encrypted, an index in memory."""
         if self._codec.sealed:
             return self._indexes.near(scope, vector, count, min_similarity, self._turns)
-        found = self._rows(
+        rows = self._rows(
             f"SELECT key, turn, cosine FROM {NAME}.nearest(%s, %s, %s::halfvec, %s) WHERE cosine >= %s",
             self._name,
             scope,
@@ -88,33 +191,16 @@ class PgvectorBackend(PackedBackend):
             count,
             min_similarity,
         )
-        return self._codec.candidates(found)
+        return self._codec.candidates(rows)
 
     def remove(self, keys: Iterable[bytes]) -> int:
-        """Remove entries by their keys, in one transaction.
-
-        Args:
-            keys: of the entries; those that are not there are passed over.
-
-        Returns:
-            How many were there.
-        """
         return self._delete("key = ANY(%s)", list(keys))
 
     def purge(self, which: EntryFilter = ALL_ENTRIES) -> int:
-        """Remove the selected entries, in one transaction.
-
-        Args:
-            which: selects them; by default all.
-
-        Returns:
-            How many there were.
-        """
         condition, values = sql_where(which, "%s")
         return self._delete(condition, *values)
 
     def items(self) -> Iterator[StoredEntry]:
-        """Yield all entries that can be read, the newest first; 256 are fetched at a time."""
         below = 2**63 - 1
         while page := self._rows(
             "SELECT e.id, e.key, e.scope, e.engine, e.tenant, e.turn, e.answer, u.used,"
@@ -130,12 +216,10 @@ class PgvectorBackend(PackedBackend):
             below = page[-1][0]
 
     def removals(self) -> int:
-        """Return a number that changes whenever any process removes or replaces an entry."""
         row = self._one(f"SELECT removals FROM {NAME}.totals WHERE cache = %s", self._name)
         return 0 if row is None else int(row[0])
 
     def usage(self) -> Usage:
-        """Return how full the cache is: entries, bytes, those with embeddings, and the oldest."""
         row = self._one(
             f"SELECT entries, bytes, vectors, (SELECT min(created) FROM {NAME}.entries e WHERE e.cache = t.cache)"
             f" FROM {NAME}.totals t WHERE cache = %s",
@@ -144,7 +228,6 @@ class PgvectorBackend(PackedBackend):
         return Usage(0, 0, 0, None) if row is None else Usage(*row)
 
     def describe(self) -> Mapping[str, str]:
-        """Describe kind, server, name, schema, versions, and where embeddings are searched, for people."""
         row = self._one(
             "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
         )
@@ -160,7 +243,7 @@ class PgvectorBackend(PackedBackend):
 
     def close(self) -> None:
         """Write when entries were last used, if the server can be reached, and close the connections."""
-        with suppress(BackendDown):  # what was used last is not worth more than leaving
+        with suppress(BackendDown):
             self._flush()
         self._database.close()
 
@@ -195,7 +278,7 @@ class PgvectorBackend(PackedBackend):
         if vector is None or self._codec.sealed:
             return None, packed.vector
         if len(vector) not in self._indexed:
-            self._database.do(lambda connection: make_once(connection, index(len(vector))))
+            self._database.do(lambda connection: make_once(connection, _index(len(vector))))
             self._indexed.add(len(vector))
         return _text(vector), None
 
@@ -231,7 +314,7 @@ class PgvectorBackend(PackedBackend):
         )
 
     def _change(self, statement: str, *values: object) -> int:
-        """How many rows it changed. One change to a cache at a time."""
+        """Return how many rows a statement changed. One change to a cache at a time."""
 
         def work(connection: Any) -> int:
             with connection.transaction():
@@ -253,7 +336,7 @@ class PgvectorBackend(PackedBackend):
 def _prepare(connection: Any) -> None:
     """Make the tables if they are not there, and refuse a pgvector that is too old."""
     if connection.execute("SELECT to_regclass(%s)", (f"{NAME}.uses",)).fetchone()[0] is None:
-        make_once(connection, STATEMENTS, unless=f"{NAME}.uses")
+        make_once(connection, _STATEMENTS, unless=f"{NAME}.uses")
     (version,) = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         wanted = ".".join(map(str, _OLDEST))
@@ -261,5 +344,14 @@ def _prepare(connection: Any) -> None:
 
 
 def _text(vector: Vector) -> str:
-    """As pgvector reads it; in the 16 bits that it keeps."""
+    """Text that pgvector reads, of the 16 bits that it keeps."""
     return f"[{','.join(map(str, np.asarray(vector, np.float16).tolist()))}]"
+
+
+def _index(dimensions: int) -> str:
+    """Statement that makes the index of embeddings of a length, if it is not there."""
+    return (
+        f"CREATE INDEX IF NOT EXISTS near_{dimensions} ON {NAME}.entries"
+        f" USING hnsw ((near::halfvec({dimensions})) halfvec_cosine_ops) WITH (m = 16, ef_construction = 128)"
+        f" WHERE vector_dims(near) = {dimensions}"
+    )

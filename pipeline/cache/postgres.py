@@ -19,8 +19,10 @@ from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")
 _ANSWER_S = 1.0
-_OPTIONS = "-c synchronous_commit=off"  # what was put outlives the client; a crash of the server may cost the last ones
-MAKING = 4_158_230_117  # advisory lock, held while a schema or an index is made
+# A put outlives the client; a crash of the server may cost the last ones.
+_OPTIONS = "-c synchronous_commit=off"
+# Advisory lock, held while a schema or an index is made.
+_MAKING = 4_158_230_117
 _THERE = (
     "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
 )
@@ -45,9 +47,8 @@ class PostgresConnections:
         Args:
             url: as libpq reads it, without a password.
             prepare: called with the first connection, before anything else, and again when what it made is gone.
-            breaker: by default one of its own.
-            options: of the server, for each connection.
-            answer_s: seconds that a statement may take.
+            options: settings of the server for each connection.
+            answer_s: limit of a statement, in seconds.
 
         Raises:
             ValueError: the address is malformed, or the distribution `psycopg` is missing.
@@ -69,7 +70,8 @@ class PostgresConnections:
         self._url = url
         self._prepare = prepare
         self._breaker = breaker or CircuitBreaker()
-        self._idle: list[Any] = []  # connections, the last used last
+        # Connections, the last used last.
+        self._idle: list[Any] = []
         self._lock = threading.Lock()
         self._prepared = False
 
@@ -134,19 +136,17 @@ class PostgresConnections:
                     raise BackendDown(f"{self.address}: {_line(error)}") from error
                 raise ServerUnreachable(f"{self.address}: {_line(error)}") from error
             except self._psycopg.Error as error:
-                if isinstance(
-                    error, self._psycopg.ProgrammingError
-                ):  # such as a schema that somebody dropped
+                if isinstance(error, self._psycopg.ProgrammingError):
+                    # Such as a schema that somebody dropped.
                     self._prepared = False
                     self._discard()
                 raise BackendDown(f"{self.address}: {_line(error)}") from error
 
     def close(self) -> None:
-        """Close all connections."""
         self._discard()
 
     def _begun(self, opened: Callable[[Any], Any]) -> Any:
-        """A connection in a transaction that `opened` has begun."""
+        """Return a connection in a transaction that `opened` has begun."""
         pooled = self._take()
         if pooled is not None:
             try:
@@ -215,7 +215,7 @@ class PostgresConnections:
 
 
 def _connection_class(psycopg: Any, answer_s: float) -> Any:
-    """A connection that waits for an answer only so long: a server that hangs would keep it for ever."""
+    """Make a class of connections that wait for an answer only so long: a server that hangs would keep them."""
 
     class Impatient(psycopg.Connection):  # type: ignore[misc]
         def wait(self, generator: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ARG002
@@ -225,7 +225,8 @@ def _connection_class(psycopg: Any, answer_s: float) -> Any:
             except psycopg.OperationalError as error:
                 if time.monotonic() < until:
                     raise
-                self.pgconn.finish()  # what it still sends would be taken for the next answer
+                # A late answer would be taken for the next one.
+                self.pgconn.finish()
                 raise TimeoutError(f"no answer within {answer_s:g} s") from error
 
     return Impatient
@@ -238,7 +239,7 @@ def make_once(connection: Any, statements: str, unless: str = "") -> None:
     """
     with connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (MAKING,))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
         if not (unless and connection.execute(_THERE, unless.split(".")).fetchone()):
             connection.execute(statements)
 
