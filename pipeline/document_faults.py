@@ -124,7 +124,7 @@ def explain(
     Args:
         error: one error of pydantic.
         path: the key that it is about.
-        model: what the whole document is to be.
+        model: model of the whole document.
         document: which may be secret: then nothing of it is quoted.
 
     Returns:

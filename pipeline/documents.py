@@ -73,7 +73,7 @@ class Document:
     Attributes:
         where: name of the file, for faults.
         formless: keys of `faults`, whose values are null in `data`.
-        line: of what has no place of its own.
+        line: place of faults that have no other, 1-based.
         is_mapping: False where nothing else can be said of the file.
         is_secret: faults name lines and fields, and quote nothing else: anything else may be an API key.
         most_values: bound of its values.

@@ -25,9 +25,9 @@ def activation_bytes(
     Args:
         has_experts: whether the model has experts.
         tensor_parallel: GPUs that share each layer.
-        max_num_tokens: of the step.
+        max_num_tokens: tokens of the step.
         heads: attention heads of all ranks.
-        head_size: of one head.
+        head_size: numbers of one head.
     """
     facts = _data()["activation"]
     coefficient = _at(facts["coefficients"]["moe" if has_experts else "dense"], tensor_parallel)
@@ -100,7 +100,7 @@ def linear_bytes(
         columns: inputs.
         form: a format of the recipe, or a published one such as `fp8_block`.
         awq_block: inputs that share a scale in AWQ.
-        dtype: of weights that are not quantized.
+        dtype: type of weights that are not quantized.
         bits: average of a weight where the format is `auto`.
 
     >>> linear_bytes(4096, 4096, "fp8")
@@ -134,7 +134,7 @@ def is_experts_only(form: str) -> bool:
 
 
 def mxfp4_multiples() -> Mapping[str, int]:
-    """What kernels round the `hidden` size and the `inner` size of experts up to."""
+    """Sizes to which kernels round up the `hidden` size and the `inner` size of experts."""
     found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
     return found
 
@@ -155,7 +155,7 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def awq_vocabulary_multiple() -> int:
-    """What vocabularies are rounded up to in AWQ checkpoints."""
+    """Multiple to which vocabularies are rounded up in AWQ checkpoints."""
     return int(_data()["weights"]["awq_vocabulary_multiple"])
 
 

@@ -71,7 +71,7 @@ class GpuRates:
 
 @dataclass(frozen=True, slots=True)
 class GpuGeneration:
-    """What the GPUs of one compute capability have in common, as far as speed goes."""
+    """Facts about speed that the GPUs of one compute capability have in common."""
 
     sm: int
     constants: str  # family of `plan/performance/data/efficiency.yaml` whose constants hold

@@ -65,7 +65,7 @@ class LaunchFacts:
 
 @dataclass(frozen=True, slots=True)
 class KnownCause:
-    """What a line of a server's log is known to mean."""
+    """Known meaning of a line of a server's log."""
 
     pattern: re.Pattern[str]
     meaning: str
@@ -94,8 +94,8 @@ def listening(
 
     Args:
         grpc: Address and port of gRPC. The address `unix:/path` is the socket /path:port.
-        http: Those of HTTP; None turns it off. The address `unix:/path` is the socket /path.
-        metrics: Those of the page of metrics.
+        http: Address and port of HTTP; None turns it off. The address `unix:/path` is the socket /path.
+        metrics: Address and port of the page of metrics.
     """
     arguments = _data()["arguments"]
     found = () if http is not None else tuple(arguments["no_http"]["value"])

@@ -1,4 +1,4 @@
-"""What upstream refuses across the fields of the LLM arguments, by the ids of data/llm_args.yaml.
+"""Rules of upstream across the fields of the LLM arguments, by the ids of data/llm_args.yaml.
 
 Each rule reads arguments whose types are right already.
 """
@@ -95,7 +95,7 @@ def largest_size_of_graphs(arguments: Arguments) -> Iterator[Fault]:
 
 
 def ray_only(arguments: Arguments) -> Iterator[Fault]:
-    """What only the ray orchestrator reads."""
+    """Settings that only the ray orchestrator reads."""
     for key in ("ray_worker_extension_cls", "ray_placement_config"):
         if arguments.get(key) is not None and arguments.get("orchestrator_type") != "ray":
             yield Fault("needs orchestrator_type ray", key=key, value=arguments[key])

@@ -28,7 +28,7 @@ class CapacityPoint:
 
 @dataclass(frozen=True, slots=True)
 class LoadLog:
-    """What an engine's log reported when it was loaded."""
+    """Memory that an engine's log reported when it was loaded."""
 
     gpu: str
     format: str

@@ -65,7 +65,7 @@ class Rule:
 
     @property
     def gravest(self) -> Severity:
-        """Of all runtimes."""
+        """Gravest severity of all runtimes."""
         order: tuple[Severity, ...] = ("error", "warning", "note")
         return next(severity for severity in order if severity in self.severities.values())
 

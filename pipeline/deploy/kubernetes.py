@@ -84,7 +84,7 @@ def kubernetes_files(
         "c": cluster,
         "gateway_job": GATEWAY_JOB,
         "triton_job": TRITON_JOB,
-        "rules": Markup(yaml_block(rules)),
+        "rules": Markup(yaml_block(rules).rstrip()),
     }
     files = {path: render(f"kubernetes/{path}", **values) for path in rendered}
     board = dashboard([cluster.recipe], cluster.namespace)

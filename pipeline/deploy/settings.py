@@ -50,6 +50,9 @@ class Replicas(Settings):
     least: int
     most: int
 
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}"
+
 
 def _replicas(text: str) -> Replicas:
     least, _, most = text.partition(":")
@@ -140,7 +143,7 @@ class ClusterSettings(Settings):
         default=None,
         description="Kubernetes: namespace of all objects; by default the name of the recipe.",
     )
-    replicas: Annotated[Replicas, Option(metavar="N|LEAST:MOST", parse=_replicas, default="1:4")] = Field(
+    replicas: Annotated[Replicas, Option(metavar="N|LEAST:MOST", parse=_replicas)] = Field(
         default=Replicas(least=1, most=4),
         description="Kubernetes: servers; with scaling between these bounds, else the least.",
     )

@@ -27,6 +27,8 @@ from pipeline.errors import UserError
 
 _FOLDER = Path(__file__).parent / "templates"
 GIB, MIB = 2**30, 2**20
+# Names, paths and addresses that need no quotes if they are not read as another type.
+_PLAIN = re.compile(r"[A-Za-z/][\w./@+:-]*[\w/]")
 # Logs that the kubelet keeps of a container (five files of 10 MiB by default), and what a container writes besides.
 _LOGS = GIB
 
@@ -55,6 +57,8 @@ def yaml_scalar(value: Any) -> str:
     >>> yaml_scalar("a: {b"), yaml_scalar("8080"), yaml_scalar(8080), yaml_scalar("two\\nlines")
     ("'a: {b'", "'8080'", '8080', '"two\\\\nlines"')
     """
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+        return value
     text = yaml.dump(
         [value],
         Dumper=_LineDumper,
@@ -132,7 +136,9 @@ def _environment(template: str) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+        finalize=lambda value: (
+            value if isinstance(value, Markup | jinja2.Undefined) else Markup(escape(value))
+        ),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,4 +1,4 @@
-"""What a decoder is, from its config.json: sizes, rotary embedding, biases, norms, sliding windows.
+"""Architecture of a decoder, from its config.json: sizes, rotary embedding, biases, norms, sliding windows.
 
 Covers Llama, Qwen2, Qwen3, Mistral, Mixtral and Phi-3 (which is phi-4, too), in the layout that transformers 5
 writes (`rope_parameters`) and in the one of most checkpoints on the hub (`rope_theta`, `rope_scaling`). What these
@@ -88,10 +88,6 @@ class Architecture:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
         """Read the content of a config.json; `where` names it in errors.
-
-        Args:
-            config: the content of a config.json.
-            where: what errors call it, such as its path.
 
         Raises:
             InvalidInput: with every reason why the model cannot be built.

@@ -73,7 +73,7 @@ class CheckpointReader:
         """Read a tensor that is never quantized (norm, embedding) as float32.
 
         Args:
-            name: of the tensor, such as "model.norm.weight".
+            name: the tensor's, such as "model.norm.weight".
 
         Returns:
             The values, in the shape in which they are stored.

@@ -201,7 +201,7 @@ def _latent(config: Mapping[str, Any]) -> LatentAttention | None:
 
 
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of each layer: from `layer_types`, from a pattern (Gemma 3), from Qwen's `max_window_layers`, or one for all."""
+    """Window of each layer: by `layer_types`, a pattern (Gemma 3), Qwen's `max_window_layers`, or one for all."""
     window, layers, name = config.get("sliding_window"), int(config["num_hidden_layers"]), class_of(config)
     qwen = name.startswith("Qwen")
     if not window or name.startswith("Llama") or (qwen and not config.get("use_sliding_window", False)):

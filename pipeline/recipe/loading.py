@@ -82,9 +82,9 @@ def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where:
     """Override and validate values that a recipe was written as: `recipe.model_dump(mode="json")`.
 
     Args:
-        values: of the recipe, all paths in them absolute.
+        values: the recipe's, all paths in them absolute.
         overrides: values of `--set`, each `section.key=value`.
-        where: what messages call it, such as the name of the deployment that it is served with.
+        where: name in messages, such as that of the deployment.
 
     Returns:
         The recipe, which was read from no file.

@@ -70,7 +70,7 @@ class AutoQuantization(RecipeSection):
 
 
 class Quantization(RecipeSection):
-    """What the calibrate and evaluate stages do."""
+    """Settings of the calibrate and evaluate stages."""
 
     format: Format = Field(
         default="none", description="Format of the weights; none keeps the checkpoint as it is."

@@ -69,7 +69,7 @@ class RecipeProvenance:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What names the recipe again on a command line, in any folder: its packaged name or its path, and --set."""
+        """Arguments that name the recipe on a command line, in any folder: its packaged name or its path, and --set."""
         if self.file is None:
             return ()
         name = self.file.stem if packaged().get(self.file.stem) == self.file else str(self.file)
@@ -93,7 +93,7 @@ class Recipe(RecipeSection):
         default_factory=Quantization,
         description="How weights and KV cache are stored, and what that may cost.",
     )
-    runtime: Runtime = Field(default_factory=CpuRuntime, description="What executes the model.")
+    runtime: Runtime = Field(default_factory=CpuRuntime, description="Runtime that executes the model.")
     limits: Limits = Field(description="Lengths and concurrency.")
     guided_decoding: bool | None = Field(
         default=None,
@@ -122,7 +122,7 @@ class Recipe(RecipeSection):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What names it on a command line; `RECIPE`, as in a command's help, where it was read from no file."""
+        """Arguments that name it on a command line; `RECIPE`, as in help texts, for one that was read from no file."""
         return self._provenance.words or ("RECIPE",)
 
     def read_from(self, provenance: RecipeProvenance) -> Self:

@@ -16,7 +16,7 @@ PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cac
 
 
 def _address(schemes: str, server: str, example: str) -> tuple[AfterValidator, Any]:
-    """What an address of a server is checked by, for the loader and for the JSON schema."""
+    """Checks of a server's address, for the loader and for the JSON schema."""
     pattern = rf"({schemes})://\S+"
 
     def check(text: str) -> str:
@@ -98,8 +98,8 @@ class SemanticSettings(RecipeSection):
     )
     guards: tuple[Annotated[GuardName, BeforeValidator(_kept_guard)], ...] | None = Field(
         default=None,
-        description="What forbids a hit whatever the score: other numbers and codes, other names, negation, and words "
-        "that differ by accents, which the encoder does not see. All without it, none with []. "
+        description="Guards that forbid a hit whatever the score: other numbers and codes, other names, negation, and "
+        "words that differ by accents, which the encoder does not see. All without it, none with []. "
         "`pipeline cache tune` tells which may be left out.",
         examples=[["numbers", "names", "accents"]],
         strict=False,
@@ -151,14 +151,12 @@ class SemanticSettings(RecipeSection):
 class RedactionPattern(RecipeSection):
     """Something that must not be kept."""
 
-    name: str = Field(
-        min_length=1, description="What it is called in counters and audits.", examples=["customer"]
-    )
+    name: str = Field(min_length=1, description="Name in counters and audits.", examples=["customer"])
     pattern: Pattern = Field(description="Regular expression.", examples=[r"\bC-\d{8}\b"])
 
 
 class RedactionSettings(RecipeSection):
-    """What keeps an answer from being stored: nothing is blacked out."""
+    """Finds that keep an answer from being stored: nothing is blacked out."""
 
     kinds: tuple[Kind, ...] = Field(
         default=("key", "e-mail", "card", "iban", "national_id", "phone"),
@@ -245,7 +243,9 @@ class CacheSettings(RecipeSection):
         le=10,
         description="How slowly an answer is replayed: 0 is at once, 1 as it once came.",
     )
-    redaction: RedactionSettings = Field(default_factory=RedactionSettings, description="What is never kept.")
+    redaction: RedactionSettings = Field(
+        default_factory=RedactionSettings, description="Answers that are never kept."
+    )
     encryption: EncryptionSettings | None = Field(
         default=None, description="Encryption at rest; without it, where PIPELINE_CACHE_KEY is set."
     )

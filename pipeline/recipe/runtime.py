@@ -1,4 +1,4 @@
-"""What executes the model: a union told apart by `kind`. What a runtime does is in `pipeline.runtimes`.
+"""Runtimes that execute the model: a union told apart by `kind`. Their work is done in `pipeline.runtimes`.
 
 Which versions exist, and what each can do on which GPU, are facts of `pipeline.contracts`; here is their
 form.
@@ -55,7 +55,7 @@ class CpuRuntime(RecipeSection):
     )
     precision: Literal["f32", "bf16"] = Field(
         default="f32",
-        description="Of activations, sums and KV cache; weights stay as calibrated. bf16 needs AVX512_BF16 or AMX.",
+        description="Type of activations, sums and KV cache; weights stay calibrated. bf16 needs AVX512_BF16 or AMX.",
     )
     speculation: Literal["engine", "bls"] = Field(
         default="engine",
@@ -68,7 +68,7 @@ class CpuRuntime(RecipeSection):
 
 
 class _GpuRuntime(RecipeSection):
-    """What the two TensorRT-LLM runtimes share."""
+    """Settings that the two TensorRT-LLM runtimes share."""
 
     version: Version = Field(description="Version of TensorRT-LLM.", examples=["1.2.1"])
     gpu: Gpu = Field(description="The GPU that the engine is for.", examples=["h100-sxm-80g"])
@@ -80,7 +80,7 @@ class _GpuRuntime(RecipeSection):
         default=None,
         ge=1,
         le=64,
-        description="Of the tensor-parallel GPUs, groups that hold different experts.",
+        description="Groups of the tensor-parallel GPUs that hold different experts.",
     )
 
 

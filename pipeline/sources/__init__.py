@@ -1,4 +1,4 @@
-"""What a recipe names, settled: checkpoints and calibration sets, on the Hugging Face Hub or on this machine.
+"""Checkpoints and calibration sets that a recipe names, settled: on the Hugging Face Hub or on this machine.
 
     resolved = resolve_checkpoint(recipe.model, store=store)    # which content exactly: a commit, or hashes of files
     resolved.identity                                           # what keys of artifacts are made from

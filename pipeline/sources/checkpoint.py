@@ -38,12 +38,12 @@ class HubCheckpoint:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"hf:{self.repo}"
 
     @property
     def identity(self) -> Mapping[str, Json]:
-        """What the key of the fetched artifact is made from."""
+        """Identity that the key of the fetched artifact is made from."""
         pickle: Mapping[str, Json] = {"allow_pickle": True} if self.allow_pickle else {}
         return {"source": self.label, "commit": self.commit, **pickle}
 
@@ -57,12 +57,12 @@ class LocalCheckpoint:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"local:{self.path}"
 
     @property
     def identity(self) -> Mapping[str, Json]:
-        """What the key of the fetched artifact is made from."""
+        """Identity that the key of the fetched artifact is made from."""
         content: Json = {
             name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in self.files.items()
         }
@@ -73,7 +73,7 @@ ResolvedSource: TypeAlias = HubCheckpoint | LocalCheckpoint
 
 
 class CheckpointRequest(Protocol):
-    """What a recipe says of a checkpoint: its `model` and `draft` sections."""
+    """Checkpoint of a recipe: its `model` or `draft` section."""
 
     @property
     def source(self) -> HubSource | LocalSource: ...

@@ -3,7 +3,7 @@
 A recipe names a local file of JSON lines, or a set that `calibration/<name>.yaml` defines:
 
     name: support
-    description: what it is
+    description: one line about it
     license: Apache-2.0
     format: messages                        # messages, or text
     column: article                         # with text: which column holds it (default: text)
@@ -19,21 +19,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, Self
 
-import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pipeline.errors import Fault, InvalidInput, SourceError, UserError
+from pipeline.document_faults import read_yaml, refusal
+from pipeline.errors import SourceError, UserError
 from pipeline.extras import missing
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.resources import folder
 from pipeline.store import Json
 
 TRAIN, HELDOUT = "train", "heldout"
-_KEYS = {"name", "description", "license", "format", "column", "splits", "hub"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -47,15 +46,56 @@ class DatasetRepository:
 
 @dataclass(frozen=True, slots=True)
 class DatasetDefinition:
-    """What `calibration/<name>.yaml` says."""
+    """Content of `calibration/<name>.yaml`.
+
+    Attributes:
+        column: column of the text; None if the rows are messages.
+    """
 
     path: Path
     name: str
-    column: str | None  # of text; None: the rows are messages
+    column: str | None
     train: str
     heldout: str | None
     license: str
     hub: DatasetRepository | None
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Splits(_Part):
+    train: str = Field(examples=["my-set/train.jsonl"])
+    heldout: str | None = None
+
+
+class _Hub(_Part):
+    repo: str = Field(examples=["organisation/name"])
+    revision: str
+
+    @field_validator("revision")
+    @classmethod
+    def _is_commit(cls, revision: str) -> str:
+        if not _COMMIT.fullmatch(revision):
+            raise refusal("must be a commit", "40 hex digits")
+        return revision
+
+
+class _Definition(_Part):
+    name: str
+    description: str = ""
+    license: str = "not stated"
+    format: Literal["messages", "text"]
+    column: str | None = None
+    splits: _Splits
+    hub: _Hub | None = None
+
+    @model_validator(mode="after")
+    def _column_of_text(self) -> Self:
+        if self.column is not None and self.format == "messages":
+            raise refusal("column goes with format text only", "remove column")
+        return self
 
 
 def known_sets() -> list[str]:
@@ -67,7 +107,7 @@ def read_definition(name: str) -> DatasetDefinition:
     """Read the definition of a named set.
 
     Raises:
-        UserError: There is no such set, or its file is not YAML.
+        UserError: There is no such set, or its file cannot be read.
         InvalidInput: With everything that is wrong with it.
     """
     path = folder("calibration") / f"{name}.yaml"
@@ -81,25 +121,15 @@ def read_definition(name: str) -> DatasetDefinition:
 
 def parse_definition(path: Path) -> DatasetDefinition:
     """Read a definition; see `read_definition`."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
-    faults = list(_faults(content))
-    if faults:
-        raise InvalidInput(
-            "calibration set",
-            [Fault(f.problem, where=str(path), key=f.key, value=f.value, fix=f.fix) for f in faults],
-        )
-    hub = content.get("hub")
+    read = read_yaml(_Definition, path)
     return DatasetDefinition(
         path=path,
-        name=content["name"],
-        column=content.get("column", "text") if content["format"] == "text" else None,
-        train=content["splits"]["train"],
-        heldout=content["splits"].get("heldout"),
-        license=content.get("license", "not stated"),
-        hub=DatasetRepository(hub["repo"], hub["revision"]) if hub else None,
+        name=read.name,
+        column=read.column or "text" if read.format == "text" else None,
+        train=read.splits.train,
+        heldout=read.splits.heldout,
+        license=read.license,
+        hub=None if read.hub is None else DatasetRepository(read.hub.repo, read.hub.revision),
     )
 
 
@@ -137,7 +167,7 @@ def resolve_dataset(dataset: NamedDataset | LocalSource) -> DatasetFiles:
 
 
 def dataset_identity(dataset: NamedDataset | LocalSource) -> dict[str, Json]:
-    """What a plan depends on: the name, and the digests of local files or the commit on the Hub.
+    """Identity for a plan: the name, and the digests of local files or the commit on the Hub.
 
     Nothing is downloaded.
     """
@@ -173,31 +203,6 @@ def _file(definition: DatasetDefinition, name: str) -> Path:
 def _must_exist(path: Path, what: str) -> None:
     if not path.is_file():
         raise UserError(f"{what}: there is no file {path}")
-
-
-def _faults(content: Any) -> Iterator[Fault]:
-    if not isinstance(content, dict):
-        yield Fault("must be a mapping")
-        return
-    for key in sorted(set(content) - _KEYS):
-        yield Fault("is not a key of a calibration set", key=key, fix=f"known are {', '.join(sorted(_KEYS))}")
-    if not isinstance(content.get("name"), str):
-        yield Fault("must be text", key="name", value=content.get("name"))
-    if content.get("format") not in ("messages", "text"):
-        yield Fault("must be messages or text", key="format", value=content.get("format"))
-    if "column" in content and content.get("format") == "messages":
-        yield Fault("goes with format text only", key="column", value=content["column"])
-    splits = content.get("splits")
-    if not isinstance(splits, dict) or not isinstance(splits.get("train"), str):
-        yield Fault("must name a file", key="splits.train")
-    hub = content.get("hub")
-    if hub is not None:
-        if not isinstance(hub, dict) or not isinstance(hub.get("repo"), str):
-            yield Fault("must be organisation/name", key="hub.repo")
-        elif not _COMMIT.fullmatch(str(hub.get("revision"))):
-            yield Fault(
-                "must be a commit", key="hub.revision", value=hub.get("revision"), fix="40 hex digits"
-            )
 
 
 def download_file(hub: DatasetRepository, file: str) -> Path:

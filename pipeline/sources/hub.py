@@ -58,7 +58,7 @@ class HubClient:
         return cls(endpoint.rstrip("/"), token)
 
     def subject(self, repo: str, revision: str | None) -> HubSubject:
-        """What messages about a request name."""
+        """Name of a request in messages."""
         return HubSubject(repo, revision, self.endpoint, self.token is not None)
 
     def commit_of(self, repo: str, revision: str | None, say: Callable[[str], None]) -> str:

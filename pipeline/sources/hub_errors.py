@@ -59,7 +59,7 @@ class HubRetries:
     """Counts the failures in a row of one request, and sleeps before each new try.
 
     Args:
-        subject: What is asked for.
+        subject: File or repository that is asked for.
         say: Receives one line for each new try.
         stopped: Ends a sleep early; after it, `wait` raises `Stopped`.
     """
@@ -76,7 +76,7 @@ class HubRetries:
 
         Args:
             error: Why the last try failed.
-            progressed: That try brought bytes; failures are counted anew.
+            progressed: The try brought bytes; failures are counted anew.
 
         Raises:
             SourceError: The error does not pass by itself, or tries are used up; the text says what to do.

@@ -39,7 +39,7 @@ def select(names: Collection[str], *, allow_pickle: bool, label: str) -> Selecti
     Args:
         names: Files of the checkpoint's top folder.
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
-        label: What messages call the source.
+        label: Name of the source in messages.
 
     Raises:
         SourceError: Files are missing, or the weights are pickled and that is not allowed.

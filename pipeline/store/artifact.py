@@ -37,7 +37,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Verification:
-    """What differs between an artifact and its manifest, as sorted paths."""
+    """Differences between an artifact and its manifest, as sorted paths."""
 
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def verify(
     A manifest that does not give its own digest counts as changed.
 
     Args:
-        artifact: what is verified.
+        artifact: artifact to verify.
         progress: is told the bytes as they are hashed.
         hashes: remembers what is found.
         again: read every file; else `hashes` is believed for those of more than SMALL_BYTES.
@@ -124,11 +124,11 @@ def check(
     """Make sure that an artifact's files are those that were published, before they are used.
 
     Args:
-        artifact: what is about to be used.
+        artifact: artifact that is about to be used.
         hashes: large files that it knows are not read.
         progress: is told the bytes as they are hashed.
         only: which files, by name and entry in the manifest.
-        command: what a person can run to find and remove damaged artifacts.
+        command: command that finds and removes damaged artifacts, for messages.
 
     Raises:
         DamagedArtifact: with all files that differ.
@@ -144,8 +144,8 @@ def damaged(artifact: Artifact, result: Verification, command: str) -> DamagedAr
 
     Args:
         artifact: the artifact.
-        result: what differs.
-        command: what a person can run to find and remove it.
+        result: differences.
+        command: command that finds and removes it, for messages.
     """
     lines = [f"{artifact.path}: damaged", *(f"  {fault}" for fault in result.faults)]
     help_ = f"`{command}` finds and removes what is damaged in the store; then build it again"

@@ -105,7 +105,7 @@ def find_garbage(
     """Find what `collect` would remove now, leftovers first. Changes nothing.
 
     Args:
-        store: That is cleaned.
+        store: The store to clean.
         given_up: Builds that keep nothing.
         wanted: Artifacts that stay, with all that they were made from.
     """

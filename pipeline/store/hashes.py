@@ -55,7 +55,7 @@ class FileHashes:
         """SHA-256 of an open file, 64 hexadecimal digits.
 
         Args:
-            path: what the file is called, or will be when it is asked for next.
+            path: name of the file now, or when it is asked for next.
             advance: is told the bytes as they are read, or need not be.
             again: read it, whatever is remembered.
         """

@@ -1,4 +1,4 @@
-"""What an artifact is made from, and the name that follows from it.
+"""Identity of an artifact: everything that it is made from, and the name that follows.
 
 Two artifacts with one digest are interchangeable: same stage, same settings, same inputs, same tools. What
 does not change the result (where it was built, when, for which recipe) is no part of the key; it is in the
@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ArtifactKey:
-    """What an artifact is made from.
+    """Everything that an artifact is made from.
 
     >>> ArtifactKey("fetch", settings={"repo": "org/name"}).name
     'fetch-a0606687625223042420'
@@ -91,7 +91,7 @@ def digest_of(value: Json) -> str:
     """Return the SHA-256 of `canonical(value)`, 64 hexadecimal digits.
 
     Args:
-        value: what `canonical` takes.
+        value: any value that `canonical` takes.
 
     Raises:
         ValueError: something in it is no JSON; the text names its place.

@@ -43,7 +43,7 @@ class Provenance(_Frozen):
 
 
 class Manifest(_Frozen):
-    """What `manifest.json` holds."""
+    """Content of `manifest.json`."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     stage: str

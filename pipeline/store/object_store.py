@@ -50,8 +50,8 @@ def send_artifact(artifact: Artifact, address: str, progress: Progress | None = 
     """Copy an artifact into an object store, where it is not there yet.
 
     Args:
-        artifact: Whose files are those of its manifest (`store.check`).
-        address: Of the folder below which artifacts lie.
+        artifact: Artifact whose files are those of its manifest (`store.check`).
+        address: Folder below which artifacts lie.
         progress: Is told the bytes.
 
     Returns:
@@ -96,16 +96,16 @@ def fetch_artifact(
     """Copy an artifact from an object store, and verify every byte on the way.
 
     Args:
-        name: Of the artifact: stage, and beginning of its digest; with @sha256: and the SHA-256 of its manifest, no
-            other content is taken.
-        address: Of the folder below which artifacts lie.
+        name: Stage and beginning of the digest; with @sha256: and the SHA-256 of the manifest, no other content is
+            taken.
+        address: Folder below which artifacts lie.
         into: Folder that gets a folder of that name.
         progress: Is told the bytes.
         only: Which files are wanted, by name and entry in the manifest.
         keys: By one of which it must be signed; None takes unsigned ones.
 
     Raises:
-        DamagedArtifact: What lies there is not what was published, named or signed; all files that differ.
+        DamagedArtifact: Files are not those that were published, named or signed; all that differ are named.
         StoreError: It cannot be read or written, or another process fetches it.
         UserError: It is not there, the address is none, or obstore is not installed.
     """

@@ -44,11 +44,11 @@ def publish(
     """Turn a work directory into an artifact, all or nothing.
 
     Args:
-        work: what a stage left; renamed to `target`.
+        work: folder that a stage left; renamed to `target`.
         target: the artifact's directory, on the same filesystem.
-        key: what it was made from.
+        key: key of the artifact.
         recipe: name of the recipe that asked.
-        facts: what the stage found and measured, for the manifest.
+        facts: findings and measurements of the stage, for the manifest.
         duration_s: how long making it took, without hashing and publishing.
         progress: is told the bytes as they are hashed.
         hashes: remembers the hashes, so that a start soon after need not read the files again.

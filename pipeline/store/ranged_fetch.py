@@ -60,7 +60,7 @@ class WantedFile:
     """A file that is to be fetched.
 
     Attributes:
-        path: of the file at its source.
+        path: address of the file at its source.
         target: where it goes; it has this name once it is whole and verified.
         entry: size and SHA-256.
     """

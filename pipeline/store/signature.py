@@ -45,7 +45,7 @@ class VerifyKeys:
 
         Args:
             pem: one or several of them.
-            source: what messages call the text.
+            source: name of the text in messages.
 
         Raises:
             UserError: there is none, one is of another kind, or `cryptography` is not installed.
@@ -78,8 +78,8 @@ class VerifyKeys:
 
         Args:
             signed: the bytes of manifest.json.
-            signature: those of manifest.sig; None if there is none.
-            place: what messages call the artifact.
+            signature: content of manifest.sig; None if there is none.
+            place: name of the artifact in messages.
 
         Raises:
             DamagedArtifact: it is not signed, by none of these keys, or it was changed since.
@@ -122,7 +122,7 @@ def sign(folder: Path, key_file: Path) -> Path:
     """Write the signature of an artifact beside its manifest.
 
     Args:
-        folder: of the artifact.
+        folder: the artifact's.
         key_file: private key, as PEM without a password.
 
     Returns:

@@ -104,7 +104,7 @@ class Store:
         """Look up the published artifact of a key, and put it into use (see `use`).
 
         Args:
-            key: what the artifact is made from.
+            key: key of the artifact.
 
         Returns:
             The artifact, or None if it is not published.
@@ -131,7 +131,7 @@ class Store:
         """Make sure, before an artifact is used, that its files are those that were published.
 
         Args:
-            artifact: what is about to be used.
+            artifact: artifact that is about to be used.
             progress: is told the bytes as they are hashed; None: nobody is told.
 
         Raises:
@@ -209,7 +209,7 @@ class Store:
         and so kept by `gc`, until `close` or the end of this process.
 
         Args:
-            key: what the artifact is made from.
+            key: key of the artifact.
             make: gets an empty directory (or, if the key is resumable, what a killed `make` left), fills it, and
                 returns the facts for the manifest. It must not write absolute paths: the directory is renamed.
             recipe: name of the recipe that asks, for the manifest.

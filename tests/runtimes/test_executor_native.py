@@ -17,7 +17,7 @@ import pytest
 from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Lines, Silent
-from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
+from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
 from tests.support.build_jobs import job_in
 from tests.support.nvidia_smi import line, put_nvidia_smi
 from tests.support.scripted_builder import ScriptedBuilder
@@ -179,7 +179,7 @@ _BUILD = """
 import sys
 from pathlib import Path
 from pipeline.progress import Lines
-from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
+from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
 from tests.support.build_jobs import job_in
 NativeExecutor().run(job_in(Path(sys.argv[1])), Lines())
 """

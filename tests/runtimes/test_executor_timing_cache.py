@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import StageError
 from pipeline.progress import Lines, Silent
-from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
+from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
 from tests.support.build_jobs import job_in
 from tests.support.scripted_builder import ScriptedBuilder
 

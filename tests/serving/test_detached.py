@@ -23,7 +23,7 @@ from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
 from pipeline.machine.process_guard import marked
 from pipeline.process_state import SUPERVISOR
-from pipeline.serving import detach, status
+from pipeline.serving import status
 from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
@@ -176,7 +176,7 @@ def test_a_quiet_start_keeps_reasons_in_the_log(
         started.append((command, json.loads(os.pread(inherit[0], 100_000, 0))))
         return SimpleNamespace(pid=1)
 
-    monkeypatch.setattr(detach, "start_detached", start)
+    monkeypatch.setattr("pipeline.frontend.serve.start_detached", start)
     shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--max-restarts", "7")
     ((command, message),) = started
     assert command[-2] == "--detached"

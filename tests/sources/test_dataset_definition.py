@@ -36,13 +36,16 @@ def test_the_sets_of_the_package_can_be_read(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"formt": "text"}, "formt: is not a key"),
-        ({"format": "csv"}, "format = csv: must be messages or text"),
-        ({"name": None}, "name: must be text"),
-        ({"format": "messages"}, "column = article: goes with format text only"),
-        ({"splits": {"heldout": "b"}}, "splits.train: must name a file"),
-        ({"hub": {"revision": "0" * 40}}, "hub.repo: must be organisation/name"),
-        ({"hub": {"repo": "org/name", "revision": "main"}}, "hub.revision = main: must be a commit"),
+        ({"formt": "text"}, "formt = text: is not a key (did you mean format?"),
+        ({"format": "csv"}, "format = csv: is not known (one of messages, text)"),
+        ({"name": None}, "name = null: is empty; it must be text"),
+        ({"format": "messages"}, "column goes with format text only"),
+        ({"splits": {"heldout": "b"}}, "splits.train: is missing (such as my-set/train.jsonl)"),
+        ({"hub": {"revision": "0" * 40}}, "hub.repo: is missing (such as organisation/name)"),
+        (
+            {"hub": {"repo": "org/name", "revision": "main"}},
+            "hub.revision = main: must be a commit (40 hex digits)",
+        ),
     ],
 )
 def test_faults_are_named_with_file_and_key(tmp_path: Path, change: dict[str, object], fault: str) -> None:
@@ -55,8 +58,8 @@ def test_faults_are_named_with_file_and_key(tmp_path: Path, change: dict[str, ob
 def test_all_faults_at_once_and_files_that_are_no_mapping(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="3 faults"):
         parse(tmp_path, {"name": 3, "format": "x"})
-    with pytest.raises(InvalidInput, match="must be a mapping"):
+    with pytest.raises(InvalidInput, match="not a mapping of keys"):
         parse(tmp_path, ["a"])
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(UserError, match="not valid YAML"):
+    with pytest.raises(UserError, match="is not YAML"):
         parse_definition(tmp_path / "bad.yaml")

@@ -205,6 +205,9 @@ class ItemAnswer(ModelAnswer):
                         events.clear()
         yield await self.last_events()
 
+    def item_ended(self, item: AnswerItem) -> None:
+        """Note that an item is complete, before the events of its end."""
+
     def steps(self, chunk: Chunk) -> Iterator[ItemStep]:
         """Cut the next chunk. The items change as the iteration goes on; with the last chunk all of them end."""
         self.cached = self.cached or chunk.cached
@@ -245,5 +248,6 @@ class ItemAnswer(ModelAnswer):
 
     def _end(self) -> Iterator[ItemStep]:
         if self._open is not None:
+            self.item_ended(self._open)
             yield ItemStep("end", self._open)
             self._open = None

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile, islice, takewhile
 from typing import Any
 
-from pipeline.client import Chunk, PromptTooLong
+from pipeline.client import PromptTooLong
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.model_answer import AnswerContext
 from pipeline.gateway.api.responses.request import (
@@ -183,15 +183,18 @@ class ModelResponse(ItemAnswer):
         failed = self._event("error", **fields, **error.body(request_id))
         return failed + self._response_event("failed", response)
 
-    def steps(self, chunk: Chunk) -> Iterator[ItemStep]:
-        for step in super().steps(chunk):
-            if step.kind == "end":
-                cut_off = self.finish_reason == "length"
-                self._output.append(self._item(step.item, "incomplete" if cut_off else "completed"))
-            yield step
+    def item_ended(self, item: AnswerItem) -> None:
+        self._output.append(self._item(item, "incomplete" if self.finish_reason == "length" else "completed"))
 
     def step_events(self, step: ItemStep) -> bytes:
-        return self._piece_event(step) if step.kind == "piece" else b"".join(self._item_events(step))
+        """Encode a piece with as little work as possible: there is one a token."""
+        if step.kind != "piece":
+            return b"".join(self._item_events(step))
+        number, self._sequence = self._sequence, self._sequence + 1
+        data = f'"sequence_number":{number},"delta":{encode_text(step.text)}'
+        if step.item.call is None:
+            data += f',"logprobs":{encode_json(step.log_probs) if step.log_probs else "[]"}'
+        return f"{self._piece_head},{data}}}\n\n".encode()
 
     def _item_events(self, step: ItemStep) -> Iterator[bytes]:
         """Encode the beginning or the end of an item."""
@@ -217,14 +220,6 @@ class ModelResponse(ItemAnswer):
                 done = {"name": item.call.name, "arguments": item.text}
                 yield self._event("response.function_call_arguments.done", **of_item, **done)
             yield self._event("response.output_item.done", output_index=item.index, item=self._output[-1])
-
-    def _piece_event(self, step: ItemStep) -> bytes:
-        """Encode a piece with as little work as possible: there is one a token."""
-        number, self._sequence = self._sequence, self._sequence + 1
-        data = f'"sequence_number":{number},"delta":{encode_text(step.text)}'
-        if step.item.call is None:
-            data += f',"logprobs":{encode_json(step.log_probs) if step.log_probs else "[]"}'
-        return f"{self._piece_head},{data}}}\n\n".encode()
 
     def _item(self, item: AnswerItem, status: str) -> dict[str, Any]:
         if item.call is not None:

@@ -11,8 +11,8 @@ from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.runtimes.base import ExecutorChoice
 from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, Executor, timing_cache_file
+from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
 from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor
-from pipeline.runtimes.tensorrt.executors.native import NativeExecutor
 from pipeline.runtimes.tensorrt.executors.remote import AdoptExecutor, PrintExecutor
 
 __all__ = ["BuildJob", "BuildLog", "Executor", "executor_of", "timing_cache_file"]

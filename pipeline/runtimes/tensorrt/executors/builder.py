@@ -1,7 +1,6 @@
-"""A run of trtllm-build on this machine, by itself or in a container: what `native` and `docker` share.
+"""A run of trtllm-build on this machine: the executor `native`, and everything that it has in common with `docker`.
 
-GPUs, space, log, working folder, timing cache, progress, and the report of a failure. Which command is run is up to the
-executor.
+These are GPUs, space, log, working folder, timing cache, progress, and the report of a failure.
 
 The timing cache holds TensorRT's measurements of kernels, which save most of a build. Builders work on copies, and a
 new cache appears in the store by one rename, so any number of builders may share it; the last one wins, and what it
@@ -19,13 +18,20 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.gpus import read_gpus, visible
+from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Progress, Task
-from pipeline.runtimes.tensorrt.executors.base import PROGRAM, TIMING_CACHE, BuildJob, BuildLog
+from pipeline.runtimes.tensorrt.executors.base import (
+    PROGRAM,
+    TIMING_CACHE,
+    UNBUFFERED,
+    BuildJob,
+    BuildLog,
+)
 from pipeline.runtimes.tensorrt.executors.build_log import BuildError, LogReader, diagnose
 from pipeline.runtimes.tensorrt.executors.process import BuilderProcess, held_log, run
 from pipeline.store import files, human_bytes
@@ -229,3 +235,41 @@ def check_gpus(job: BuildJob, devices: tuple[int, ...]) -> BuildGpu:
                 "a script for it), or change runtime.gpu"
             )
     return BuildGpu(used[0].name, used[0].driver)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExecutor:
+    """See `Executor`: trtllm-build on PATH, in a container of NVIDIA's or where TensorRT-LLM is installed."""
+
+    deadline_s: float | None = None
+    devices: tuple[int, ...] = ()  # GPUs that may be used; empty: those that are visible
+
+    def check(self, version: str) -> None:
+        program = shutil.which(PROGRAM)
+        if program is None:
+            raise UserError(
+                f"there is no {PROGRAM} on PATH: install TensorRT-LLM {version}, or build with --executor docker, or "
+                "with --executor print on another machine"
+            )
+        found = tensorrt_llm_of(Path(program))
+        if found is not None and found != version:
+            raise UserError(
+                f"{program} is of TensorRT-LLM {found}, the recipe's runtime.version is {version}: install that, "
+                "change the recipe, or build with --executor docker"
+            )
+
+    def run(self, job: BuildJob, progress: Progress) -> BuildLog:
+        self.check(job.version)
+        gpu = check_gpus(job, self.devices)
+        # nvidia-smi counts in the order of the bus, CUDA by itself from the fastest on.
+        environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | dict(os.environ) | UNBUFFERED
+        if self.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
+        program, *arguments = job.command(job.checkpoint, job.output)
+        program = shutil.which(program) or program
+
+        def launch(folder: Path) -> BuilderProcess:
+            return BuilderProcess((program, *arguments), folder, environment)
+
+        log = build(job, progress, launch, executor="native", deadline_s=self.deadline_s)
+        return replace(log, gpu=gpu.name, driver=gpu.driver)
