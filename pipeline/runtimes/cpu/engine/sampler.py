@@ -245,8 +245,8 @@ def accept_or_resample(
 
     with p the target's distribution and q the draft's. What comes out is distributed as p (Leviathan, Kalman, Matias:
     "Fast inference from transformers via speculative decoding", 2023), provided that u is independent of how x
-    was drawn; random numbers here come from streams of their own. With a threshold in place of u, which TensorRT-LLM offers,
-    it is not. p and q are what is left after all of a request's sampling parameters, applied to both.
+    was drawn; random numbers here come from streams of their own. With a threshold in place of u, which TensorRT-LLM
+    offers, it is not. p and q are what is left after all of a request's sampling parameters, applied to both.
 
     Args:
         p: [vocab_size], sums to 1.
