@@ -75,8 +75,8 @@ class EngineModel:
         for response in self._ask(prompt, most, "return_log_probs", "output_log_probs"):
             length = int(response["sequence_length"].reshape(-1)[0])
             tokens += response["output_ids"].reshape(-1)[:length].tolist()
-            told = response.get("output_log_probs")
-            log_probs += [] if told is None else told.reshape(-1)[:length].tolist()
+            returned = response.get("output_log_probs")
+            log_probs += [] if returned is None else returned.reshape(-1)[:length].tolist()
         return EngineAnswer(prompt, tuple(tokens), tuple(log_probs) or None)
 
     def _score(self, answer: EngineAnswer, at: int) -> float:
@@ -105,7 +105,7 @@ class EngineModel:
         }
         arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         client = grpc.InferenceServerClient(self.url)
-        found, over = list[Tensors](), False
+        responses, over = list[Tensors](), False
         try:
             config = read_signature(client.get_model_config(TARGET_MODEL, client_timeout=_TIMEOUT_S).config)
             tensors = []
@@ -128,7 +128,7 @@ class EngineModel:
                 if over:
                     raise ServerError(f"{TARGET_MODEL} refused a prompt of {len(prompt)} tokens: {error}")
                 response = {name: array for name in wanted if (array := result.as_numpy(name)) is not None}
-                found += [response] if "output_ids" in response else []
+                responses += [response] if "output_ids" in response else []
                 over = result.get_response().parameters["triton_final_response"].bool_param
         except queue.Empty:
             raise ServerError(f"{TARGET_MODEL} gave no answer within {_TIMEOUT_S:g} s") from None
@@ -138,4 +138,4 @@ class EngineModel:
             # As `pipeline.serving.health` does: a request that is cancelled as it ends may stay in Triton 24.10.
             client.stop_stream(cancel_requests=not over)
             client.close()
-        return found
+        return responses

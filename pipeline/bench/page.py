@@ -122,13 +122,13 @@ def _beside_forecast(result: BenchResult) -> Iterator[tuple[LevelResult, list[tu
 
 
 def _pairs(level: LevelResult, point: ForecastPoint) -> Iterator[tuple[str, float, float]]:
-    found = level.latencies
-    if "ttft" in found:
-        yield "TTFT p95, ms", found["ttft"].p95, point.ttft_p95_ms
-    if "tpot" in found:
-        yield "TPOT mean, ms", found["tpot"].mean, point.tpot_mean_ms
-    if "itl" in found:
-        yield "ITL p95, ms", found["itl"].p95, point.itl_p95_ms
+    latencies = level.latencies
+    if "ttft" in latencies:
+        yield "TTFT p95, ms", latencies["ttft"].p95, point.ttft_p95_ms
+    if "tpot" in latencies:
+        yield "TPOT mean, ms", latencies["tpot"].mean, point.tpot_mean_ms
+    if "itl" in latencies:
+        yield "ITL p95, ms", latencies["itl"].p95, point.itl_p95_ms
     yield "output tokens/s", level.output_tokens_per_s, point.output_tokens_per_s
 
 

@@ -63,12 +63,12 @@ def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval
     from scipy.stats import quantile_test
 
     sample = np.asarray(values, np.float64)
-    found: dict[int, Interval | None] = {}
+    intervals: dict[int, Interval | None] = {}
     for percent in PERCENTILES:
         test: Any = quantile_test(sample, q=0.0, p=percent / 100)
         low, high = test.confidence_interval(CONFIDENCE)
-        found[percent] = (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None
-    return found
+        intervals[percent] = (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None
+    return intervals
 
 
 def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) -> dict[int, Interval | None]:
@@ -98,13 +98,13 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
     drawn = chance.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES) @ counts
     reached = np.cumsum(drawn, axis=1)
     tail = (1 - CONFIDENCE) / 2
-    found: dict[int, Interval | None] = {}
+    intervals: dict[int, Interval | None] = {}
     for percent in PERCENTILES:
         rank = reached[:, -1:] * (percent / 100)
         bins = np.minimum((reached < rank).sum(axis=1), len(edges) - 1)
         low, high = np.quantile(edges[np.maximum(bins - 1, 0)], tail), np.quantile(edges[bins], 1 - tail)
-        found[percent] = (float(low), float(high))
-    return found
+        intervals[percent] = (float(low), float(high))
+    return intervals
 
 
 def histogram(values: Sequence[float] | Values, bins: int = 60) -> tuple[list[float], list[int]]:
@@ -180,7 +180,7 @@ def _bootstrap(ratios: Values) -> Interval:
     rounds = len(ratios)
     # Hesterberg's expanded percentile interval: as wide as Student's t asks for where values are few.
     tail = norm.cdf(math.sqrt(rounds / (rounds - 1)) * t.ppf(ALPHA / 2, rounds - 1))
-    found: Any = bootstrap(
+    resampled: Any = bootstrap(
         (ratios,),
         _trimmed,
         confidence_level=1 - 2 * tail,
@@ -188,7 +188,7 @@ def _bootstrap(ratios: Values) -> Interval:
         method="percentile",
         random_state=np.random.default_rng(0),
     )
-    return float(np.exp(found.confidence_interval.low)), float(np.exp(found.confidence_interval.high))
+    return float(np.exp(resampled.confidence_interval.low)), float(np.exp(resampled.confidence_interval.high))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -200,10 +200,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
         Corrected values in the same order, each as large as before or larger, at most 1.
     """
     order = np.argsort(p_values, kind="stable")
-    found = np.empty(len(p_values))
+    corrected = np.empty(len(p_values))
     steps = np.arange(len(p_values), 0, -1)
-    found[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * steps))
-    values: list[float] = found.tolist()
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * steps))
+    values: list[float] = corrected.tolist()
     return values
 
 
@@ -229,5 +229,5 @@ def rounds_needed(deviation: float, threshold: float, tests: int) -> int | None:
         return bool(np.isnan(power) or power >= _POWER)
 
     counts = range(LEAST_ROUNDS, MOST_ROUNDS + 1)
-    found = bisect_left(counts, x=True, key=shows)
-    return counts[found] if found < len(counts) else None
+    first = bisect_left(counts, x=True, key=shows)
+    return counts[first] if first < len(counts) else None

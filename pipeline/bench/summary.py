@@ -50,7 +50,7 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         "queue": Distribution.of([_one(one.stats.queue_ms) for one in begun]),
         "prefill": Distribution.of([_one(one.stats.prefill_ms) for one in begun]),
     }
-    found = {name: one for name, one in latencies.items() if one is not None}
+    distributions = {name: one for name, one in latencies.items() if one is not None}
     good = _good(complete, slo)
     chunks = _Chunks.of(everything)
     answered = sum(
@@ -61,7 +61,7 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
     proposed = sum(one.stats.draft_tokens or 0 for one in begun)
     accepted = sum(one.stats.accepted_tokens or 0 for one in begun)
     cached = sum(one.stats.cached is not None for one in complete)
-    rate, generator = answered / seconds, _generator(records, found)
+    rate, generator = answered / seconds, _generator(records, distributions)
     return LevelResult(
         kind=records.load.kind,
         value=records.load.value,
@@ -76,28 +76,28 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         input_tokens_per_s=rounded(rate * float(np.mean(inputs))) if inputs else None,
         goodput_per_s=None if good is None else rounded(rate * good),
         good_share=None if good is None else rounded(good),
-        latencies=found,
+        latencies=distributions,
         acceptance=rounded(accepted / proposed) if proposed else None,
         cached_share=rounded(cached / len(complete)) if complete else None,
         in_flight_max=records.in_flight,
         generator=generator,
         server=server,
-        slo=_slo_checks(slo, found),
+        slo=_slo_checks(slo, distributions),
         timeline=_timeline(records, chunks),
-        warnings=tuple(_warnings(records, generator, found, cached)),
+        warnings=tuple(_warnings(records, generator, distributions, cached)),
         samples=_samples(complete),
     )
 
 
 def _warnings(
-    records: LoadRecords, generator: Generator, found: Mapping[str, Distribution], cached: int
+    records: LoadRecords, generator: Generator, distributions: Mapping[str, Distribution], cached: int
 ) -> Iterator[str]:
     """Yield reasons to mistrust the figures."""
     if records.interrupted:
         yield "Ctrl-C ended the load early, and what was under way then is in no figure"
     if generator.limits:
         yield f"the generator itself may be the limit: {generator.limits}"
-    ttft, total = found.get("ttft"), found.get("total")
+    ttft, total = distributions.get("ttft"), distributions.get("total")
     if ttft is None:
         yield "no request was answered"
     elif ttft.intervals["p95"] is None:
@@ -123,11 +123,11 @@ def _good(complete: Sequence[RequestMeasurement], slo: Slo | None) -> float | No
     return sum(met) / len(met)
 
 
-def _slo_checks(slo: Slo | None, found: dict[str, Distribution]) -> tuple[SloCheck, ...]:
+def _slo_checks(slo: Slo | None, distributions: dict[str, Distribution]) -> tuple[SloCheck, ...]:
     checks = []
     for target, wanted in ({} if slo is None else slo.model_dump(exclude_none=True)).items():
         name, percent = target.split("_")[:2]
-        latency = found.get(name)
+        latency = distributions.get(name)
         measured = None if latency is None else latency.at(int(percent[1:]))
         checks.append(
             SloCheck(
@@ -140,10 +140,10 @@ def _slo_checks(slo: Slo | None, found: dict[str, Distribution]) -> tuple[SloChe
     return tuple(checks)
 
 
-def _generator(records: LoadRecords, found: Mapping[str, Distribution]) -> Generator:
+def _generator(records: LoadRecords, distributions: Mapping[str, Distribution]) -> Generator:
     late = percentile(records.late_ms or [0.0], 99)
     late_sent = percentile([(one.sent_s - one.due_s) * 1e3 for one in records.counted] or [0.0], 99)
-    measured = [found[name].p95 for name in ("ttft", "itl") if name in found]
+    measured = [distributions[name].p95 for name in ("ttft", "itl") if name in distributions]
     limits = []
     if late > _LATE_MS and late > _LATE_SHARE * min(measured, default=0.0):
         limits.append(f"it was {late:.0f} ms late at the 99th percentile")

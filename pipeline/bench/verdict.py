@@ -43,11 +43,11 @@ def verdict(result: BenchResult) -> tuple[Tone, str]:
 def warnings(result: BenchResult) -> Iterator[str]:
     """Yield reasons to mistrust a run, as sentences without a full stop: those of all loads, then those of some."""
     yield from result.warnings
-    found: dict[tuple[str, ...], list[tuple[LevelResult, str]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[LevelResult, str]]] = {}
     for level in result.levels:
         for text in level.warnings:
-            found.setdefault(tuple(_NUMBER.split(text)), []).append((level, text))
-    for words, warned in found.items():
+            alike.setdefault(tuple(_NUMBER.split(text)), []).append((level, text))
+    for words, warned in alike.items():
         levels, texts = zip(*warned, strict=True)
         yield f"with {_loads(levels)}: {_joined(words, texts)}"
 
@@ -72,9 +72,9 @@ def _loads(levels: Sequence[LevelResult]) -> str:
 def _figures(level: LevelResult) -> str:
     parts = [f"{level.output_tokens_per_s:,.0f} tokens/s"]
     parts += [
-        f"{name.upper()} p95 {_ms(found.p95)}"
+        f"{name.upper()} p95 {_ms(latency.p95)}"
         for name in ("ttft", "itl")
-        if (found := level.latencies.get(name)) is not None
+        if (latency := level.latencies.get(name)) is not None
     ]
     return ", ".join(parts)
 

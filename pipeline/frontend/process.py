@@ -15,9 +15,8 @@ from pipeline.extras import missing
 from pipeline.frontend.models import load_served_model, locate_models, read_kv_cache_usage, record_followers
 from pipeline.gateway.access_log import log_to_stderr
 from pipeline.gateway.app import Gateway, GatewayServer
-from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
-from pipeline.gateway.http_server import bound_sockets
+from pipeline.gateway.http_server import ConnectionLimits, bound_sockets
 from pipeline.gateway.records import PromptLog
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.gateway.shared_redis import RedisBuckets

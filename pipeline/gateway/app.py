@@ -29,11 +29,10 @@ from pipeline.gateway.api.models import ModelEndpoints
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.bounds import MAX_BODY_BYTES
-from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.context import EndpointFamily, GatewayContext, GatewayParts
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_server import HttpServer
+from pipeline.gateway.http_server import ConnectionLimits, HttpServer
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.model_status import ModelStatus
 from pipeline.gateway.operations import DescriptionEndpoints, OperationEndpoints

@@ -20,8 +20,8 @@ import pytest
 from pipeline.client.testing import FakeServer, Received, Reply
 from pipeline.gateway.api.parsing import parse_request
 from pipeline.gateway.api.schema import ChatRequest
-from pipeline.gateway.connections import ConnectionLimits
 from pipeline.gateway.errors import ApiError
+from pipeline.gateway.http_server import ConnectionLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start

@@ -24,6 +24,7 @@ from pipeline.gateway.api.json_schema import schema_faults
 from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.served_model import ModelTokenizer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import (
     LONG_CHARS,
@@ -33,7 +34,6 @@ from pipeline.gateway.text_processes import (
     TextBudget,
     TextProcesses,
 )
-from pipeline.gateway.tokenizer import ModelTokenizer
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.reading import read_tokenizer
 from tests.gateway.conftest import Running, Start

@@ -294,6 +294,15 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         settle(tmp_path / "file")
 
 
+def test_a_chat_template_that_takes_more_than_its_limits_is_refused(tmp_path: Path, into: Path) -> None:
+    template = b"{% if tools %}{{ 'x' * 10**10 }}{% endif %}"
+    resolved = settle(folder(tmp_path / "source", whole() | {"chat_template.jinja": template}))
+    with pytest.raises(
+        SourceError, match=r"^local:.*: the chat template takes more than 512 MiB .* a tool conv"
+    ):
+        fetch(resolved, into, progress=Silent())
+
+
 def test_damaged_weights_are_found(tmp_path: Path, into: Path) -> None:
     source = folder(tmp_path / "source", whole() | {"model.safetensors": weights("a")[:-1]})
     with pytest.raises(SourceError, match=r"model\.safetensors is"):

@@ -124,12 +124,12 @@ def draft(run: AcceptanceRun) -> Checks:
         wanted = {"num_draft_tokens": run.deployment.limits.max_draft_tokens} if run.separate_draft else {}
         run.drafted = _texts(run, client, **wanted)
         proposed, accepted = run.drafted.proposed, run.drafted.accepted
-        said = f"{proposed} proposed, {accepted} accepted"
+        counts = f"{proposed} proposed, {accepted} accepted"
         if run.separate_draft or proposed:
-            yield expect("the draft is used", proposed > 0, "tokens are proposed", said)
+            yield expect("the draft is used", proposed > 0, "tokens are proposed", counts)
         else:
             note = "the engine drafts by itself, while that pays"
-            yield AcceptanceCheck("the draft is used", "measured", "", said, note=note)
+            yield AcceptanceCheck("the draft is used", "measured", "", counts, note=note)
         if run.separate_draft:
             yield from _same(run, run.drafted, _texts(run, client, **run.undrafted))
         else:
@@ -160,11 +160,11 @@ def undrafted(run: AcceptanceRun) -> Checks:
 
 def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
     asked, tokens = questions(run.settings.questions), min(64, run.deployment.limits.max_output_tokens)
-    found = [client.generate(one, temperature=0.0, max_tokens=tokens, **sampling) for one in asked]
+    answers = [client.generate(one, temperature=0.0, max_tokens=tokens, **sampling) for one in asked]
     return DraftedTexts(
-        tuple(one.text for one in found),
-        sum(one.stats.draft_tokens or 0 for one in found),
-        sum(one.stats.accepted_tokens or 0 for one in found),
+        tuple(one.text for one in answers),
+        sum(one.stats.draft_tokens or 0 for one in answers),
+        sum(one.stats.accepted_tokens or 0 for one in answers),
     )
 
 
@@ -176,10 +176,10 @@ def _same(run: AcceptanceRun, drafted: DraftedTexts, alone: DraftedTexts) -> Che
     run.figures |= {"proposed": drafted.proposed, "accepted": drafted.accepted, "equal": same}
     # Kernels of a GPU may round one token differently in a step of several: then a tie falls otherwise.
     limit = run.gate.min_top1_agreement if run.on_gpu else 1.0
-    told = f"{same} of {len(pairs)} answers are equal; tokens up to a first difference are counted"
-    yield at_least("greedy with draft = greedy without", agreement, limit, "%", note=told)
-    said = f"{alone.proposed} proposed"
-    yield expect("without it none is used", alone.proposed == 0, "no token is proposed", said)
+    note = f"{same} of {len(pairs)} answers are equal; tokens up to a first difference are counted"
+    yield at_least("greedy with draft = greedy without", agreement, limit, "%", note=note)
+    proposed = f"{alone.proposed} proposed"
+    yield expect("without it none is used", alone.proposed == 0, "no token is proposed", proposed)
 
 
 def _agreement(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
@@ -233,11 +233,11 @@ def answers(run: AcceptanceRun) -> Checks:
         with run.client() as client:
             for ids in _heldout(run):
                 prompt = tokenizer.decode(list(ids), skip_special_tokens=True)
-                given = tokenizer.encode(prompt).ids
+                ids_again = tokenizer.encode(prompt).ids
                 answer = client.generate(prompt, temperature=0.0, max_tokens=32).text
                 whole = tokenizer.encode(prompt + answer).ids
-                if whole[: len(given)] == given:
-                    run.answers.append(EngineAnswer(tuple(given), tuple(whole[len(given) :])))
+                if whole[: len(ids_again)] == ids_again:
+                    run.answers.append(EngineAnswer(tuple(ids_again), tuple(whole[len(ids_again) :])))
     else:
         model = EngineModel(run.up.record.target, run.deployment.end_id, run.deployment.pad_id)
         most = min(64, run.deployment.limits.max_output_tokens)
@@ -251,14 +251,14 @@ def answers(run: AcceptanceRun) -> Checks:
 def _heldout(run: AcceptanceRun) -> list[list[int]]:
     """Read the beginnings of held-out samples: of the recipe's set where it is calibrated, else of the packaged one."""
     count, limits = run.settings.questions, run.deployment.limits
-    found = None
+    dataset = None
     if run.prepared is not None and "dataset" in run.prepared.plan:
-        found = run.store.find(run.prepared.plan["dataset"].key)
-    if found is None:
+        dataset = run.store.find(run.prepared.plan["dataset"].key)
+    if dataset is None:
         tokenizer = run.tokenizer
         asked = (run.template.render(one) for one in questions(count))
         return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in asked]
-    lines = (found.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    lines = (dataset.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     samples = [json.loads(line)["tokens"] for line in lines]
     return [sample[: max(1, min(len(sample) // 2, limits.max_input_tokens))] for sample in samples]
 

@@ -149,21 +149,21 @@ class AnswerStudy:
         return texts
 
     def _score(self, side: Side, deployment: ComparedDeployment) -> None:
-        other, found = _OTHER[side], Deployment.load(deployment.package)
-        if found.runtime == "pytorch" or TARGET_MODEL not in found.models:
+        other, package = _OTHER[side], Deployment.load(deployment.package)
+        if package.runtime == "pytorch" or TARGET_MODEL not in package.models:
             raise ServerError(
-                f"the {found.runtime} runtime of {found.name} returns no log probabilities of token ids"
+                f"the {package.runtime} runtime of {package.name} returns no log probabilities of token ids"
             )
         if len(self._tokenizers) == 2 and len({path.read_bytes() for path in self._tokenizers.values()}) == 2:
             raise ServerError(
                 "their tokenizers differ, so that neither has a probability for the other's tokens"
             )
-        engine = EngineModel(deployment.grpc_url, found.end_id, found.pad_id)
+        engine = EngineModel(deployment.grpc_url, package.end_id, package.pad_id)
         if side not in self._engine_answers:
             asked = deployment.asked_directly
             lengths = (_most(one, asked) for one in self._golden.questions)
             answers = engine.answers(list(zip(self._prompts(asked), lengths, strict=True)))
-            self._engine_answers[side] = [_until(one, found.stop_token_ids) for one in answers]
+            self._engine_answers[side] = [_until(one, package.stop_token_ids) for one in answers]
             answers = self._engine_answers[side]
             complete = all(len(one.tokens) == len(one.log_probs or ()) for one in answers)
             self._scores[side][side] = (
@@ -228,12 +228,12 @@ def answer_checks(
     """Hold answers against all budgets; `max_lost` is the share of questions where the judge may prefer A."""
     checks = list(comparison.checks)
     if (limit := budgets.max_perplexity_increase) is not None:
-        found = answers.perplexity
+        perplexity = answers.perplexity
         text = f"not known: {answers.no_perplexity}"
-        if found is not None:
-            text = f"{found.a_of_a:.4g} -> {found.b_of_a:.4g} on the answers of A, {found.increase:+.2%}, "
-            text += f"{limit:.2%} allowed"
-        figure = None if found is None else found.increase
+        if perplexity is not None:
+            text = f"{perplexity.a_of_a:.4g} -> {perplexity.b_of_a:.4g} on the answers of A, "
+            text += f"{perplexity.increase:+.2%}, {limit:.2%} allowed"
+        figure = None if perplexity is None else perplexity.increase
         checks.append(BudgetCheck("max_perplexity_increase", figure, limit, text))
     if max_lost is not None:
         lost, count = answers.judged["a"], len(answers.questions)

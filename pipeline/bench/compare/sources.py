@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.bench.compare.judge import Judge
 from pipeline.bench.compare.settings import CompareSettings, source_kind
@@ -45,24 +44,6 @@ class ComparedDeployment:
         return replace(self.subject, way="triton", url=self.grpc_url, model=entry)
 
 
-class DeploymentSource(Protocol):
-    """One of two deployments to be compared."""
-
-    @property
-    def given(self) -> str:
-        """Name as on the command line."""
-        ...
-
-    @property
-    def package(self) -> Path:
-        """Folder that it is served from."""
-        ...
-
-    def up(self) -> AbstractContextManager[ComparedDeployment]:
-        """Context in which it runs."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RunningSource:
     """A deployment that runs already, and goes on running.
@@ -79,10 +60,12 @@ class RunningSource:
 
     @property
     def package(self) -> Path:
+        """Folder that it is served from."""
         return self.record.deployment.parent
 
     @contextmanager
     def up(self) -> Iterator[ComparedDeployment]:
+        """Context in which it runs."""
         yield ComparedDeployment(self.subject, self.package, self.record.target)
 
 
@@ -106,6 +89,7 @@ class PackageSource:
 
     @contextmanager
     def up(self) -> Iterator[ComparedDeployment]:
+        """Context in which it runs."""
         deployment = Deployment.load(self.package)
         with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
             # A store of its own: two packages of one name can then run at a time.
@@ -125,6 +109,9 @@ class PackageSource:
                 yield ComparedDeployment(subject, self.package, server.record.target)
             finally:
                 server.stop()
+
+
+DeploymentSource = RunningSource | PackageSource
 
 
 def find_source(name: str, settings: CompareSettings) -> DeploymentSource:

@@ -57,10 +57,10 @@ def _answers(answers: AnswerComparison) -> Iterator[str]:
         f"answers to {count} golden questions: {answers.equal} equal, {answers.similar} similar; "
         f"right by their checks: A {right_a}, B {right_b}"
     )
-    if (found := answers.perplexity) is not None:
+    if (perplexity := answers.perplexity) is not None:
         yield (
-            f"perplexity of the answers of A: {found.a_of_a:.4g} by A, {found.b_of_a:.4g} by B "
-            f"({found.increase:+.2%}); of those of B: {found.b_of_b:.4g} by B, {found.a_of_b:.4g} by A"
+            f"perplexity of the answers of A: {perplexity.a_of_a:.4g} by A, {perplexity.b_of_a:.4g} by B "
+            f"({perplexity.increase:+.2%}); of those of B: {perplexity.b_of_b:.4g} by B, {perplexity.a_of_b:.4g} by A"
         )
     elif answers.no_perplexity:
         yield f"perplexity is not known: {answers.no_perplexity}"

@@ -26,35 +26,36 @@ _WIDTH = 110  # of running text
 _ENDS = {"memory": "memory, limits", "steps": "full steps", "ttft": "first token", "itl": "between tokens"}
 
 
-def comparison_lines(found: Comparison, *, rows: int) -> Iterator[str]:
+def comparison_lines(comparison: Comparison, *, rows: int) -> Iterator[str]:
     """Yield the best options, so many of them, and why the others do not serve."""
-    question = found.question
-    work, slo = question.work, found.recipe.slo
+    question = comparison.question
+    work, slo = question.work, comparison.recipe.slo
     limits = [
         f"{name} at most {value:g} ms"
         for name, value in (("first token p95", slo.ttft_p95_ms), ("between tokens p95", slo.itl_p95_ms))
         if value is not None
     ]
-    yield f"{found.recipe.name}: prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens"
-    yield f"SLO: {', '.join(limits) if limits else 'none'}; ranked by {_measure(found)}, at the most requests within it"
+    yield f"{comparison.recipe.name}: prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens"
+    ranked_by = _measure(comparison)
+    yield f"SLO: {', '.join(limits) or 'none'}; ranked by {ranked_by}, at the most requests within it"
     if question.acceptance is not None:
         yield f"drafts: {question.acceptance:g} of their tokens are accepted"
-    elif found.recipe.draft is not None:
+    elif comparison.recipe.draft is not None:
         yield "without its draft: --acceptance, the share of its tokens that is accepted, compares it too"
     yield ""
-    yield from _table(found, rows)
-    yield from _refused(found.refused)
+    yield from _table(comparison, rows)
+    yield from _refused(comparison.refused)
     yield ""
-    yield from notes(found, _WIDTH)
-    if any(option.unverified for option in found.serving):
+    yield from notes(comparison, _WIDTH)
+    if any(option.unverified for option in comparison.serving):
         yield "  ?: peak rates of this GPU without a source at hand (contracts/data/gpus.yaml)"
 
 
-def notes(found: Comparison, width: int) -> Iterator[str]:
+def notes(comparison: Comparison, width: int) -> Iterator[str]:
     """Yield how sure the figures are, and which are unchecked."""
-    bracketed = any(not option.unchecked for option in found.serving)
+    bracketed = any(not option.unchecked for option in comparison.serving)
     yield from basis(width, throughput=bracketed, first_token=False)
-    for warning in found.warnings:
+    for warning in comparison.warnings:
         yield from wrapped(f"warning: {warning}", width)
 
 
@@ -63,48 +64,48 @@ def place_label(place: FrontPoint) -> str:
     return f"{place.option.label}, {place.load.batch} request{'s' if place.load.batch > 1 else ''}"
 
 
-def measure_label(found: Comparison) -> str:
+def measure_label(comparison: Comparison) -> str:
     """Name of the axis of costs."""
-    unit = "price" if found.question.priced else "GPU-seconds"
+    unit = "price" if comparison.question.priced else "GPU-seconds"
     return f"{unit} of a million output tokens"
 
 
-def spent(option: DeploymentOption, found: Comparison) -> Estimate:
+def spent(option: DeploymentOption, comparison: Comparison) -> Estimate:
     """Cost of a million output tokens at the largest load."""
-    if found.question.priced and option.cost is not None:
+    if comparison.question.priced and option.cost is not None:
         return interval_estimate(option.cost.per_million_output, checked=not option.unchecked)
     return interval_estimate(option.gpu_seconds, checked=not option.unchecked)
 
 
-def _measure(found: Comparison) -> str:
-    return "price" if found.question.priced else "GPU time (give --price GPU=PER_HOUR to rank by money)"
+def _measure(comparison: Comparison) -> str:
+    return "price" if comparison.question.priced else "GPU time (give --price GPU=PER_HOUR to rank by money)"
 
 
-def _table(found: Comparison, rows: int) -> Iterator[str]:
-    if not found.serving:
+def _table(comparison: Comparison, rows: int) -> Iterator[str]:
+    if not comparison.serving:
         yield "  nothing serves a single request within the SLO"
         return
-    best = {id(place.option) for place in found.front}
-    head = "price / 1M out" if found.question.priced else "GPU-s / 1M out"
+    best = {id(place.option) for place in comparison.front}
+    head = "price / 1M out" if comparison.question.priced else "GPU-s / 1M out"
     yield (
         f"     {'deployment':<38}{'requests':>8}  {'ended by':<15}{'TTFT p95':>9}{'ITL':>8}{'tokens/s':>10}"
         f"{'a GPU':>8}{head:>16}"
     )
-    for index, option in enumerate(found.serving):
+    for index, option in enumerate(comparison.serving):
         if index < rows or id(option) in best:
-            yield _row(index, option, found, on_front=id(option) in best)
-    hidden = sum(1 for option in found.serving[rows:] if id(option) not in best)
+            yield _row(index, option, comparison, on_front=id(option) in best)
+    hidden = sum(1 for option in comparison.serving[rows:] if id(option) not in best)
     if hidden:
         yield f"     … and {hidden} more that serve (--json has all)"
     yield "  *: on the front of time between tokens and what a token takes, at one load or another"
 
 
-def _row(index: int, option: DeploymentOption, found: Comparison, *, on_front: bool) -> str:
+def _row(index: int, option: DeploymentOption, comparison: Comparison, *, on_front: bool) -> str:
     load = option.best
     assert load is not None, "it serves"
     assert option.forecast is not None, "it serves"
     label = option.label + (" ?" if option.unverified else "")
-    taken = spent(option, found)
+    taken = spent(option, comparison)
     return (
         f"{index + 1:>3}{'*' if on_front else ' '} {label:<38}{load.batch:>8}  {_ENDS[option.forecast.ended_by]:<15}"
         f"{number(load.ttft_ms):>6} ms{number(load.itl_ms):>5} ms{number(load.tokens_per_s):>10}"
@@ -222,9 +223,9 @@ class ComparisonDocument:
     warnings: list[str]
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(comparison: Comparison) -> str:
     """Write a comparison as JSON."""
-    return json.dumps(asdict(comparison_document(found)), indent=2)
+    return json.dumps(asdict(comparison_document(comparison)), indent=2)
 
 
 def schema_text() -> str:
@@ -232,21 +233,21 @@ def schema_text() -> str:
     return json.dumps(TypeAdapter(ComparisonDocument).json_schema(), indent=2)
 
 
-def comparison_document(found: Comparison) -> ComparisonDocument:
+def comparison_document(comparison: Comparison) -> ComparisonDocument:
     """Make the document of a comparison."""
-    question, slo = found.question, found.recipe.slo
+    question, slo = comparison.question, comparison.recipe.slo
     return ComparisonDocument(
         schema=SCHEMA,
-        recipe=found.recipe.name,
+        recipe=comparison.recipe.name,
         prompt_tokens=question.work.prompt_tokens,
         output_tokens=question.work.output_tokens,
         acceptance=question.acceptance,
         slo=SloRow(slo.ttft_p95_ms, slo.itl_p95_ms),
         unit="price" if question.priced else "gpu_seconds",
-        serving=[_option_row(option) for option in found.serving],
-        refused=[_option_row(option) for option in found.refused],
-        front=[_place_row(place) for place in found.front],
-        warnings=list(found.warnings),
+        serving=[_option_row(option) for option in comparison.serving],
+        refused=[_option_row(option) for option in comparison.refused],
+        front=[_place_row(place) for place in comparison.front],
+        warnings=list(comparison.warnings),
     )
 
 

@@ -109,22 +109,22 @@ def _speed_json() -> Mapping[str, Json]:
 
 
 def _sets(figures: Sequence[FigureError]) -> dict[_Group, list[FigureError]]:
-    found: dict[_Group, list[FigureError]] = {}
+    groups: dict[_Group, list[FigureError]] = {}
     for one in figures:
         figure = one.figure
         ways = figure.split.world
         stages = f" PP{figure.split.pipeline}" if figure.split.pipeline > 1 else ""
         key = (figure.source, figure.kind, f"{figure.model} {figure.form}", f"{ways} x {figure.gpu}{stages}")
-        found.setdefault(key, []).append(one)
-    return found
+        groups.setdefault(key, []).append(one)
+    return groups
 
 
 _UNITS = {"memory": "GB/s", "cache": "GB/s", "arithmetic": "10^9/s", "attention": "10^9/s"}
 
 
-def calibration_lines(found: BenchCalibration, path: Path, width: int) -> Iterator[str]:
+def calibration_lines(calibration: BenchCalibration, path: Path, width: int) -> Iterator[str]:
     """Yield the page of a calibration that was written to `path`, in lines of `width` columns."""
-    made = found.fit.calibration
+    made = calibration.fit.calibration
     files = f"{len(made.measured)} file{'s' if len(made.measured) > 1 else ''}"
     yield f"{made.recipe} on {made.device}, runtime {made.runtime}: constants fitted to {files}"
     yield from (f"  {name}" for name in made.measured)
@@ -135,7 +135,7 @@ def calibration_lines(found: BenchCalibration, path: Path, width: int) -> Iterat
     )
     yield ""
     yield "  load                                 figure                      measured   before    left out"
-    yield from (_calibration_row(row) for row in found.fit.rows)
+    yield from (_calibration_row(row) for row in calibration.fit.rows)
     yield ""
     yield "  constants"
     yield from _constants(made)
@@ -144,14 +144,14 @@ def calibration_lines(found: BenchCalibration, path: Path, width: int) -> Iterat
         "left out: each load is forecast from a fit to the others, so that what is said of it was not learned from it.",
         width,
     )
-    for text in _doubts(found):
+    for text in _doubts(calibration):
         yield from wrapped(f"warning: {text}", width)
     yield ""
     yield f"wrote {path}"
     yield f"next: pipeline plan {made.recipe} takes it; --no-calibration does not"
 
 
-def calibration_json(found: BenchCalibration, path: Path) -> str:
+def calibration_json(calibration: BenchCalibration, path: Path) -> str:
     """The same as JSON."""
     rows = [
         {
@@ -165,13 +165,13 @@ def calibration_json(found: BenchCalibration, path: Path) -> str:
             "fitted": _rounded(row.fitted),
             "left_out": _rounded(row.left_out),
         }
-        for row in found.fit.rows
+        for row in calibration.fit.rows
     ]
     document = {
         "file": str(path),
-        "calibration": found.fit.calibration.model_dump(mode="json", by_alias=True),
+        "calibration": calibration.fit.calibration.model_dump(mode="json", by_alias=True),
         "loads": rows,
-        "warnings": list(_doubts(found)),
+        "warnings": list(_doubts(calibration)),
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
 
@@ -201,8 +201,8 @@ def _constants(made: SpeedCalibration) -> Iterator[str]:
         yield f"    {name.removesuffix('_us'):<12} {number(value):>8} {unit}{kept}".rstrip()
 
 
-def _doubts(found: BenchCalibration) -> Iterator[str]:
-    made = found.fit.calibration
+def _doubts(calibration: BenchCalibration) -> Iterator[str]:
+    made = calibration.fit.calibration
     for figure, errors in made.errors.items():
         if errors.left_out is None:
             continue
@@ -213,12 +213,12 @@ def _doubts(found: BenchCalibration) -> Iterator[str]:
             )
     if all(errors.left_out is None for errors in made.errors.values()):
         yield "with one load alone nothing is left to test the constants on: measure several (--concurrency 1,4,16)"
-    if found.limited:
+    if calibration.limited:
         yield (
             "the load generator may have been the limit, and its delays are then part of the constants: "
-            f"{'; '.join(found.limited)}"
+            f"{'; '.join(calibration.limited)}"
         )
-    yield from (f"not used: {text}" for text in found.unfit)
+    yield from (f"not used: {text}" for text in calibration.unfit)
 
 
 def _percent(share: float | None) -> str:

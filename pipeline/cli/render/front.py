@@ -52,16 +52,16 @@ class Axis:
         (5.0, 10.0, 20.0, 50.0, 100.0)
         """
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        found = (step * 10.0**power for power in powers for step in (1, 2, 5))
-        return tuple(float(f"{value:.6g}") for value in found if self.low <= value <= self.high)
+        marks = (step * 10.0**power for power in powers for step in (1, 2, 5))
+        return tuple(float(f"{value:.6g}") for value in marks if self.low <= value <= self.high)
 
 
-def front_lines(found: Comparison, width: int) -> Iterator[str]:
+def front_lines(comparison: Comparison, width: int) -> Iterator[str]:
     """Yield a plot of so many columns, and its legend; nothing where nothing serves."""
-    if not found.places:
+    if not comparison.places:
         return
-    across = Axis.over([place.load.itl_ms for place in found.places])
-    upwards = Axis.over([place.spent for place in found.places])
+    across = Axis.over([place.load.itl_ms for place in comparison.places])
+    upwards = Axis.over([place.spent for place in comparison.places])
     columns = max(20, min(width, 110) - 12)
     cells = [[" "] * columns for _ in range(_ROWS)]
 
@@ -69,13 +69,13 @@ def front_lines(found: Comparison, width: int) -> Iterator[str]:
         row = _ROWS - 1 - round(upwards.place(spent) * (_ROWS - 1))
         cells[row][round(across.place(itl_ms) * (columns - 1))] = mark
 
-    for place in found.places:
+    for place in comparison.places:
         put(place.load.itl_ms, place.spent, ".")
-    marked = list(zip(_LETTERS, found.front, strict=False))
+    marked = list(zip(_LETTERS, comparison.front, strict=False))
     for letter, place in reversed(marked):
         put(place.load.itl_ms, place.spent, letter)
     labels = {_ROWS - 1 - round(upwards.place(mark) * (_ROWS - 1)): number(mark) for mark in upwards.marks()}
-    yield f"  {measure_label(found)}"
+    yield f"  {measure_label(comparison)}"
     for index, row in enumerate(cells):
         yield f"  {labels.get(index, ''):>7} |{''.join(row).rstrip()}"
     yield f"  {'':>7} +{'-' * columns}"
@@ -117,26 +117,26 @@ _PLACES = (
 )
 
 
-def front_png(found: Comparison) -> bytes:
+def front_png(comparison: Comparison) -> bytes:
     """Draw the front of a comparison as a PNG.
 
     Raises:
         UserError: matplotlib is not installed, or nothing serves within the SLO.
     """
     require_matplotlib()
-    if not found.places:
+    if not comparison.places:
         raise UserError("nothing serves a single request within the SLO, so there is nothing to draw")
     file = io.BytesIO()
-    draw(found).savefig(file, format="png")
+    draw(comparison).savefig(file, format="png")
     return file.getvalue()
 
 
-def front_page(found: Comparison) -> str:
+def front_page(comparison: Comparison) -> str:
     """Write the front of a comparison as an HTML page that loads nothing else.
 
     Each load in the chart has its deployment and its figures in a tooltip.
     """
-    return "\n".join(_page(found))
+    return "\n".join(_page(comparison))
 
 
 def require_matplotlib() -> None:
@@ -145,7 +145,7 @@ def require_matplotlib() -> None:
         raise UserError(f"a PNG needs matplotlib: {install_line('plot')}, or write .html")
 
 
-def draw(found: Comparison) -> Any:
+def draw(comparison: Comparison) -> Any:
     """Draw all loads of a comparison, with its front by deployment, as a `matplotlib.figure.Figure`.
 
     Points on the front carry the number of requests at a time; a label that would overlap another is left out.
@@ -156,33 +156,33 @@ def draw(found: Comparison) -> Any:
     figure = Figure(figsize=(10, 7), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.set(
-        title=f"{found.recipe.name}: requests at a time",
+        title=f"{comparison.recipe.name}: requests at a time",
         xscale="log",
         yscale="log",
         xlabel="ms between tokens of one user",
-        ylabel=measure_label(found),
+        ylabel=measure_label(comparison),
     )
     axes.grid(visible=True, alpha=0.3)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
         axis.set_minor_formatter(NullFormatter())
-    axes.plot(*_points(found.front), color="0.5", linewidth=1, zorder=2)
-    labels = list(dict.fromkeys(place.option.label for place in found.front))
+    axes.plot(*_points(comparison.front), color="0.5", linewidth=1, zorder=2)
+    labels = list(dict.fromkeys(place.option.label for place in comparison.front))
     colors = {label: f"C{index % 10}" for index, label in enumerate(labels)}
     for label in labels:
         axes.plot([], [], "o", color=colors[label], label=label)
-    axes.scatter(*_points(_others(found)), s=12, color="0.6", linewidths=0, gid="others", zorder=1)
+    axes.scatter(*_points(_others(comparison)), s=12, color="0.6", linewidths=0, gid="others", zorder=1)
     axes.scatter(
-        *_points(found.front),
+        *_points(comparison.front),
         s=(2 * _MARKER_PT) ** 2,
-        c=[colors[place.option.label] for place in found.front],
+        c=[colors[place.option.label] for place in comparison.front],
         linewidths=0,
         gid="front",
         zorder=3,
     )
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    _label_front(figure, axes, found.front)
+    _label_front(figure, axes, comparison.front)
     return figure
 
 
@@ -215,31 +215,31 @@ def _label_front(figure: Any, axes: Any, front: Sequence[FrontPoint]) -> None:
             label.remove()
 
 
-def _page(found: Comparison) -> Iterator[str]:
-    title = escape(f"{found.recipe.name}: time between tokens against what they take")
-    work = found.question.work
+def _page(comparison: Comparison) -> Iterator[str]:
+    title = escape(f"{comparison.recipe.name}: time between tokens against what they take")
+    work = comparison.question.work
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
     yield f"<p>Prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens. Lower left is better.</p>"
-    if found.places:
-        yield _svg(found) if has_matplotlib() else _characters(found)
-        yield from _html_table(found)
+    if comparison.places:
+        yield _svg(comparison) if has_matplotlib() else _characters(comparison)
+        yield from _html_table(comparison)
     else:
         yield "<p>Nothing serves a single request within the SLO.</p>"
-    yield from (f"<p>{escape(line.strip())}</p>" for line in notes(found, sys.maxsize))
+    yield from (f"<p>{escape(line.strip())}</p>" for line in notes(comparison, sys.maxsize))
     yield "</body>\n</html>"
 
 
-def _characters(found: Comparison) -> str:
-    lines = escape("\n".join(front_lines(found, 110)))
+def _characters(comparison: Comparison) -> str:
+    lines = escape("\n".join(front_lines(comparison, 110)))
     return f"<pre>{lines}</pre>\n<p>A chart needs matplotlib: {escape(install_line('plot'))}</p>"
 
 
-def _svg(found: Comparison) -> str:
+def _svg(comparison: Comparison) -> str:
     """Draw the chart as an `<svg>` element, with a tooltip on each load."""
-    alt = f"{measure_label(found)} against ms between tokens; the table below has the loads on the front"
-    root = inline_svg(lambda: draw(found), "front", alt)
-    for group, places in (("others", _others(found)), ("front", found.front)):
+    alt = f"{measure_label(comparison)} against ms between tokens; the table below has the loads on the front"
+    root = inline_svg(lambda: draw(comparison), "front", alt)
+    for group, places in (("others", _others(comparison)), ("front", comparison.front)):
         drawn = root.find(f".//*[@id='front-{group}']")
         assert drawn is not None, "matplotlib writes a group for each gid"
         # A path that is drawn often is defined once, and used.
@@ -257,10 +257,16 @@ def _tip(place: FrontPoint) -> str:
     )
 
 
-def _html_table(found: Comparison) -> Iterator[str]:
-    heads = ("on the front", "ms between tokens", "first token p95, ms", "tokens/s", measure_label(found))
+def _html_table(comparison: Comparison) -> Iterator[str]:
+    heads = (
+        "on the front",
+        "ms between tokens",
+        "first token p95, ms",
+        "tokens/s",
+        measure_label(comparison),
+    )
     yield "<table>\n<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"
-    for place in found.front:
+    for place in comparison.front:
         load = place.load
         cells = (
             place_label(place),
@@ -270,10 +276,10 @@ def _html_table(found: Comparison) -> Iterator[str]:
     yield "</table>"
 
 
-def _others(found: Comparison) -> list[FrontPoint]:
+def _others(comparison: Comparison) -> list[FrontPoint]:
     """List the loads that are not on the front."""
-    best = {id(place) for place in found.front}
-    return [place for place in found.places if id(place) not in best]
+    best = {id(place) for place in comparison.front}
+    return [place for place in comparison.places if id(place) not in best]
 
 
 def _points(places: Sequence[FrontPoint]) -> tuple[list[float], list[float]]:

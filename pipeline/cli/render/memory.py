@@ -62,11 +62,11 @@ def bar(rank: RankMemory, cells: int, look: Look) -> str:
 
 def shares(lines: Sequence[MemoryLine]) -> list[tuple[str, int]]:
     """List groups with their bytes, in load order; weights of a draft are a group of their own."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in lines:
         group = "draft" if line.group == "weights" and line.role == "draft" else line.group
-        found[group] = found.get(group, 0) + line.bytes
-    return [(group, size) for group, size in found.items() if size]
+        sizes[group] = sizes.get(group, 0) + line.bytes
+    return [(group, size) for group, size in sizes.items() if size]
 
 
 def legend(ranks: Sequence[RankMemory], look: Look) -> str:
@@ -108,12 +108,12 @@ def memory_lines(memory: MemoryPlan, look: Look, doubts: Sequence[str] = ()) -> 
         yield from wrapped(f"warning: {warning}", look.width)
 
 
-def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:
+def alternative_lines(alternatives: Sequence[Alternative]) -> Iterator[str]:
     """Yield changes that would hold more, each with its figures."""
     yield "what would hold more"
     yield ""
-    width = max(len(one.command) for one in found)
-    for one in found:
+    width = max(len(one.command) for one in alternatives)
+    for one in alternatives:
         plan = one.plan
         weights = max(rank.group("weights") for rank in plan.ranks) / _GIB
         yield (
@@ -124,13 +124,13 @@ def alternative_lines(found: Sequence[Alternative]) -> Iterator[str]:
 
 def distinct(ranks: Sequence[RankMemory]) -> list[tuple[RankMemory, int]]:
     """List ranks that differ, each with the number of ranks that hold the same."""
-    found: list[tuple[RankMemory, int]] = []
+    groups: list[tuple[RankMemory, int]] = []
     for rank in ranks:
-        if found and found[-1][0].lines == rank.lines:
-            found[-1] = (found[-1][0], found[-1][1] + 1)
+        if groups and groups[-1][0].lines == rank.lines:
+            groups[-1] = (groups[-1][0], groups[-1][1] + 1)
         else:
-            found.append((rank, 1))
-    return found
+            groups.append((rank, 1))
+    return groups
 
 
 def _label(rank: RankMemory, same: int, is_gpu: bool) -> str:

@@ -102,9 +102,9 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
 def _calibrated(calibration: SpeedCalibration, width: int) -> Iterator[str]:
     """Yield where figures come from, with constants that were measured."""
     off = [
-        f"{FIGURE_NAMES[name]} {found.left_out:.0%}"
+        f"{FIGURE_NAMES[name]} {errors.left_out:.0%}"
         for name in FIGURES
-        if (found := calibration.errors.get(name)) is not None and found.left_out is not None
+        if (errors := calibration.errors.get(name)) is not None and errors.left_out is not None
     ]
     text = f"a roofline, fitted to {calibration.source}"
     if off:
