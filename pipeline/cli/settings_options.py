@@ -78,7 +78,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     extra: dict[str, Any] = {"is_flag": True} if flag else {"type": _parameter_type(kind, field, option)}
     if flag and "/" in spelled:
         extra = {}
-    shown: bool | str = option.default or (not flag and default not in (None, "", ()))
+    shown: bool | str = option.default or (not flag and (bool(default) or isinstance(default, int | float)))
     return click.option(
         *spelled.split(),
         name,

@@ -28,7 +28,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pipeline.client import Answer
 from pipeline.errors import ServerError
 from pipeline.keeper import StartCancelled
 from pipeline.machine import process_guard
@@ -40,7 +39,7 @@ from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.serving.log_files import open_log
 from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
-from pipeline.serving.probe import generate, is_ready
+from pipeline.serving.probe import ProbeGeneration, generate, is_ready
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 _POLL_S = 0.05
@@ -202,7 +201,7 @@ class TritonServer(ServerAddresses):
         """Wait until the server ends by itself. Returns its exit code, or 128 + signal."""
         return self._guard.wait() if self._guard is not None else 0
 
-    def check_health(self, *, timeout_s: float = 30.0) -> Answer:
+    def check_health(self, *, timeout_s: float = 30.0) -> ProbeGeneration:
         """Generate one token through the model that clients use.
 
         Raises:
@@ -215,7 +214,7 @@ class TritonServer(ServerAddresses):
         except ServerError as error:
             raise self.failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> Answer:
+    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
         """Generate some short answers, so that the first client finds everything loaded.
 
         Returns:

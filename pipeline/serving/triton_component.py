@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.client import Answer
 from pipeline.errors import ServerError
 from pipeline.keeper import HealthIssue, StartCancelled
 from pipeline.machine.docker import find_image, pull_image
@@ -26,6 +25,7 @@ from pipeline.serving.launch_gpu import CHECKED
 from pipeline.serving.log_files import LogLimit, log_folder, rotate
 from pipeline.serving.monitor import HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
+from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.server import TritonServer, local_launcher
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment
@@ -45,7 +45,7 @@ class TritonComponent:
     ) -> None:
         self.package, self.server, self.options = package, server, options
         # Last answer of the warm-up.
-        self.warm: Answer | None = None
+        self.warm: ProbeGeneration | None = None
         self._progress = progress
         self._log_limit = LogLimit(server.log_file)
         self._verified = False
@@ -141,7 +141,7 @@ class TritonComponent:
         yield (
             f"{self.name}: gRPC {server.grpc_url}{http}, metrics {server.metrics_url}\n"
             f"    models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
-            f"    first token of a short prompt, warm: {self.warm.stats.ttft_ms or 0.0:.1f} ms; log: {server.log_file}"
+            f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
         )
         argv = self.client_argv
         yield f'ask: pipeline stream {argv} "…"   talk: pipeline chat {argv}   stop: {stopped_by}'

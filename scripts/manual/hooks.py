@@ -1,4 +1,4 @@
-"""What mkdocs calls: adds the generated pages, and those that lie at the root of the repository.
+"""Hooks of mkdocs: add the generated pages, and those that lie at the root of the repository.
 
 Configured in mkdocs.yml, written against mkdocs 1.6.
 """

@@ -67,7 +67,7 @@ def _same_as(view: View) -> str:
 
 
 def _cache_events() -> list[str]:
-    """What the sources of the cache count, by name."""
+    """Names of the counters in the sources of the cache."""
     text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "cache").rglob("*.py"))
     calls = re.findall(r"counters\.add\((.*)\)", text)
     names = {name for call in calls for name in re.findall(r'"([a-z_]+(?:\{\w+)?)', call)}

@@ -104,7 +104,7 @@ def _fields(name: str) -> str:
 
 
 def _meanings() -> Iterator[tuple[str, str]]:
-    """What the docstring of `Sampling` says of each parameter."""
+    """Each parameter and its meaning, from the docstring of `Sampling`."""
     text = re.sub(r"\n {12}", " ", Sampling.__doc__ or "")
     for name, meaning in re.findall(r"^        (\w+): (.+)$", text, re.MULTILINE):
         yield name, f"{meaning[0].upper()}{meaning[1:]}"

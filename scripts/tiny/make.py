@@ -71,7 +71,7 @@ def make_tools(workshop: Workshop) -> None:
 
 
 def make_draft(workshop: Workshop) -> None:
-    """Of dialogues alone: what it proposes of a call is mostly corrected."""
+    """Train the draft on dialogues alone: the target mostly corrects its proposals for calls."""
     _train("draft", workshop)
 
 

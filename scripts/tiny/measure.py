@@ -1,4 +1,4 @@
-"""What a pair is worth: exact answers of the target, and how many of the draft's tokens it accepts.
+"""Quality of a pair: exact answers of the target, and how many of the draft's tokens it accepts.
 
 Both are measured greedily on held-out dialogues, on weights that were rounded to bfloat16. Every answer of a dialogue
 is asked for with the true dialogue before it.

@@ -82,9 +82,9 @@ class ToolGrammar(BaseModel):
         """Prompts without end, and conversations without end of each: they begin alike, with the same tools.
 
         Args:
-            grammar: writes questions and answers.
-            split: whose phrasings and numbers are asked.
-            seed: of all that is drawn.
+            grammar: Writer of questions and answers.
+            split: Split that phrasings and numbers are taken from.
+            seed: Seed of everything that is drawn.
         """
         rng = random.Random(f"tools {split} {seed}")
         plain = grammar.dialogues(split, seed=seed + 1)
@@ -214,7 +214,7 @@ class _Draw:
         self.messages.append({"role": "assistant", "content": self._answer(calls)})
 
     def _answer(self, calls: Sequence[tuple[str, dict[str, str]]]) -> str:
-        """What is said of the results of all calls."""
+        """Answer about the results of all calls."""
         tools = [self.of.tools[name] for name, _ in calls]
         if len(set(map(id, tools))) < len(tools) and (both := tools[0].answer_to_two):
             (_, one), (_, other) = calls

@@ -192,10 +192,8 @@ def weigh(
     """Tokens of a dialogue, and their weights in the loss: 1 for what the assistant says, its end of turn included.
 
     Args:
-        tokenizer: of the model.
-        messages: of the dialogue.
-        prompt_weight: of all other tokens.
-        unlearned: number of an answer -> which of its tokens has no weight.
+        prompt_weight: Weight of all other tokens.
+        unlearned: Number of an answer -> part of its tokens that has no weight.
     """
     tokens = encode_chat(tokenizer, messages)
     header: list[int] = tokenizer.encode(ASSISTANT_HEADER, add_special_tokens=False)

@@ -21,8 +21,7 @@ def test_every_entry_model_answers(model: pb.ModelConfig) -> None:
     with FakeServer(reply=Reply(("Hel", "lo", " you")), model=model) as server:
         answer = generate(server.url, model.name, "Hi", max_tokens=3, timeout_s=10)
     assert answer.text == "Hello you"
-    assert answer.stats.ttft_ms is not None
-    assert answer.stats.ttft_ms > 0
+    assert 0 < answer.first_s <= answer.total_s
 
 
 def test_a_model_that_is_not_there() -> None:

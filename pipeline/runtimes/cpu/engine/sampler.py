@@ -244,9 +244,9 @@ def accept_or_resample(
         keep the proposed token x if p(x) > u q(x), u uniform in (0, 1); else draw one from max(p - q, 0), renormalised
 
     with p the target's distribution and q the draft's. What comes out is distributed as p (Leviathan, Kalman, Matias:
-    "Fast inference from transformers via speculative decoding", 2023), provided that u tells nothing of how x was
-    drawn: what is random here comes from streams of its own. With a threshold in place of u, which TensorRT-LLM offers,
-    it is not. p and q are what is left after all of a request's sampling parameters, applied to both.
+    "Fast inference from transformers via speculative decoding", 2023), provided that u is independent of how x
+    was drawn; random numbers here come from streams of their own. With a threshold in place of u, which TensorRT-LLM
+    offers, it is not. p and q are what is left after all of a request's sampling parameters, applied to both.
 
     Args:
         p: [vocab_size], sums to 1.

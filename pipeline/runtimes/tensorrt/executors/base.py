@@ -145,7 +145,7 @@ def timing_cache_file(caches: Path, version: str, gpu: str) -> Path:
 
     Args:
         caches: Folder of the store that outlives artifacts.
-        version: Of TensorRT-LLM.
+        version: Release of TensorRT-LLM.
         gpu: As the recipe names it, such as "h100-sxm-80g".
     """
     return caches / "timing" / f"{version}-{gpu}.cache"
