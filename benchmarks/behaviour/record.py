@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -117,8 +118,10 @@ class Recorder:
     def copy(self, source: Path, into: Path) -> None:
         """Write the files of a folder, masked; of binary files size and digest, of Python's only their names."""
         listed: list[str] = []
+        names = _artifact_names(source)
         for path in sorted(source.rglob("*")):
-            name = self.mask(str(path.relative_to(source)))
+            first, *rest = path.relative_to(source).parts
+            name = self.mask("/".join((names.get(first, first), *rest)))
             if path.is_symlink():
                 listed.append(f"{name} -> {self.mask(os.readlink(path))}")
             elif not path.is_file() or "__pycache__" in path.parts or path.suffix in (".sock", ".lock"):
@@ -143,7 +146,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--compare", action="store_true", help="diff two recordings")
-    parser.add_argument("--only", help="run only this section")
+    parser.add_argument("--only", metavar="SECTION,…", help="run only these sections")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     if options.compare:
@@ -153,7 +156,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="record-") as place:
         recorder = Recorder(Path(place).resolve())
         for section, commands in _sections(HERE / "commands.txt").items():
-            if options.only in (None, section):
+            if options.only is None or section in options.only.split(","):
                 print(section, file=sys.stderr, flush=True)
                 run = partial(recorder.run, measured="measured" in section)
                 with ThreadPoolExecutor(AT_ONCE if "parallel" in section else 1) as pool:
@@ -175,6 +178,21 @@ def _sections(file: Path) -> Mapping[str, list[str]]:
         elif line and not line.startswith("#"):
             sections[list(sections)[-1]].append(line)
     return sections
+
+
+def _artifact_names(folder: Path) -> Mapping[str, str]:
+    """Folder of an artifact -> stage, recipe and number: digests change with the code, and order with them."""
+    made: list[tuple[str, str, str]] = []
+    for file in folder.glob("*/manifest.json"):
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        name = file.parent.name
+        made.append(
+            (manifest["provenance"]["created"], name, f"{name.partition('-')[0]}-{manifest['recipe']}")
+        )
+    names: dict[str, str] = {}
+    for _, name, label in sorted(made):
+        names[name] = f"{label}-{sum(other.startswith(f'{label}-') for other in names.values()) + 1}"
+    return names
 
 
 def _text(path: Path) -> str | None:
