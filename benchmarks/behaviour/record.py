@@ -136,7 +136,7 @@ class Recorder:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 (into / name).write_text(self.mask(text, measured=measured), encoding="utf-8")
         into.mkdir(parents=True, exist_ok=True)
-        (into / "LISTING").write_text("\n".join(listed) + "\n", encoding="utf-8")
+        (into / "LISTING").write_text("\n".join(sorted(listed)) + "\n", encoding="utf-8")
 
 
 def main() -> int:
