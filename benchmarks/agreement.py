@@ -47,9 +47,10 @@ from benchmarks.common import (
     serving,
 )
 from pipeline import progress
+from pipeline.bench.lengths import Lengths
 from pipeline.bench.result import LevelResult
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import Lengths, LoadSettings
+from pipeline.bench.settings import LoadSettings
 from pipeline.bench.statistics import percentile
 from pipeline.bench.subject import Subject
 from pipeline.bench.workload import Words

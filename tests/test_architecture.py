@@ -73,15 +73,11 @@ def imports(path: Path) -> Iterator[str]:
         yield from sorted(found & rooms)
 
 
-# Rooms with circles that are still to be opened.
-CIRCULAR = {"bench"}
-
-
 def test_no_files_import_each_other_in_circles() -> None:
     """Neither within a room nor across rooms, also where only annotations need the import (TYPE_CHECKING)."""
     files = modules()
     graph = {module: imported_modules(path, files.keys()) for module, path in files.items()}
-    left = {module for module in graph if module.split(".")[1:2] not in ([room] for room in CIRCULAR)}
+    left = set(graph)
     # Files that import nothing of what is left are in no circle; neither are those that nothing left imports.
     while ends := {name for name in left if not graph[name] & left}:
         left -= ends

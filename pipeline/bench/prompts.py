@@ -16,7 +16,6 @@ may have a `timestamp`.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,27 +24,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.bench.settings import Lengths, Load, LoadSettings
+from pipeline.bench.lengths import Lengths
 from pipeline.bench.workload import (
     ScriptedConversation,
-    Shape,
-    TemplateTokens,
     Turn,
     Words,
-    shaped,
-    synthetic,
 )
-from pipeline.client import ChatTemplate, Message
+from pipeline.client import Message
 from pipeline.document_faults import faults_of, refusal
 from pipeline.documents import Document
-from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.reading import checked_json, read_text, read_tokenizer
+from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import checked_json, read_text
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.sources.dataset import HELDOUT, TRAIN, resolve_dataset
 
 if TYPE_CHECKING:
-    from pipeline.bench.result import LevelResult
-    from pipeline.bench.subject import Subject
+    pass
 
 _BLOCK_TOKENS = 512  # of a trace's `hash_ids`
 _MAX_BYTES = 1 << 30
@@ -231,124 +225,3 @@ def _traced(words: Words, tokens: int, blocks: Sequence[int], chance: random.Ran
     if left > 0:
         parts.append(words.text(left, chance))
     return " ".join(parts)
-
-
-class BenchWorkload:
-    """Conversations for one subject, by the settings of a load."""
-
-    def __init__(self, subject: Subject, settings: LoadSettings) -> None:
-        """Read the file, if there is one, and the tokenizer, if lengths need it.
-
-        Raises:
-            InvalidInput: The file has faults, or is no trace where one is needed; or lengths are more than the
-                deployment takes.
-            UserError: The tokenizer is needed and not known; or its template takes no system prompt.
-        """
-        self._subject, self._settings = subject, settings
-        self._shape = Shape(settings.prefix_tokens, settings.prefixes, settings.turns, settings.cancelled)
-        match settings.file:
-            case None:
-                self._file = None
-            case "calibration":
-                self._file = PromptFile.of_dataset(subject.dataset)
-            case path:
-                self._file = PromptFile.read(Path(path))
-        self.span_s = (
-            self._file.span_s
-            if self._file is not None and any(load.kind == "trace" for load in settings.loads)
-            else None
-        )
-        needs_words = self._file is None or self._file.needs_words
-        if needs_words and subject.tokenizer is None:
-            raise UserError(
-                "prompts of a length need --tokenizer FOLDER, or the name of a deployment of this machine"
-            )
-        if (
-            subject.way == "triton"
-            and subject.tokenizer is None
-            and self._file is not None
-            and self._file.chats
-        ):
-            raise UserError("chats are sent to Triton through the model's chat template: --tokenizer FOLDER")
-        self._words = (
-            Words(read_tokenizer(subject.tokenizer / "tokenizer.json"))
-            if needs_words and subject.tokenizer is not None
-            else None
-        )
-        self._around = self._template_tokens()
-        self._prompts = settings.prompt_tokens or Lengths(min(512, subject.max_prompt // 2))
-        self._answers = settings.output_tokens or (
-            Lengths(min(128, subject.max_answer)) if self._file is None else None
-        )
-
-        if faults := list(self._too_long()):
-            raise InvalidInput(f"what {subject.name} is to be asked", faults)
-
-    def _template_tokens(self) -> TemplateTokens:
-        if self._words is None or self._subject.tokenizer is None or self._settings.raw:
-            return TemplateTokens()
-        template = ChatTemplate.from_directory(self._subject.tokenizer)
-        return TemplateTokens.of(template, self._words, system=self._shape.prefix_tokens > 0)
-
-    def _too_long(self) -> Iterator[Fault]:
-        """Yield lengths that the deployment would have to refuse."""
-        subject, prefix = self._subject, self._shape.prefix_tokens
-        asked = prefix + self._around.first + math.ceil(self._prompts.high or self._prompts.mean)
-        if self._file is None and asked > subject.max_prompt:
-            parts = f"{prefix} of the prefix, {self._around.first} of the chat template and {self._prompts}"
-            yield Fault(
-                f"are more than the {subject.max_prompt} tokens that a prompt may have",
-                key="prompt tokens",
-                value=parts,
-            )
-        if self._answers is not None and (self._answers.high or self._answers.mean) > subject.max_answer:
-            yield Fault(
-                f"are more than the {subject.max_answer} that an answer may have",
-                key="output tokens",
-                value=str(self._answers),
-            )
-
-    def conversations(self, load: Load, seed: int) -> Iterator[ScriptedConversation]:
-        """Make the conversations of one load; a trace is gone through once."""
-        subject = self._subject
-        limits = {"most_prompt": subject.max_prompt, "most_answer": subject.max_answer}
-        if self._file is not None:
-            once = load.kind == "trace"
-            source = self._file.conversations(self._words, self._answers, once=once, seed=seed, **limits)
-        else:
-            assert self._words is not None, "there is no file"
-            assert self._answers is not None, "there is no file"
-            source = synthetic(
-                self._words,
-                self._prompts,
-                self._answers,
-                self._shape,
-                seed=seed,
-                around=self._around,
-                chat=not self._settings.raw,
-                **limits,
-            )
-        return shaped(source, self._shape, seed)
-
-    def warnings(self, levels: Sequence[LevelResult]) -> Iterator[str]:
-        """Yield reasons to mistrust what such prompts show."""
-        if self._file is None and any(level.acceptance is not None for level in levels):
-            yield "a draft model predicts words at random badly: --prompts shows what it is worth"
-
-    def described(self) -> dict[str, Any]:
-        """The `workload` of a result."""
-        settings, shape = self._settings, self._shape
-        return {
-            "source": "words at random" if self._file is None else self._file.name,
-            "prompt_tokens": str(self._prompts) if self._file is None else None,
-            "answer_tokens": None if self._answers is None else str(self._answers),
-            "prefix_tokens": shape.prefix_tokens,
-            "prefixes": shape.prefixes,
-            "turns": shape.turns,
-            "cancelled": shape.cancelled,
-            "think_s": settings.think_s,
-            "seconds": settings.duration_s,
-            "requests": settings.requests,
-            "warm_up_s": settings.warm_up,
-            "temperature": settings.temperature,
-        }

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline import __version__
+from pipeline.bench.conversations import BenchWorkload
 from pipeline.bench.forecast import LoadForecaster
 from pipeline.bench.load import LoadRecords, Period, run_load
-from pipeline.bench.prompts import BenchWorkload
 from pipeline.bench.result import BenchResult, LevelResult, ServerFigures
 from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject

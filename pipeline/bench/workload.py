@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pipeline.bench.settings import Lengths
+from pipeline.bench.lengths import Lengths
 from pipeline.client import ChatTemplate, Message
 
 _FEW_WORDS = 64

@@ -50,7 +50,7 @@ def command(name: str | None, settings: BenchSettings, as_json: bool, schema: bo
         click.echo(json_schema(), nl=False)
         return
     try:
-        from pipeline.bench.prompts import BenchWorkload
+        from pipeline.bench.conversations import BenchWorkload
         from pipeline.bench.run import run_bench
         from pipeline.bench.subject import find_subject
         from pipeline.cli.render.bench import bench_plan, bench_table, watching

@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs
@@ -142,6 +142,9 @@ def fetch_artifact(
             os.rename(part, target)
             files.fsync(into)
         finally:
+            with suppress(OSError):
+                # Nothing has come: an artifact that is not there leaves no folder.
+                part.rmdir()
             held.release(unlink=True)
     return Artifact(target, record)
 

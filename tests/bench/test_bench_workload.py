@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from pipeline.bench.lengths import Lengths
 from pipeline.bench.prompts import PromptFile
-from pipeline.bench.settings import Lengths
 from pipeline.bench.workload import (
     ScriptedConversation,
     Shape,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.settings import Lengths, Load, LoadSettings
+from pipeline.bench.lengths import Lengths
+from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.tune.conclusion import conclude
 from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.search import SearchOptions

@@ -179,6 +179,7 @@ def test_what_cannot_be_is_said(artifact: Artifact, tmp_path: Path) -> None:
         fetch_artifact(artifact.name, f"file://{tmp_path / 'empty'}", tmp_path / "pod")
     with pytest.raises(StoreError, match="cannot be read"):
         fetch_artifact(artifact.name, "http://127.0.0.1:9/models", tmp_path / "pod")
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_packages_that_others_serve_are_kept(tmp_path: Path) -> None:

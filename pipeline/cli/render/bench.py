@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.bench.conversations import BenchWorkload
 from pipeline.bench.load import LoadRecords
-from pipeline.bench.prompts import BenchWorkload
 from pipeline.bench.result import BenchResult, Distribution, LevelResult
 from pipeline.bench.run import Watcher
 from pipeline.bench.settings import BenchSettings, Load
