@@ -19,7 +19,7 @@ had begun is ever repeated by a retry; `ServerLost.partial` lets a new stream go
 Each message is one line that can be shown to a user. Mistakes in the use of the library itself (a closed client, a
 stream outside of its `with` block) are RuntimeError.
 
-Statuses are those of gRPC; messages those of Triton 24.10 and TensorRT-LLM 0.19 to 1.2.
+Statuses are those of gRPC; messages those of Triton 24.10 and TensorRT-LLM 1.0 to 1.2.
 
 >>> try:
 ...     answer = client.generate("Hi", temprature=0.5)  # doctest: +SKIP

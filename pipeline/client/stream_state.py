@@ -2,7 +2,7 @@
 
 It does no I/O and knows no threads: `Stream` and `AsyncStream` read the connection and hand over each message, so that
 both give the same chunks, figures and errors. Written against Triton 24.10 (gRPC, `triton_final_response`) and
-TensorRT-LLM 0.19 to 1.2.
+TensorRT-LLM 1.0 to 1.2.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _BLOCK = 256
 class TopLogProbsRequest:
     """Top-k log-prob request, answered from the logits that a model returns with its answer.
 
-    The Triton models of TensorRT-LLM (0.19 to 1.2) have no output for top log probs. They return the log prob of the
+    The Triton models of TensorRT-LLM (1.0 to 1.2) have no output for top log probs. They return the log prob of the
     chosen token and, if the engine was built to, the model's raw logits of all tokens (`generation_logits`). Divided
     by the request's temperature these give the log probs, unless a penalty, a banned word or a minimum length changes
     the distribution; `read_sampling` refuses such requests. In guided decoding the engine `cpu` returns -inf for tokens

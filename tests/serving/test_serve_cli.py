@@ -63,13 +63,15 @@ def test_all_settings_that_cannot_be_are_told_at_once(tmp_path: Path) -> None:
         ([], "name a RECIPE, or a folder with --package"),
         (["tiny-cpu", "--target", "local"], "this machine is what `pipeline serve` serves on"),
         (["tiny-cpu", "--target", "podman"], "is not one of 'docker', 'compose', 'systemd', 'kubernetes'"),
-        (["tiny-cpu", "--memory", "plenty"], "write a number and K, M, G or T, like 64G"),
     ],
 )
 def test_what_deploy_cannot_be_asked_for(arguments: list[str], said: str) -> None:
     done = deploy(*arguments)
     assert done.exit_code == 2
     assert said in done.output
+    memory = deploy("tiny-cpu", "--memory", "plenty").exception
+    assert isinstance(memory, UserError)
+    assert "--memory = plenty: write a number and K, M, G or T, like 64G" in str(memory)
 
 
 def test_a_folder_without_a_package(tmp_path: Path) -> None:
