@@ -7,7 +7,7 @@ calibrate_recipe(recipe, store, [Path("bench.json")])                           
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -183,7 +183,7 @@ def _results(recipe: Recipe, files: Sequence[Path]) -> Mapping[Path, BenchResult
         try:
             results[path] = BenchResult.read(path)
         except InvalidInput as error:
-            faults += [Fault(fault.problem, where=str(path), key=fault.key) for fault in error.faults]
+            faults += [replace(fault, where=str(path)) for fault in error.faults]
             continue
         faults += [
             Fault(f"was measured on {has}, and the recipe is for {wanted}", where=str(path), key=key)
