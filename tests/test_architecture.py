@@ -94,7 +94,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported_modules(path: Path, known: Set[str]) -> set[str]:
-    """Those of the known modules that a file imports, anywhere in it."""
+    """Known modules that a file imports, anywhere in it."""
     imported = set[str]()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

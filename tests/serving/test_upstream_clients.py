@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's own clients send (`pipeline.bench.accept.upstream`), against our models."""
+"""Requests of TensorRT-LLM's own clients (`pipeline.bench.accept.upstream`), against our models."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
 from pipeline.progress import Progress
 from pipeline.reading import open_file
+from pipeline.resources import shell_script
 from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, BuiltElsewhere
 from pipeline.runtimes.tensorrt.executors.build_log import LogReader
 from pipeline.runtimes.tensorrt.executors.builder import check_space
@@ -194,23 +194,12 @@ class RemoteEngine:
 
 def render(recipe: str, words: str, engines: Sequence[RemoteEngine]) -> str:
     """The script. `recipe`: its name; `words`: how the recipe is called on the command line, quoted for a shell."""
-    import jinja2
-
     jobs = [engine.job for engine in engines]
     version = jobs[0].version
-    environment = jinja2.Environment(
-        variable_start_string="@(",  # shells and Docker use braces of their own
-        variable_end_string=")@",
-        comment_start_string="@#",
-        comment_end_string="#@",
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    template = resources.files(__package__) / "script.sh.j2"
     roles = " and ".join(f"{engine.role} ({_ranks(engine.job.gpus)})" for engine in engines)
-    return environment.from_string(template.read_text("utf-8")).render(
+    return shell_script(
+        __package__,
+        "script.sh.j2",
         title=f"Engines of {recipe}: {roles}, built by trtllm-build of TensorRT-LLM {version}.",
         recipe=recipe,
         words=words,
