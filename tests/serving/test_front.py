@@ -29,7 +29,7 @@ from pipeline.serving.ports import Ports
 from pipeline.serving.probe import is_ready
 from pipeline.serving.server import TritonServer
 from tests.serving.test_serving_cancel import ENDLESS, LONG, PROMPT, cut_short
-from tests.support.served import SETTINGS, package_support_pair
+from tests.support.served import SETTINGS, front_pid, package_support_pair
 from tests.support.streams import joined
 from tests.support.waiting import wait_for
 
@@ -234,17 +234,12 @@ def test_the_front_is_started_again_and_streams_of_the_own_user_do_not_notice(
     package: Path, tmp_path: Path
 ) -> None:
     with TritonServer.of_package(package, ports=Ports.free(http=True), log_file=tmp_path / "log") as server:
-
-        def front() -> int:
-            found = (pid for pid in server.pids if "pipeline.gateway.front" in psutil.Process(pid).cmdline())
-            return next(found, 0)
-
-        first = front()
+        first = front_pid(server)
         with Client(server.target) as client, client.stream("Hello", max_tokens=100) as answer:
             next(iter(answer))
             os.kill(first, signal.SIGKILL)
             assert sum(1 for _ in answer) > 10
-        wait_for(lambda: server.keep_ports_open() and front() not in (0, first), "another front")
+        wait_for(lambda: server.keep_ports_open() and front_pid(server) not in (0, first), "another front")
         wait_for(lambda: is_ready(server.grpc_url, timeout_s=2), "its port")
         assert ask(server, f"{MODEL}/generate", b"[", **JSON)[0] == 400
 

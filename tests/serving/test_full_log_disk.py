@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pipeline.frontend.process import CHILD
@@ -31,6 +30,7 @@ from pipeline.serving.probe import is_ready
 from pipeline.serving.server import TritonServer
 from pipeline.settings import Settings
 from pipeline.triton.running import RunningServer
+from tests.support.served import front_pid
 from tests.support.waiting import wait_for
 
 WAIT_S = 120.0
@@ -128,17 +128,14 @@ def test_triton_and_what_serves_its_ports_start_and_go_on(package: Path, tmp_pat
     log = tmp_path / "triton.log"
     log.symlink_to(FULL)
     with TritonServer.of_package(package, ports=Ports.free(), log_file=log) as server:
-
-        def front() -> int:
-            found = (pid for pid in server.pids if "pipeline.gateway.front" in psutil.Process(pid).cmdline())
-            return next(found, 0)
-
-        first = front()
+        first = front_pid(server)
         assert is_ready(server.grpc_url, timeout_s=WAIT_S)
         log.unlink()
         log.mkdir()
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: server.keep_ports_open() and front() not in (0, first), "another front", WAIT_S)
+        wait_for(
+            lambda: server.keep_ports_open() and front_pid(server) not in (0, first), "another front", WAIT_S
+        )
         wait_for(lambda: is_ready(server.grpc_url, timeout_s=2), "its port", WAIT_S)
 
 

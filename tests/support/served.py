@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+
+import psutil
 
 from pipeline.progress import Silent
 from pipeline.runtimes import cpu
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
 from pipeline.runtimes.cpu.triton_models import CpuSettings
+from pipeline.serving.server import TritonServer
 from tests.support import CHECKPOINTS
 from tests.support.models import make_checkpoint
 
@@ -41,3 +45,12 @@ def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: Cpu
     sources = CpuSources(into / "target", None, checkpoint, ENGINE)
     package_cpu("random", settings, sources, into / "package", Silent())
     return into / "package"
+
+
+def front_pid(server: TritonServer) -> int:
+    """Process id of a server's front, 0 while none runs."""
+    for pid in server.pids:
+        with contextlib.suppress(psutil.Error):  # a process that ends while it is looked at
+            if "pipeline.gateway.front" in psutil.Process(pid).cmdline():
+                return pid
+    return 0
