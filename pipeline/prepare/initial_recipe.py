@@ -4,7 +4,7 @@
     first.recipe, first.reasons["limits.max_concurrency"]
 
 Nothing is judged by rules of its own: sizes come from `model_probe`, formats, splits and loads from the comparison that
-`pipeline plan --compare` prints, budgets and drafts from the packaged recipes, and the result is held against the very
+`pipeline plan compare` prints, budgets and drafts from the packaged recipes, and the result is held against the very
 report of `pipeline plan`. What fits nowhere is refused with what each option lacks.
 """
 
@@ -26,7 +26,7 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.plan.plan import TARGET
 from pipeline.plan.report import PlanReport
-from pipeline.plan.settings import InitSettings, WorkloadOptions
+from pipeline.plan.settings import ComparisonOptions, InitSettings
 from pipeline.prepare.initial_choices import (
     KnownDraft,
     draft_pays,
@@ -315,7 +315,7 @@ class _Draft:
         return self._finished(sections, f"{best.gpus} x {self.gpu}")
 
     def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
-        options = WorkloadOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
+        options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
         return compare_recipe(self._recipe(**sections), self.store, options, offline=self.offline)
 
     def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:

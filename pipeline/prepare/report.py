@@ -1,4 +1,4 @@
-"""The report of `pipeline plan`: findings, plan, memory, speed and alternatives; with `--compare`, deployments ranked.
+"""The report of `pipeline plan`: findings, plan, memory, speed, alternatives; and the ranking of `plan compare`.
 
 The facts are gathered first (`pipeline.prepare.facts`, `pipeline.prepare.model_probe`); all else computes from them.
 """
@@ -29,7 +29,7 @@ from pipeline.plan.performance.workload import comparison_settings
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
 from pipeline.plan.report import PlanReport
-from pipeline.plan.settings import WorkloadOptions
+from pipeline.plan.settings import ComparisonOptions, WorkloadOptions
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_access,
@@ -137,7 +137,7 @@ def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -
 
 
 def compare_recipe(
-    recipe: Recipe, store: Store, workload: WorkloadOptions, *, offline: bool = False
+    recipe: Recipe, store: Store, workload: ComparisonOptions, *, offline: bool = False
 ) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
 
@@ -148,7 +148,9 @@ def compare_recipe(
         UserError: The recipe is for `cpu`, or the sizes of its models are not known.
     """
     if isinstance(recipe.runtime, CpuRuntime):
-        raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
+        raise UserError(
+            "only recipes with runtime.kind tensorrt or pytorch are compared; this one is for cpu"
+        )
     probes = probe_models(recipe, store, offline=offline)
     sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
     for role in recipe_checkpoints(recipe):

@@ -1,4 +1,4 @@
-"""Output of `pipeline plan --compare`: a table, or JSON (whose schema --schema prints).
+"""Output of `pipeline plan compare`: a table, or JSON (whose schema `pipeline plan schema compare` prints).
 
 Keys are only added within a `schema`. Figures have four digits, since more would pretend.
 """

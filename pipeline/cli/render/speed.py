@@ -95,7 +95,7 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
     text = "a roofline, fitted to published figures"
     if met:
         text += f"; of those held aside it meets {' and '.join(met)} (median); brackets hold four of five"
-        text += " (pipeline plan --accuracy)"
+        text += " (pipeline plan accuracy)"
     yield from wrapped(f"{text}. Not in it: network, tokenizer, prefixes that are reused.", width)
 
 
@@ -114,7 +114,7 @@ def _calibrated(calibration: SpeedCalibration, width: int) -> Iterator[str]:
     instead = (
         "leaves the speed out" if calibration.runtime == "cpu" else "takes constants of published figures"
     )
-    yield from wrapped(f"{text}. --no-calibration {instead}.", width)
+    yield from wrapped(f"{text}. --calibration none {instead}.", width)
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:

@@ -40,7 +40,7 @@ FIGURE_NAMES: Mapping[Figure, str] = {
 
 _MAX_BYTES = 1 << 20
 _NEAR = 1.5  # lengths and loads that are as many times beyond those measured are still taken for the like
-_HEAD = "# Constants of the performance model, written by `pipeline plan RECIPE --calibrate-from`.\n"
+_HEAD = "# Constants of the performance model, written by `pipeline plan calibrate RECIPE`.\n"
 # Peaks of a processor are not among the data: its constants are GB/s and 10^9 operations a second themselves.
 _CPU_PEAKS = GpuRates("cpu", 1.0, {"bf16": 1e-3}, 1.0, 0)
 # Where the fit of a processor begins.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.contracts.gpus import gpus
-from pipeline.plan.settings import WorkloadOptions
+from pipeline.plan.settings import ComparisonOptions
 from pipeline.recipe import Limits
 
 
@@ -38,7 +38,7 @@ class ComparisonSettings:
         return bool(self.devices) and all(device in self.prices for device in self.devices)
 
 
-def comparison_settings(options: WorkloadOptions, limits: Limits) -> ComparisonSettings:
+def comparison_settings(options: ComparisonOptions, limits: Limits) -> ComparisonSettings:
     """Complete what a user asks by a recipe's limits: its longest prompt and answer, for lengths that are not given.
 
     Without devices, all GPUs are taken that have a price, or all that are known.
