@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pipeline.bench.settings import BenchSettings
-from pipeline.cli.options import complete_running, json_option
+from pipeline.cli.options import Verb, complete_running, json_option
 from pipeline.cli.output import is_quiet, note, output_width, print_json, print_rich
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
@@ -23,7 +23,7 @@ def _name_faults(arguments: Mapping[str, Any], settings: BenchSettings) -> Itera
         yield Fault("name a running deployment, or an address with --url: one of both")
 
 
-@click.command(name="bench")
+@click.command(name="bench", cls=Verb)
 @click.argument("name", required=False, shell_complete=complete_running)
 @options_of(BenchSettings, check=_name_faults)
 @json_option

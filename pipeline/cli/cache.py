@@ -15,14 +15,14 @@ from pipeline.cache.key import tenant_id
 from pipeline.cli.cache_review import review
 from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import json_option, opened, output_option
+from pipeline.cli.options import VerbGroup, json_option, opened, output_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.group(name="cache")
+@click.group(name="cache", cls=VerbGroup)
 def command() -> None:
     """Look after the answers that a deployment's response cache keeps.
 

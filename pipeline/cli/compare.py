@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipeline.bench.compare.settings import CompareSettings, source_faults, source_kind
-from pipeline.cli.options import complete_running, json_option
+from pipeline.cli.options import Verb, complete_running, json_option
 from pipeline.cli.output import is_quiet, note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault
@@ -23,7 +23,7 @@ def _source_faults(arguments: Mapping[str, Any], settings: CompareSettings) -> I
     return source_faults((arguments["a"], arguments["b"]), settings)
 
 
-@click.command(name="compare")
+@click.command(name="compare", cls=Verb)
 @click.argument("a", shell_complete=complete_running)
 @click.argument("b", shell_complete=complete_running)
 @options_of(CompareSettings, check=_source_faults)

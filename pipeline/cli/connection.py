@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import click
 from pydantic import DirectoryPath, Field
 
-from pipeline.cli.options import is_http
+from pipeline.cli.options import is_http, open_store
 from pipeline.errors import PipelineError, ServerError, UserError
 from pipeline.settings import Option, Settings
 
@@ -126,15 +126,12 @@ class Destination:
     store: Store | None = None
 
 
-def find_destination(
-    recipe: str | None, overrides: Sequence[str], store: Path | None, request: RequestSettings
-) -> Destination:
+def find_destination(recipe: str | None, overrides: Sequence[str], request: RequestSettings) -> Destination:
     """Find the server of a recipe, or the one that --url names.
 
     Args:
         recipe: file or packaged name of a recipe, or name of a running deployment; None with --url.
         overrides: values of `--set`.
-        store: root of the store; None for the default one.
         request: settings of the command.
 
     Raises:
@@ -155,10 +152,9 @@ def find_destination(
         )
     assert recipe is not None, "the verbs ask for one or the other"
     from pipeline.serving.deployments import find_deployment
-    from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
 
-    artifacts = Store.at(store)
+    artifacts = open_store()
     deployed = find_deployment(recipe, overrides, artifacts, wait_s=request.wait_s)
     server = deployed.require_server(artifacts)
     package = server.deployment.parent

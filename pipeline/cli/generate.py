@@ -13,14 +13,13 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import click
 from pydantic import Field
 
 from pipeline.cli.connection import RequestSettings, as_pipeline_error, connected, find_destination
-from pipeline.cli.options import complete_deployment, opened, output_option, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, opened, output_option, set_option
 from pipeline.cli.output import is_quiet
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput, PipelineError
@@ -42,10 +41,9 @@ class GenerateSettings(RequestSettings):
     no_stats: bool = Field(default=False, description="No progress and no figures on standard error.")
 
 
-@click.command(name="generate")
+@click.command(name="generate", cls=Verb)
 @click.argument("argv", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_deployment)
 @set_option
-@store_option
 @options_of(GenerateSettings)
 @click.option(
     "--input",
@@ -58,7 +56,6 @@ class GenerateSettings(RequestSettings):
 def command(
     argv: tuple[str, ...],
     overrides: tuple[str, ...],
-    store: Path | None,
     settings: GenerateSettings,
     source: TextIO | None,
     output: str,
@@ -73,7 +70,7 @@ def command(
     pipeline generate tiny-cpu --input questions.jsonl --json --temperature 0 --output answers.jsonl
     """
     recipe, prompts = _read(argv, source, with_url=settings.url is not None)
-    destination = find_destination(recipe, overrides, store, settings)
+    destination = find_destination(recipe, overrides, settings)
     with connected(destination, settings, raw=settings.raw) as client:
         tally = _Tally(len(prompts), show=not (settings.no_stats or is_quiet()))
         answers = _answers(client, prompts, settings)

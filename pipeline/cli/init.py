@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import json_option, store_option
+from pipeline.cli.options import Verb, json_option, open_store
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import InitSettings
@@ -31,7 +31,7 @@ def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> 
         raise click.BadParameter(f"{text}: {error.message()}; {fix}") from None
 
 
-@click.command(name="init")
+@click.command(name="init", cls=Verb)
 @click.argument("source", metavar="hf:ORG/NAME|local:FOLDER", callback=_source)
 @options_of(InitSettings)
 @click.option(
@@ -42,7 +42,6 @@ def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @click.option("--dry-run", is_flag=True, help="Print the recipe, and write nothing.")
-@store_option
 @json_option
 def command(
     source: HubSource | LocalSource,
@@ -50,7 +49,6 @@ def command(
     output: Path | None,
     force: bool,
     dry_run: bool,
-    store: Path | None,
     as_json: bool,
 ) -> None:
     """Write a recipe for a model of your own: limits and formats that fit, each with its reason in a comment.
@@ -65,9 +63,8 @@ def command(
     """
     from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
     from pipeline.recipe.catalog import annotated_yaml, write_recipe
-    from pipeline.store import Store
 
-    artifacts = Store.at(store)
+    artifacts = open_store()
     request = InitRequest(source=source, **dict(settings))
     first = initial_recipe(request, artifacts, progress=reporter(silent=as_json))
     file = output or Path(f"{first.recipe.name}.yaml")

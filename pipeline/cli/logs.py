@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 
-from pipeline.cli.options import complete_running, store_option
+from pipeline.cli.options import Verb, complete_running, open_store
 from pipeline.errors import UserError
 from pipeline.printable import printable
 
 
-@click.command(name="logs")
+@click.command(name="logs", cls=Verb)
 @click.argument("name", metavar="NAME", shell_complete=complete_running)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends."
@@ -32,10 +31,7 @@ from pipeline.printable import printable
     metavar="N",
     help="Lines of the end of each log to print first.",
 )
-@store_option
-def command(
-    name: str, follow: bool, triton: bool, gateway: bool, supervisor: bool, lines: int, store: Path | None
-) -> None:
+def command(name: str, follow: bool, triton: bool, gateway: bool, supervisor: bool, lines: int) -> None:
     """Print the end of the logs of the deployment NAME, also when it has ended: all of them, or those that are named.
 
     Lines of several logs begin with the name of theirs.
@@ -45,10 +41,9 @@ def command(
     pipeline logs tiny-cpu -f --gateway
     """
     from pipeline.serving.log_files import LogTail
-    from pipeline.store import Store
     from pipeline.triton.running import RunningServer
 
-    opened = Store.at(store)
+    opened = open_store()
     record = RunningServer.read(opened.running, name)
     folder = opened.logs / name
     files = {

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option, store_option
+from pipeline.cli.options import (
+    VerbGroup,
+    complete_recipe,
+    json_option,
+    open_store,
+    recipe_argument,
+    set_option,
+)
 from pipeline.cli.output import note
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 _ROWS = 15  # options that are printed
 
 
-class _CommandWithVerbs(click.Group):
+class _CommandWithVerbs(VerbGroup):
     """A command with verbs beside its plain form: `plan RECIPE` and `plan compare RECIPE`."""
 
     allow_extra_args = False
@@ -48,14 +55,11 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
 @click.group(name="plan", cls=_CommandWithVerbs, no_args_is_help=False, subcommand_metavar="| COMMAND …")
 @click.argument("recipe", metavar="RECIPE", shell_complete=_complete)
 @set_option
-@store_option
 @options_of(PlanSettings)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: every figure with its formula and its sources."
 )
-def command(
-    recipe: str, overrides: tuple[str, ...], store: Path | None, settings: PlanSettings, as_json: bool
-) -> None:
+def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_json: bool) -> None:
     """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
     and what speaks against it. Nothing is downloaded but the config.json and the headers of models that are not known.
 
@@ -71,15 +75,12 @@ def command(
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.report import make_report, stored_calibration
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store
 
-    artifacts = Store.at(store)
+    artifacts = open_store()
     chosen = recipe_of(recipe, overrides, artifacts)
-    published, file = settings.calibration == "none", settings.calibration
-    calibration = None if published else stored_calibration(chosen, artifacts, file)
-    outlook = make_report(
-        chosen, artifacts, offline=settings.offline, workload=settings, calibration=calibration
-    )
+    file = settings.calibration if isinstance(settings.calibration, Path) else None
+    calibration = None if settings.calibration == "none" else stored_calibration(chosen, artifacts, file)
+    outlook = make_report(chosen, artifacts, workload=settings, calibration=calibration)
     click.echo(document(outlook, artifacts) if as_json else page(outlook, artifacts, Look.of_output()))
     if outlook.refused:
         sys.exit(UserError.exit_code)
@@ -87,15 +88,12 @@ def command(
 
 @command.command()
 @recipe_argument
-@store_option
 @options_of(CompareSettings)
 @json_option
-def compare(
-    recipe: str, overrides: tuple[str, ...], store: Path | None, settings: CompareSettings, as_json: bool
-) -> None:
+def compare(recipe: str, overrides: tuple[str, ...], settings: CompareSettings, as_json: bool) -> None:
     """Rank GPUs, splits, formats and drafts for RECIPE's SLO.
 
-    Those that serve within it are ranked by price, or by GPU time without prices; the rest with the reason.
+    Those that serve within it are ranked by price, or by GPU time without prices; the others have the reason why not.
     The front of time between tokens and price is drawn below the table, and into a file by --output.
 
     \b
@@ -106,16 +104,14 @@ def compare(
     from pipeline.cli.render.memory import Look
     from pipeline.prepare.report import compare_recipe
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store, human_bytes
+    from pipeline.store import human_bytes
 
     is_png = settings.output is not None and settings.output.suffix == ".png"
     if is_png:
         # Comparing takes a while; what is missing is said before.
         require_matplotlib()
-    artifacts = Store.at(store)
-    found = compare_recipe(
-        recipe_of(recipe, overrides, artifacts), artifacts, settings, offline=settings.offline
-    )
+    artifacts = open_store()
+    found = compare_recipe(recipe_of(recipe, overrides, artifacts), artifacts, settings)
     if settings.output is not None:
         settings.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
         note(f"wrote {settings.output}, {human_bytes(settings.output.stat().st_size)}")
@@ -131,7 +127,6 @@ def compare(
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="BENCH.json…"
 )
-@store_option
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -143,7 +138,6 @@ def calibrate(
     recipe: str,
     overrides: tuple[str, ...],
     files: tuple[Path, ...],
-    store: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -160,11 +154,10 @@ def calibrate(
     from pipeline.cli.render.memory import Look
     from pipeline.prepare.report import calibration_path
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store
 
     if output is not None and output.suffix != ".yaml":
         raise UserError(f"--output = {output}: must end in .yaml")
-    artifacts = Store.at(store)
+    artifacts = open_store()
     chosen = recipe_of(recipe, overrides, artifacts)
     found = calibrate_recipe(chosen, artifacts, tuple(dict.fromkeys(files)))
     path = output or calibration_path(chosen, artifacts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option
+from pipeline.cli.options import VerbGroup, complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
 from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, PipelineError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding
 
 
-@click.group(name="recipes")
+@click.group(name="recipes", cls=VerbGroup)
 def command() -> None:
     """List, show, copy and validate recipes.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.options import json_option
+from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import print_cut, print_json
 from pipeline.contracts.rules import GROUPS, Rule, rules, similar_ids, source
 from pipeline.errors import UserError
@@ -16,7 +16,7 @@ _RUNTIMES = ("tensorrt", "pytorch", "cpu")
 _SEVERITIES = ("error", "warning", "note")
 
 
-@click.command(name="rules")
+@click.command(name="rules", cls=Verb)
 @click.argument("name", metavar="[RULE]", required=False)
 @click.option("--group", type=click.Choice(GROUPS), help="Only rules of this group.")
 @click.option("--runtime", type=click.Choice(_RUNTIMES), help="Only rules about this runtime.")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipeline.bench.tune.settings import TuneSettings
-from pipeline.cli.options import allow_option, json_option, recipe_argument, store_option
+from pipeline.cli.options import Verb, allow_option, json_option, open_store, recipe_argument
 from pipeline.cli.output import note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
@@ -21,7 +21,6 @@ _PLANNED = "pipeline.tune.planned"  # key of click's `Context.meta`: recipe and 
 def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterator[Fault]:
     """Plan the search for the command, and yield what is wrong with its keys and files."""
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store
 
     try:
         from pipeline.bench.tune.run import SearchPlan
@@ -29,7 +28,7 @@ def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterat
     except ImportError as error:
         raise missing("tuning", error, "tune", "bench") from error
     fixed = [value for _, value in fixed_values(settings.fix) if value]
-    recipe = recipe_of(arguments["recipe"], (*arguments["overrides"], *fixed), Store.at(arguments["store"]))
+    recipe = recipe_of(arguments["recipe"], (*arguments["overrides"], *fixed), open_store())
     try:
         plan = SearchPlan.of(recipe, settings, may_exist=arguments["list_keys"])
     except InvalidInput as error:
@@ -38,9 +37,8 @@ def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterat
         click.get_current_context().meta[_PLANNED] = (recipe, plan)
 
 
-@click.command(name="tune")
+@click.command(name="tune", cls=Verb)
 @recipe_argument
-@store_option
 @options_of(TuneSettings, check=_plan_faults)
 @allow_option
 @click.option(
@@ -51,7 +49,6 @@ def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterat
 )
 @json_option
 def command(
-    store: Path | None,
     settings: TuneSettings,
     allowed: frozenset[str],
     list_keys: bool,
@@ -77,7 +74,6 @@ def command(
     from pipeline.bench.tune.page import report_lines, write_tune_page
     from pipeline.bench.tune.run import tune
     from pipeline.cli.render.tune import TrialLines, plan_lines, report_table, space_json, space_table
-    from pipeline.store import Store
 
     recipe, plan = click.get_current_context().meta[_PLANNED]
     if list_keys:
@@ -97,7 +93,7 @@ def command(
     lines = TrialLines(plan.space, plan.objectives, progress.say)
     result = tune(
         recipe,
-        Store.at(store),
+        open_store(),
         settings,
         plan,
         progress,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from pipeline.cli.options import json_option
+from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import print_json, print_rich
 from pipeline.contracts.releases import TRACKS, Release, Track, candidate_lines, containers, release, releases
 from pipeline.errors import UserError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 
 
-@click.command(name="versions")
+@click.command(name="versions", cls=Verb)
 @click.argument("version", metavar="[VERSION]", required=False)
 @click.option(
     "--check", is_flag=True, help="Say whether the combination exists, and why not; exit code 2 if not."

@@ -51,7 +51,6 @@ class PreparationSettings(Settings):
         description="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists "
         "them.",
     )
-    offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
 
 
 class PackageSettings(PreparationSettings):
@@ -106,7 +105,6 @@ class InitSettings(Settings):
     max_output_tokens: Annotated[int | None, Option(metavar="N")] = Field(
         default=None, ge=1, description="Longest answer."
     )
-    offline: bool = Field(default=False, description="Ask no hub; use what is known, and what the store has.")
 
 
 def _gpus_named(text: str) -> tuple[str, ...]:
@@ -166,7 +164,6 @@ class PlanSettings(WorkloadOptions):
         default=None,
         description="Forecast with these constants instead of the store's; none: with those of published figures.",
     )
-    offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
 
 
 class ComparisonOptions(WorkloadOptions):
@@ -189,7 +186,6 @@ class CompareSettings(ComparisonOptions):
     output: Annotated[Path | None, Option(metavar="FILE")] = Field(
         default=None, description="Draw the front, as .html or .png."
     )
-    offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
 
     def conflicts(self) -> Iterator[Fault]:
         """Yield an output in a form that is not drawn."""

@@ -39,7 +39,7 @@ MEANING = {
 OTHERS = {
     "HF_TOKEN": "Token for gated and private repositories of the Hugging Face Hub.",
     "HF_ENDPOINT": "Another hub, such as a mirror.",
-    "HF_HUB_OFFLINE": "1: ask no hub; as `--offline`.",
+    "HF_HUB_OFFLINE": "1: ask no hub, use what the store has; of `init`, `plan`, `build`, `serve` and all others.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "OTLP/HTTP receiver of spans, unless `--traces` names one.",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same, as the URL of traces itself: http://host:4318/v1/traces.",
     "NO_COLOR": "Any value: no colours.",

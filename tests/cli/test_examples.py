@@ -36,8 +36,8 @@ FILES = {
 HOSTS = re.compile(r"^(http://)?(?:gpu-host:80[08][01]|gpu:8000|triton:8001)")
 # What makes a command stop before it acts.
 HOLD_BACK = {
-    "init": ("--offline",), "build": ("--dry-run", "--offline"), "tune": ("--dry-run",), "accept": ("--dry-run",),
-    "serve": ("--dry-run", "--offline"), "rollout": ("--dry-run",), "top": ("--interval", "0.1"),
+    "build": ("--dry-run",), "tune": ("--dry-run",), "accept": ("--dry-run",),
+    "serve": ("--dry-run",), "rollout": ("--dry-run",), "top": ("--interval", "0.1"),
     "doctor": ("--timeout-s", "1"),
 }  # fmt: skip
 # They would run until they are ended, ask an object store, or compute for long what other tests show.

@@ -204,7 +204,7 @@ def test_validate_names_an_architecture_that_is_not_supported_and_nothing_that_f
     built = CliRunner().invoke(build, [str(file)])
     assert str(built.exception).splitlines()[1:] == [fault]
     assert not list((tmp_path / "store").rglob("manifest.json"))
-    planned = CliRunner().invoke(plan, [str(file), "--offline"])
+    planned = CliRunner().invoke(plan, [str(file)], env={"HF_HUB_OFFLINE": "1"})
     assert planned.exit_code == 2
     assert planned.output.count("GPT2LMHeadModel, which ") == 1
     assert "the target is a GPT2LMHeadModel, whose sizes cannot be read" in planned.output

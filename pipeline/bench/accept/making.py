@@ -30,9 +30,7 @@ def plan(run: AcceptanceRun) -> Checks:
         prompt_tokens=settings.prompt_tokens or min(1024, limits.max_input_tokens),
         output_tokens=settings.output_tokens or min(128, limits.max_output_tokens),
     )
-    run.plan = make_report(
-        run.recipe, run.store, offline=settings.offline, allowed=run.allowed, workload=workload
-    )
+    run.plan = make_report(run.recipe, run.store, allowed=run.allowed, workload=workload)
     errors = [str(finding.problem) for finding in run.plan.findings if finding.stops]
     yield expect(
         "plan", not run.plan.refused, "fits, refused by no rule", run.plan.verdict, "; ".join(errors)
@@ -46,9 +44,7 @@ def plan(run: AcceptanceRun) -> Checks:
 def build(run: AcceptanceRun) -> Checks:
     """Builds everything that the store lacks, up to the package."""
     outcomes: list[StepOutcome] = []
-    run.prepared = prepare(
-        run.recipe, run.store, offline=run.settings.offline, progress=run.progress, allowed=run.allowed
-    )
+    run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.prepared.check(run.store)
     choice = ExecutorChoice("auto", None, run.settings.gpus)
     builder = Builder(run.prepared, run.store, run.progress, choice, outcomes.append)
@@ -72,9 +68,7 @@ def build(run: AcceptanceRun) -> Checks:
 
 def find(run: AcceptanceRun) -> Checks:
     """In place of `build`, with --skip build: the package that the store has."""
-    run.prepared = prepare(
-        run.recipe, run.store, offline=run.settings.offline, progress=run.progress, allowed=run.allowed
-    )
+    run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.package = Builder(run.prepared, run.store, run.progress).finished().path
     yield skipped("package", f"not built by this run; the store has {run.deployment.digest[:16]}")
 

@@ -172,7 +172,6 @@ def tune(
             progress,
             executor,
             allowed,
-            settings.offline,
             settings.gpus,
         )
         if settings.adopt is not None:

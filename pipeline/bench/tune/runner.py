@@ -45,7 +45,6 @@ class DeploymentRunner:
         progress: Reporter of what is done.
         executor: Executor that builds engines.
         allowed: Rules of preflight whose errors are let pass.
-        offline: Ask no hub.
         devices: GPUs; empty for all that are needed.
     """
 
@@ -58,7 +57,6 @@ class DeploymentRunner:
     progress: Progress
     executor: ExecutorChoice = AUTO
     allowed: frozenset[str] = frozenset()
-    offline: bool = False
     devices: tuple[int, ...] = ()
 
     def judge(self, settings: Settings) -> TrialJudgement:
@@ -124,7 +122,7 @@ class DeploymentRunner:
         """Build the package, and tell whether an engine was built for it."""
         outcomes: list[StepOutcome] = []
         with self.progress.task("building"):
-            prepared = prepare(changed, self.store, offline=self.offline, allowed=self.allowed)
+            prepared = prepare(changed, self.store, allowed=self.allowed)
             prepared.check(self.store, self.executor)
             package = Builder(prepared, self.store, Silent(), self.executor, outcomes.append).run().path
         return package, any(one.made and one.step.stage == "build" for one in outcomes)

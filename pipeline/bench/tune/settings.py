@@ -95,7 +95,6 @@ class TuneSettings(LoadSettings):
     gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
         default=(), description="GPUs that may be used; by default all that are needed."
     )
-    offline: bool = Field(default=False, description="Ask no hub; use the models in the store.")
 
     @property
     def elsewhere(self) -> bool:
