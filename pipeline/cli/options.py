@@ -16,7 +16,6 @@ import click
 
 from pipeline.cli.output import QUIET, VERBOSE
 from pipeline.errors import UserError
-from pipeline.private_files import make_private
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -133,6 +132,8 @@ def opened(output: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     with ExitStack() as stack:
+        from pipeline.private_files import make_private
+
         try:
             make_private(Path(output), own=False)
             file = stack.enter_context(Path(output).open("w", encoding="utf-8"))

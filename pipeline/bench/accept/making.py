@@ -27,8 +27,8 @@ def plan(run: AcceptanceRun) -> Checks:
     """Plan of memory and speed, at the lengths that will be measured."""
     limits, settings = run.recipe.limits, run.settings
     workload = WorkloadOptions(
-        prompt_tokens=settings.prompt_tokens or min(1024, limits.max_input_tokens),
-        output_tokens=settings.output_tokens or min(128, limits.max_output_tokens),
+        prompt_tokens=settings.load.prompt_tokens or min(1024, limits.max_input_tokens),
+        output_tokens=settings.load.output_tokens or min(128, limits.max_output_tokens),
     )
     run.plan = make_report(run.recipe, run.store, allowed=run.allowed, workload=workload)
     errors = [str(finding.problem) for finding in run.plan.findings if finding.stops]
