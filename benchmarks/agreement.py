@@ -152,7 +152,7 @@ class Comparison:
         )  # fmt: skip
         settings = LoadSettings(
             concurrency=(self._chosen.concurrency,),
-            prompts=str(file),
+            prompts=file,
             output_tokens=Lengths(self._chosen.output_tokens),
             requests=self._chosen.requests,
             warmup_s=WARM_UP_S,

@@ -83,6 +83,17 @@ class Verb(click.Command):
         super().__init__(*arguments, **settings)
         self.params += common_options()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; the error for an option that moved says where it went."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from pipeline.cli.moved_options import moved_to
+
+            if now := moved_to(ctx.command_path.partition(" ")[2] or ctx.command_path, error.option_name):
+                error.message = f"No such option: {error.option_name}. Write {now}"
+            raise
+
 
 class VerbGroup(click.Group):
     """Commands below one name. They and the group have the common options."""
@@ -145,26 +156,6 @@ def opened(output: str) -> Iterator[TextIO]:
 def is_http(url: str) -> bool:
     """Whether the value of --url is the address of an OpenAI API rather than that of Triton's gRPC."""
     return url.startswith(("http://", "https://"))
-
-
-def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
-
-
-api_key_option = click.option(
-    "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
-    help="API key of the gateway. In the environment, others on this machine do not see it.",
-)  # fmt: skip
-
-
-gpus_option = click.option(
-    "--gpus", callback=_devices, metavar="0,1,…", help="GPUs that may be used; by default all that are needed."
-)  # fmt: skip
 
 
 def _rules(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:

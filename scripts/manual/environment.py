@@ -13,7 +13,7 @@ MEANING = {
     "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache, and of the one "
     "of `--limits-redis`.",
     "PIPELINE_LIMITS_REDIS": "Server in which gateways share the limits of tenants; as `--limits-redis`.",
-    "PIPELINE_API_KEY": "Key of the gateway that `pipeline bench` and `pipeline compare` ask; as `--api-key`.",
+    "PIPELINE_API_KEY": "Key of the gateway that `bench`, `compare`, `stream`, `chat` and `generate` ask.",
     "PIPELINE_VERIFY_KEY": "File of public Ed25519 keys (PEM), by one of which packages must be signed that are pulled "
     "or served; `pipeline deploy --target kubernetes` gives it to pods.",
     "PIPELINE_PACKAGE": "Container only: folder of the package that is served. Default: `/deployment`.",

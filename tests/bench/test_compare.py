@@ -289,10 +289,12 @@ def test_everything_wrong_with_a_command_line_is_told_at_once(tmp_path: Path) ->
             CliRunner().invoke(cli, ["compare", *words], catch_exceptions=False, standalone_mode=False)
         return {fault.key or fault.problem for fault in caught.value.faults}
 
-    assert faults(str(file), str(tmp_path / "b.json"), "--criteria", "rounds=9", "--criteria", "judge=x", "--criteria", "min_equal=2") == {
+    wrong = ("--criteria", "rounds=9", "--criteria", "judge=x", "--criteria", "min_equal=2")
+    assert faults(str(file), str(tmp_path / "b.json"), *wrong) == {
         "B", "rounds", "judge", "min_equal", "judge and judge_model go together",
     }  # fmt: skip
-    assert faults("a", str(tmp_path), "--criteria", "rounds=2", "--criteria", "skip_golden=true", "--criteria", "min_similar=1", "--slo", "x") == {
+    wrong = ("--criteria", "rounds=2", "--criteria", "skip_golden=true", "--criteria", "min_similar=1")
+    assert faults("a", str(tmp_path), *wrong, "--slo", "x") == {
         "B", "rounds", "min_similar", "--slo",
     }  # fmt: skip
     assert faults(str(file), "a") == {"a stored run cannot be compared with what runs"}

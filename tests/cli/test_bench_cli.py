@@ -52,7 +52,9 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         )
     text = str(caught.value)
     for one in (
-        "--url = nowhere", "--way", "--load: concurrency = 0,2: must be at least 1", "--load: rate = 1,x: must be a number", "cancel = 2", "prompt_tokens = many",
+        "--url = nowhere", "--way", "--load: concurrency = 0,2: must be at least 1", 
+        "--load: rate = 1,x: must be a number", "cancel = 2",
+        "prompt_tokens = many",
         "turns", "--slo = speed=1", "--output = /nowhere/x.json", "speed", f"{prompts}:1",
     ):  # fmt: skip
         assert one in text, one

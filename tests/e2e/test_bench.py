@@ -140,7 +140,8 @@ def test_conversations_with_a_shared_prefix_find_their_blocks_again(
 
     before = reused()
     result = bench(
-        store, "--load", "requests=30", "--load", "warmup_s=0", "--load", "concurrency=2", "--load", "prefix_tokens=128", "--load", "turns=3",
+        store, "--load", "requests=30", "--load", "warmup_s=0", "--load", "concurrency=2", 
+        "--load", "prefix_tokens=128", "--load", "turns=3",
         "--load", "prompt_tokens=20", "--load", "output_tokens=10", "--load", "cancel=0.2",
     )  # fmt: skip
     outcomes = result["levels"][0]["requests"]
