@@ -306,13 +306,6 @@ def read_slo_target(text: str) -> tuple[str, float]:
     return key, target
 
 
-def read_gpu(text: str) -> int:
-    """Read the number of a GPU in a list with commas."""
-    if not text.strip().isdecimal():
-        raise ValueError("write numbers of GPUs with commas between them, like 0,1")
-    return int(text)
-
-
 class SubjectSettings(Settings):
     """Server that is measured: a deployment of this machine, or an address."""
 

@@ -106,10 +106,6 @@ class RequestSettings(Settings):
         default={},
         description="Sampling parameter, such as top_p=0.9, seed=7 or stop=END; the value is YAML. May be repeated.",
     )
-    no_cache: bool = Field(
-        default=False,
-        description="Neither look into the recipe's response cache nor keep the answer.",
-    )
     tenant: Annotated[str, Option(metavar="NAME")] = Field(
         default="", description="Tenant whose answers of the response cache may be given."
     )
@@ -156,7 +152,7 @@ def find_destination(recipe: str | None, overrides: Sequence[str], request: Requ
         ServerError: the recipe's server is not running.
     """
     if request.url is not None and is_http(request.url):
-        wrong = [name for name in ("tokenizer", "tenant", "no_cache") if getattr(request, name)]
+        wrong = [name for name in ("tokenizer", "tenant") if getattr(request, name)]
         if wrong:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             raise click.UsageError(f"{named}: have no effect on an OpenAI API")
@@ -271,7 +267,7 @@ def _client(destination: Destination, request: RequestSettings, *, raw: bool) ->
         prompt_limit=_prompt_limit(destination),
     )
     recipe, package, store = destination.recipe, destination.package, destination.store
-    if request.no_cache or recipe is None or package is None or store is None or not recipe.cache.enabled:
+    if recipe is None or package is None or store is None or not recipe.cache.enabled:
         return make()
     from pipeline.cache.client import CachingClient
     from pipeline.cache.key import Origin

@@ -289,9 +289,8 @@ def _validated(
     spelled = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
     values = dict[str, Any]()
     for name, value in given.items():
-        field = model.model_fields[name]
-        option = _marker(field)
-        if is_section(section := _value_type(field)):
+        option = _marker(model.model_fields[name])
+        if is_section(section := _value_type(model.model_fields[name])):
             values[name], found = read_section(section, value, spelled[name])
             faults += found
             continue

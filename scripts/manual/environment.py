@@ -42,6 +42,7 @@ OTHERS = {
     "HF_HUB_OFFLINE": "1: ask no hub, use what the store has; of `init`, `plan`, `build`, `serve` and all others.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "OTLP/HTTP receiver of spans, unless `--traces` names one.",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same, as the URL of traces itself: http://host:4318/v1/traces.",
+    "CUDA_VISIBLE_DEVICES": "GPUs that `compare`, `tune` and `accept` may use; otherwise all that are needed.",
     "NO_COLOR": "Any value: no colours.",
 }
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import DirectoryPath, Field, FilePath
 
-from pipeline.bench.settings import read_gpu
 from pipeline.settings import Option, Settings
 
 
@@ -59,7 +58,4 @@ class AcceptSettings(Settings):
         default=None,
         ge=1,
         description="Time in which the server must be ready; by default 120, and more for large models.",
-    )
-    gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
-        default=(), description="GPUs that may be used; by default all that are needed."
     )

@@ -12,7 +12,6 @@ from pydantic import Field
 from pipeline.bench.settings import (
     LoadSettings,
     output_faults,
-    read_gpu,
     read_slo_target,
 )
 from pipeline.errors import Fault
@@ -131,9 +130,6 @@ class CompareSettings(Settings):
     slo: Annotated[tuple[tuple[str, float], ...], Option(parse=read_slo_target, metavar="KEY=MS")] = Field(
         default=(),
         description="A target for goodput, such as ttft_p95_ms=500, instead of the recipe's. May be repeated.",
-    )
-    gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
-        default=(), description="GPUs that may be used; by default all that are needed."
     )
     output: Annotated[tuple[Path, ...], Option(metavar="FILE.json|FILE.html")] = Field(
         default=(),

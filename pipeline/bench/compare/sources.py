@@ -15,6 +15,7 @@ from pipeline.bench.settings import SubjectSettings
 from pipeline.bench.subject import Subject, Way, find_subject
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import GoldenBudgets, GoldenSet
+from pipeline.machine.gpus import allowed_devices
 from pipeline.recipe import Slo
 from pipeline.serving.deployments import find_deployment
 from pipeline.serving.served import ServedDeployment
@@ -128,7 +129,7 @@ def find_source(name: str, settings: CompareSettings, store: Store) -> Deploymen
     """
     if source_kind(name) == "package":
         slo = Slo(**dict(settings.slo)) if settings.slo else None
-        return PackageSource(name, Path(name), slo, settings.way, settings.gpus)
+        return PackageSource(name, Path(name), slo, settings.way, allowed_devices())
     record = find_deployment(name, (), store).require_server(store)
     reach = SubjectSettings(way=settings.way, slo=settings.slo)
     return RunningSource(name, find_subject(name, reach, store), record)

@@ -25,6 +25,7 @@ from pipeline.bench.tune.settings import Objective, TuneSettings
 from pipeline.bench.tune.study import TrialRecord, open_study
 from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
 from pipeline.errors import Fault, InvalidInput
+from pipeline.machine.gpus import allowed_devices
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.runtimes import ExecutorChoice
@@ -153,7 +154,7 @@ def tune(
         The report; or a script for another machine, if trials are left that it is to measure.
     """
     machine = "another" if settings.elsewhere else platform.node()
-    executor = ExecutorChoice("auto" if settings.elsewhere else settings.executor, devices=settings.gpus)
+    executor = ExecutorChoice("auto" if settings.elsewhere else settings.executor, devices=allowed_devices())
     with open_study(
         store,
         recipe.name,
@@ -173,7 +174,7 @@ def tune(
             progress,
             executor,
             allowed,
-            settings.gpus,
+            allowed_devices(),
         )
         if settings.adopt is not None:
             taken = take_results(study, settings.adopt, recipe, plan.options, plan.rounds)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, DirectoryPath, Field
 
-from pipeline.bench.settings import LoadSettings, Several, output_faults, read_gpu
+from pipeline.bench.settings import LoadSettings, Several, output_faults
 from pipeline.document_faults import refusal
 from pipeline.errors import Fault
 from pipeline.settings import Option, Settings
@@ -114,9 +114,6 @@ class TuneSettings(Settings):
         "trials as JSON, or the page with the front, there too. May be repeated.",
     )
     force: bool = Field(default=False, description="Overwrite the tuned recipe's file.")
-    gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
-        default=(), description="GPUs that may be used; by default all that are needed."
-    )
 
     @property
     def elsewhere(self) -> bool:
