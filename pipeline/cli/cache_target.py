@@ -26,7 +26,7 @@ from pipeline.extras import missing
 if TYPE_CHECKING:
     from pipeline.recipe import CacheSettings
 
-_ADDRESS = re.compile(r"://|\.db$")
+_ADDRESS = re.compile(r"://|\.db(#|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,12 @@ class CacheTarget:
     """The cache that a command is about.
 
     Attributes:
-        text: a recipe, or an address.
+        text: a recipe, or an address; behind # the name of the cache on the server, which may have several.
         overrides: values of `--set`.
-        name: cache on the server at an address, which may have several.
     """
 
     text: str
     overrides: tuple[str, ...]
-    name: str
 
     @contextmanager
     def opened(self) -> Iterator[Backend]:
@@ -101,7 +99,8 @@ class CacheTarget:
         from pipeline.triton.running import SUPERVISED
 
         if self._is_address:
-            return CacheSettings(), self.text, self.name
+            address, _, name = self.text.partition("#")
+            return CacheSettings(), address, name or "pipeline"
         store = open_store()
         recipe = find_deployment(self.text, self.overrides, store, states=SUPERVISED).recipe
         return recipe.cache, cache_place(recipe, store), recipe.name
@@ -124,17 +123,10 @@ def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command RECIPE or ADDRESS with its options, as the argument `target`."""
 
     @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_deployment)
-    @click.option(
-        "--name",
-        default="pipeline",
-        show_default=True,
-        metavar="NAME",
-        help="Which cache of a server, if its ADDRESS is given: mostly the name of a recipe.",
-    )
     @set_option
     @wraps(function)
-    def of_target(*args: Any, cache: str, name: str, overrides: tuple[str, ...], **kwargs: Any) -> Any:
-        return function(*args, target=CacheTarget(cache, overrides, name), **kwargs)
+    def of_target(*args: Any, cache: str, overrides: tuple[str, ...], **kwargs: Any) -> Any:
+        return function(*args, target=CacheTarget(cache, overrides), **kwargs)
 
     return of_target
 

@@ -21,8 +21,7 @@ from pipeline.cli.output import print_json
     help="Time for drivers, daemons and the hub to answer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--schema", is_flag=True, help="Print the JSON schema of that object instead.")
-def command(recipes: tuple[str, ...], timeout_s: float, as_json: bool, schema: bool) -> None:
+def command(recipes: tuple[str, ...], timeout_s: float, as_json: bool) -> None:
     """Say what this machine has, and which recipes (all packaged ones if none is named) can be built and deployed here.
 
     Exit code 0 if all that are named are runnable, or any if none is named; 2 otherwise. Nothing is installed, pulled
@@ -35,11 +34,7 @@ def command(recipes: tuple[str, ...], timeout_s: float, as_json: bool, schema: b
     """
     from pipeline.cli.render.doctor import print_report
     from pipeline.doctor import examine
-    from pipeline.doctor.report import schema_text
 
-    if schema:
-        click.echo(schema_text(), nl=False)
-        return
     report = examine(recipes, open_store(), deadline_s=timeout_s)
     if as_json:
         print_json(report.as_json())

@@ -38,7 +38,6 @@ class GenerateSettings(RequestSettings):
         default=False, description="Write one JSON object an answer, a line each."
     )
     concurrency: int = Field(default=8, ge=1, le=1024, description="Answers at a time.")
-    no_stats: bool = Field(default=False, description="No progress and no figures on standard error.")
 
 
 @click.command(name="generate", cls=Verb)
@@ -72,7 +71,7 @@ def command(
     recipe, prompts = _read(argv, source, with_url=settings.url is not None)
     destination = find_destination(recipe, overrides, settings)
     with connected(destination, settings, raw=settings.raw) as client:
-        tally = _Tally(len(prompts), show=not (settings.no_stats or is_quiet()))
+        tally = _Tally(len(prompts), show=not is_quiet())
         answers = _answers(client, prompts, settings)
         with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

@@ -41,14 +41,12 @@ def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     help="Where to write it; by default NAME.yaml, and - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-@click.option("--dry-run", is_flag=True, help="Print the recipe, and write nothing.")
 @json_option
 def command(
     source: HubSource | LocalSource,
     settings: InitSettings,
     output: Path | None,
     force: bool,
-    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Write a recipe for a model of your own: limits and formats that fit, each with its reason in a comment.
@@ -59,7 +57,7 @@ def command(
     \b
     pipeline init hf:Qwen/Qwen2.5-0.5B-Instruct
     pipeline init local:./my-model --output my.yaml
-    pipeline init hf:meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm-80g --gpus 4 --dry-run
+    pipeline init hf:meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm-80g --gpus 4 --output -
     """
     from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
     from pipeline.recipe.catalog import annotated_yaml, write_recipe
@@ -68,7 +66,7 @@ def command(
     request = InitRequest(source=source, **dict(settings))
     first = initial_recipe(request, artifacts, progress=reporter(silent=as_json))
     file = output or Path(f"{first.recipe.name}.yaml")
-    prints = dry_run or str(file) == "-"
+    prints = str(file) == "-"
     text = annotated_yaml(_head(first, file), first.values, first.reasons)
     if not prints:
         write_recipe(text, file, force=force)

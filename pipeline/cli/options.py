@@ -16,7 +16,6 @@ import click
 
 from pipeline.cli.output import QUIET, VERBOSE
 from pipeline.errors import UserError
-from pipeline.private_files import make_private
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -77,12 +76,30 @@ def common_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
+@contextmanager
+def moved_options_named(ctx: click.Context) -> Iterator[None]:
+    """Say in the error for an option that a command had where it went."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        from pipeline.cli.moved_options import moved_to
+
+        if now := moved_to(ctx.command_path.partition(" ")[2] or ctx.command_path, error.option_name):
+            error.message = f"No such option: {error.option_name}. Write {now}"
+        raise
+
+
 class Verb(click.Command):
     """A command that has the common options besides its own."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.params += common_options()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; the error for an option that moved says where it went."""
+        with moved_options_named(ctx):
+            return super().parse_args(ctx, args)
 
 
 class VerbGroup(click.Group):
@@ -133,6 +150,8 @@ def opened(output: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     with ExitStack() as stack:
+        from pipeline.private_files import make_private
+
         try:
             make_private(Path(output), own=False)
             file = stack.enter_context(Path(output).open("w", encoding="utf-8"))
@@ -153,12 +172,6 @@ def _devices(_context: click.Context, _parameter: click.Parameter, value: str | 
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
-
-
-api_key_option = click.option(
-    "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
-    help="API key of the gateway. In the environment, others on this machine do not see it.",
-)  # fmt: skip
 
 
 gpus_option = click.option(

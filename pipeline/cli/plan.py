@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from pipeline.cli.options import (
     VerbGroup,
     complete_recipe,
     json_option,
+    moved_options_named,
     open_store,
     recipe_argument,
     set_option,
@@ -40,6 +41,10 @@ class _CommandWithVerbs(VerbGroup):
         if verb is None:
             return super().make_context(info_name, args, parent, **extra)
         return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with moved_options_named(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx) if ctx.command is self else ctx.command.invoke(ctx)
@@ -181,18 +186,3 @@ def accuracy(as_json: bool) -> None:
     from pipeline.cli.render.forecast_errors import accuracy_page
 
     click.echo(accuracy_page(as_json=as_json))
-
-
-@command.command()
-@click.argument("form", type=click.Choice(["plan", "compare"]), default="plan")
-def schema(form: Literal["plan", "compare"]) -> None:
-    """Print the JSON schema of what --json prints.
-
-    \b
-    pipeline plan schema
-    pipeline plan schema compare
-    """
-    from pipeline.cli.render.compared_options import schema_text as comparison_schema
-    from pipeline.prepare.report_json import schema_text
-
-    click.echo(comparison_schema() if form == "compare" else schema_text().rstrip("\n"))

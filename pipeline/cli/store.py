@@ -21,15 +21,14 @@ def command() -> None:
 
 @command.command()
 @json_option
-@click.option("--stage", help="Only artifacts of this stage, e.g. calibrate.")
-@click.option("--recipe", help="Only artifacts that this recipe asked for first.")
-def ls(as_json: bool, stage: str | None, recipe: str | None) -> None:
-    """List the artifacts, the one used last first."""
+@click.argument("names", metavar="[STAGE|RECIPE]...", nargs=-1)
+def ls(names: tuple[str, ...], as_json: bool) -> None:
+    """List the artifacts, the one used last first; of a stage, or that a recipe asked for first, if any is named."""
     opened = open_store()
     artifacts = [
         artifact
         for artifact in opened.list()
-        if stage in (None, artifact.manifest.stage) and recipe in (None, artifact.manifest.recipe)
+        if set(names) <= {artifact.manifest.stage, artifact.manifest.recipe}
     ]
     damaged = opened.scan()[1]
     if as_json:
@@ -187,8 +186,7 @@ def sign(name: str, key: Path) -> None:
 
 @command.command(name="gc")
 @json_option
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--yes", "-y", is_flag=True, help="Remove, and do not ask.")
 @click.option(
     "--keep",
     "kept_names",
@@ -207,11 +205,12 @@ def sign(name: str, key: Path) -> None:
 def gc_(
     as_json: bool,
     yes: bool,
-    dry_run: bool,
     kept_names: tuple[str, ...],
     dropped: tuple[str, ...],
 ) -> None:
     """Remove what no recipe needs any longer, after saying what and asking.
+
+    With --json nothing is asked, and nothing removed without --yes.
 
     The newest package of each recipe stays, with all that it was made from; so does what a build needs that waits for
     `pipeline adopt`, and whatever a running build or server uses. Leftovers of killed builds go, also downloads that
@@ -224,8 +223,7 @@ def gc_(
         raise UserError(f"--drop-handed-over {recipe}: no build of it waits for `pipeline adopt`")
     kept = [build for build in waiting if build not in given_up]
     garbage = gc.find_garbage(opened, given_up, [opened.get(name) for name in kept_names])
-    if as_json and not (yes or dry_run):
-        raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
+    dry_run = as_json and not yes
     if not as_json:
         rows = [(item.name, human_bytes(item.bytes), item.reason) for item in garbage]
         if rows:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 class StreamSettings(RequestSettings):
     raw: bool = Field(default=False, description="Send the question as it is, without a chat template.")
-    no_stats: bool = Field(default=False, description="Do not print TTFT, ITL and tokens on standard error.")
     as_json: Annotated[bool, Option("--json")] = Field(
         default=False, description="Print one JSON object a chunk, then one with the figures."
     )
@@ -52,7 +51,7 @@ def command(argv: tuple[str, ...], overrides: tuple[str, ...], settings: StreamS
         code = _print(stream, as_json=settings.as_json)
         if settings.as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
-        elif not settings.no_stats:
+        else:
             note(stats_text(stream.stats, stream.finish_reason))
     if code:
         raise click.exceptions.Exit(code)

@@ -1,4 +1,4 @@
-"""An outlook as values for JSON: `pipeline plan --json`, whose schema `pipeline plan schema` prints.
+"""An outlook as values for JSON: `pipeline plan --json`, whose schema `pipeline recipes schema plan` prints.
 
 Keys are only added within a `schema`; what is not known is null, and `unknown` says why.
 """

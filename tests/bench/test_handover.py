@@ -23,7 +23,7 @@ from pipeline.store import Store
 from tests.support.tuning import Fake, FakeRunner, level, result
 
 LOADS = (Load("concurrency", 4),)
-LOAD = LoadSettings(concurrency=(4,), prompt_tokens=Lengths(64), seconds=5.0, seed=3)
+LOAD = LoadSettings(concurrency=(4,), prompt_tokens=Lengths(64), duration_s=5.0, seed=3)
 # Writes what it is called with; `bench` copies figures, `serve` fails for one of the values.
 STAND_IN = """#!/bin/sh
 echo "$*" >> "$CALLS"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from pipeline.cli.main import cli
 from pipeline.cli.plan import command
 from pipeline.cli.render import forecast_errors as accuracy
 from pipeline.cli.render.memory import Look, bar, legend
@@ -19,6 +20,7 @@ from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.host import Memory
 from pipeline.plan.memory import DeploymentSpec, ModelSpec, plan_memory
 from pipeline.prepare import facts
+from pipeline.prepare.report_json import schema_text
 from pipeline.recipe.library import packaged
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -75,7 +77,7 @@ def test_packaged_recipes_are_planned_without_a_network(name: str) -> None:
 )
 def test_json_is_as_its_schema_says(arguments: tuple[str, ...]) -> None:
     """Fit or not: nothing is missing, and nothing is there that the schema does not name."""
-    schema = json.loads(run("schema").stdout)
+    schema = json.loads(schema_text())
     result = run(*arguments, "--json")
     assert _unlike(json.loads(result.stdout), schema, schema["$defs"]) == []
     assert {"verdict", "steps", "memory", "performance", "findings"} <= set(schema["properties"])
@@ -296,6 +298,13 @@ def test_what_cannot_be_asked(arguments: tuple[str, ...], error: type[Exception]
     result = run(*arguments)
     assert isinstance(result.exception, error)
     assert text in str(result.exception)
+
+
+def test_an_option_that_became_a_verb_is_told() -> None:
+    assert (
+        "Write pipeline plan compare RECIPE"
+        in CliRunner().invoke(cli, ["plan", "tiny-cpu", "--compare"]).stderr
+    )
 
 
 def test_the_model_s_errors_are_printed() -> None:

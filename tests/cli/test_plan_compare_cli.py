@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pydantic import TypeAdapter
 
 from pipeline.cli.plan import command
-from pipeline.cli.render.compared_options import ComparisonDocument
+from pipeline.cli.render.compared_options import ComparisonDocument, schema_text
 from pipeline.errors import InvalidInput, UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-compare.txt"
@@ -56,7 +56,7 @@ def test_json_is_as_its_schema_says() -> None:
     whole: Any = json.loads(result.stdout)
     adapter = TypeAdapter(ComparisonDocument)
     assert adapter.dump_python(adapter.validate_python(whole)) == whole
-    schema = json.loads(run("schema", "compare").stdout)
+    schema = json.loads(schema_text())
     assert schema["properties"].keys() == whole.keys()
     assert whole["unit"] == "price"
     assert whole["serving"][0]["cost"]["per_million_output"]["value"] > 0

@@ -15,11 +15,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from pipeline.bench.result import json_schema as result_schema
+from pipeline.bench.settings import LoadSettings
 from pipeline.cli.build import command as build
 from pipeline.cli.main import main
 from pipeline.cli.plan import command as plan
+from pipeline.cli.render.compared_options import schema_text as comparison_schema
+from pipeline.doctor.report import schema_text as report_schema
 from pipeline.errors import InvalidInput
 from pipeline.models import Architecture
+from pipeline.prepare.report_json import schema_text as plan_schema
 from pipeline.recipe import load_recipe, packaged
 from pipeline.recipe.catalog import SCHEMA_FILE, schema_text
 
@@ -265,19 +270,11 @@ def test_validate_looks_for_the_samples(run: Run, checkpoint: Path) -> None:
 
 def test_schema(run: Run) -> None:
     assert run("schema").out == schema_text() == SCHEMA_FILE.read_text()
-    assert run("schema", "--check").code == 0
-
-
-def test_schema_that_is_old(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "old.json"
-    monkeypatch.setattr("pipeline.recipe.catalog.SCHEMA_FILE", old)
-    monkeypatch.setattr("pipeline.cli.recipes.SCHEMA_FILE", old)
-    for content in (None, "{}\n"):
-        if content is not None:
-            old.write_text(content)
-        done = run("schema", "--check")
-        assert done.code == 1
-        assert done.err == f"pipeline: {old} is not current; run: pipeline recipes schema > {old}\n"
+    assert run("schema", "doctor").out == report_schema()
+    assert run("schema", "bench").out == result_schema()
+    assert run("schema", "plan").out == plan_schema()
+    assert run("schema", "comparison").out == comparison_schema()
+    assert set(json.loads(run("schema", "load").out)["properties"]) == set(LoadSettings.model_fields)
 
 
 @pytest.mark.parametrize("verb", ["ls", "show", "copy", "validate", "schema"])

@@ -145,7 +145,7 @@ class DeployedTrial:
         number = self._loads.setdefault((load, first_seconds), len(self._loads))
         settings = self.runner.load.at(load, seed=self.runner.load.seed + _SEEDS_APART * number)
         if first_seconds:
-            first = {"seconds": self.runner.first_seconds, "requests": None, "warm_up_s": 0.0}
+            first = {"duration_s": self.runner.first_seconds, "requests": None, "warmup_s": 0.0}
             settings = settings.model_copy(update=first)
         return run_bench(subject, settings, self.runner.progress)
 
