@@ -16,11 +16,10 @@ from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, Lev
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.extras import missing
 from pipeline.plan.performance.calibration import MeasuredLoad, model_name, recipe_model
-from pipeline.plan.performance.engine import token_acceptance
+from pipeline.plan.performance.engine import Workload, token_acceptance
 from pipeline.plan.performance.fit import CalibrationFit, fit_calibration
 from pipeline.plan.performance.forecast import UNDER_LOAD
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.plan.performance.workload import Workload
 from pipeline.prepare.report import calibrated_device, make_report, stored_calibration
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.store import Store

@@ -25,7 +25,6 @@ from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.plan.plan import TARGET
-from pipeline.plan.report import PlanReport
 from pipeline.plan.settings import ComparisonOptions, InitSettings
 from pipeline.prepare.initial_choices import (
     KnownDraft,
@@ -38,7 +37,7 @@ from pipeline.prepare.initial_choices import (
     refusals,
 )
 from pipeline.prepare.model_probe import probe_models
-from pipeline.prepare.report import compare_recipe, make_report
+from pipeline.prepare.report import PlanReport, compare_recipe, make_report
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.sources import HubCheckpoint, is_offline, resolve_checkpoint

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.plan.report import PlanReport
 from pipeline.prepare.prepare import step_states
+from pipeline.prepare.report import PlanReport
 from pipeline.store import Store
 
 SCHEMA = 2  # 2: ends of an estimate may be null

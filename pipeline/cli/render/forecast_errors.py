@@ -19,8 +19,8 @@ from pipeline.plan.performance.accuracy import (
     quantile,
 )
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
-from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.fit import FitRow
+from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.store import Json
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pipeline.cli.render.memory import Look, alternative_lines, memory_lines
 from pipeline.cli.render.speed import forecast_lines
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.plan.report import PlanReport
 from pipeline.prepare import step_states
+from pipeline.prepare.report import PlanReport
 from pipeline.prepare.report_json import document_of, step_rows
 from pipeline.store import Artifact, Store, human_bytes
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pipeline.plan.performance.accuracy import Estimate
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, SpeedCalibration
-from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.forecast import Forecast
+from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.plan.performance.service import LoadPoint
 
 _ENDS = {

@@ -22,9 +22,9 @@ from pipeline.contracts.releases import Track
 from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.accuracy import Estimate, quantile
-from pipeline.plan.performance.efficiency import Efficiency, efficiency
+from pipeline.plan.performance.engine import Workload
+from pipeline.plan.performance.roofline import Efficiency, efficiency
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.plan.performance.workload import Workload
 from pipeline.reading import read_text
 from pipeline.recipe import Recipe
 from pipeline.recipe.source import LocalSource

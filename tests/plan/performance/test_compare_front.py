@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload
-from pipeline.plan.performance.compare import Comparison, compare, pareto_front
-from pipeline.plan.performance.workload import ComparisonSettings, comparison_settings
+from pipeline.plan.performance.compare import (
+    Comparison,
+    ComparisonSettings,
+    compare,
+    comparison_settings,
+    pareto_front,
+)
 from pipeline.plan.settings import ComparisonOptions
 from pipeline.recipe import Recipe, Slo, load_recipe
 
