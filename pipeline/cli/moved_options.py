@@ -66,7 +66,7 @@ MOVED: tuple[tuple[str, str, str], ...] = (
 
 
 def moved_to(command: str, option: str) -> str:
-    """What to write in place of an option that a command had; "" if it never had it.
+    """Return the replacement of an option that a command had; "" if it never had it.
 
     >>> moved_to("bench", "--warmup")
     '--load warmup_s=SECONDS'

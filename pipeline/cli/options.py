@@ -85,7 +85,8 @@ def moved_options_named(ctx: click.Context) -> Iterator[None]:
         from pipeline.cli.moved_options import moved_to
 
         if now := moved_to(ctx.command_path.partition(" ")[2] or ctx.command_path, error.option_name):
-            error.message = f"No such option: {error.option_name}. Write {now}"
+            text = f"No such option: {error.option_name}. Write {now}"
+            raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
         raise
 
 

@@ -49,7 +49,8 @@ def command(
 ) -> None:
     """Print the releases of TensorRT-LLM with their runtimes, containers and pins, or check one combination.
 
-    With a GPU, a format, or a VERSION and a runtime it says whether the combination exists, and why not; exit code 2 if it does not.
+    With a GPU, a format, or a VERSION and a runtime it says whether the combination exists, and why not; then exit code
+    2 if it does not.
 
     \b
     pipeline versions

@@ -31,7 +31,7 @@ from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 from tests.support.served import package_support_pair
 
 QUESTIONS = ("Is there a warranty?", "What is <b>E62</b>?", "Where is my parcel?")
@@ -317,7 +317,8 @@ def test_two_packages_are_served_and_compared(tmp_path: Path) -> None:
         assert done.exception is None, done.output
         return CompareResult.model_validate_json(done.stdout)
 
-    load = ["--concurrency=2", "--requests=4", "--warmup=0", "--prompt-tokens=16", "--output-tokens=8"]
+    keys = ("concurrency=2", "requests=4", "warmup_s=0", "prompt_tokens=16", "output_tokens=8")
+    load = [f"--load={key}" for key in keys]
     result = compared("--criteria", "rounds=3", *load, "--criteria", "max_perplexity_increase=0.01")
     assert not result.by_turns
     assert (result.loads[0].requests, result.loads[0].failed) == ((12, 12), (0, 0))

@@ -133,4 +133,4 @@ def test_wrong_use(run: Run) -> None:
 def test_help_shows_an_example(run: Run) -> None:
     done = run("--help")
     assert done.code == 0
-    assert "  pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq" in done.out
+    assert "  pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq" in done.out

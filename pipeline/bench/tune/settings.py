@@ -45,7 +45,7 @@ def _lengths(value: Any) -> Any:
 
 
 class StudySettings(Settings):
-    """What is searched, and how long."""
+    """Search space and length of a search."""
 
     objective: Annotated[tuple[Objective, ...], Several] = Field(
         default=(),
@@ -98,7 +98,7 @@ class TuneSettings(Settings):
     )
     study: StudySettings = Field(
         default=StudySettings(),
-        description="What is tried, and how often: a YAML file, or one key of it.",
+        description="Keys and number of trials: a YAML file, or one key of it.",
     )
     executor: Literal["auto", "native", "docker", "print"] = Field(
         default="auto",
