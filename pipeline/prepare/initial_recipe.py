@@ -100,7 +100,7 @@ def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | N
         InvalidInput: The model fits nowhere; with a fault for each option.
         SourceError: The Hub does not give the model.
     """
-    draft = _Draft(request, store, is_offline(), progress or Silent())
+    draft = _Draft(request, store, progress or Silent())
     kinds = draft.settle_place()
     draft.settle_model()
     if kinds == ("cpu",):
@@ -120,7 +120,6 @@ class _Draft:
 
     request: InitRequest
     store: Store
-    offline: bool
     progress: Progress
     gpu: str = ""
     gpus: int = _MAX_GPUS
@@ -162,7 +161,7 @@ class _Draft:
         self.values["name"] = self.request.name or slug or "model"
         self.values["model"] = {"source": str(source), **self._revision(source)}
         base = self._recipe(limits=dict(zip(_LIMITS, (1, 1, 1), strict=True)), runtime={"kind": "cpu"})
-        probe = probe_models(base, self.store, offline=self.offline, progress=self.progress).get(TARGET)
+        probe = probe_models(base, self.store, progress=self.progress).get(TARGET)
         if probe is None:
             raise UserError(
                 f"{source}: its sizes are not among those that are known, and HF_HUB_OFFLINE forbids to ask the Hub"
@@ -176,7 +175,7 @@ class _Draft:
 
     def _revision(self, source: HubSource | LocalSource) -> dict[str, str]:
         """The commit that the default branch is now, so that the build is repeatable."""
-        if isinstance(source, LocalSource) or self.offline:
+        if isinstance(source, LocalSource) or is_offline():
             return {}
         asked = Recipe.model_validate(
             {"name": "x", "model": {"source": str(source)}, "limits": dict.fromkeys(_LIMITS, 1)}
@@ -315,7 +314,7 @@ class _Draft:
 
     def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
         options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
-        return compare_recipe(self._recipe(**sections), self.store, options, offline=self.offline)
+        return compare_recipe(self._recipe(**sections), self.store, options)
 
     def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:
         """The first format that serves; of its splits, the smallest that serves enough, or else the most."""
@@ -380,7 +379,7 @@ class _Draft:
     # The result
 
     def _report(self, recipe: Recipe) -> PlanReport:
-        return make_report(recipe, self.store, offline=self.offline, progress=self.progress)
+        return make_report(recipe, self.store, progress=self.progress)
 
     def _finished(self, sections: Mapping[str, Any], place: str) -> InitialRecipe:
         """Hold the recipe against what `pipeline plan` says."""

@@ -200,13 +200,8 @@ def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -
     return found
 
 
-def compare_recipe(
-    recipe: Recipe, store: Store, workload: ComparisonOptions, *, offline: bool = False
-) -> Comparison:
+def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
-
-    Args:
-        offline: Do not ask the Hub.
 
     Raises:
         UserError: The recipe is for `cpu`, or the sizes of its models are not known.
@@ -215,7 +210,7 @@ def compare_recipe(
         raise UserError(
             "only recipes with runtime.kind tensorrt or pytorch are compared; this one is for cpu"
         )
-    probes = probe_models(recipe, store, offline=offline)
+    probes = probe_models(recipe, store)
     sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
     for role in recipe_checkpoints(recipe):
         if role not in probes:
