@@ -73,7 +73,7 @@ def gateway(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     process = subprocess.Popen(
-        [*COMMAND, str(recipe), "--port", str(port), "--wait-s", "60"],
+        [*COMMAND, str(recipe), "--port", str(port), "--wait-s", "240"],
         env={**os.environ, "PIPELINE_STORE": str(store)},
     )
     launcher = local_launcher(Deployment.load(package), package, traces_endpoint())
@@ -83,7 +83,7 @@ def gateway(
             assert process.poll() is None
             assert not answers(f"http://127.0.0.1:{port}/healthz")
             record.write(store / "running", "cached")
-            wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 30)
+            wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "readiness of the gateway", 120)
             yield f"http://127.0.0.1:{port}", process
         finally:
             process.kill()
@@ -292,7 +292,7 @@ def spans_go_down_into_triton(url: str, receiver: Receiver) -> None:
         return []
 
     expected = ["POST /v1/completions", "text_completion cached", "InferRequest", "tensorrt_llm_bls"]
-    wait_for(lambda: chain() == [*expected, "InferRequest", "tensorrt_llm"], "spans of all of them", 30)
+    wait_for(lambda: chain() == [*expected, "InferRequest", "tensorrt_llm"], "spans of all of them", 120)
 
 
 def test_openais_client_streams_from_triton(
