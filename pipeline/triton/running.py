@@ -101,15 +101,15 @@ class RunningServer:
     @classmethod
     def of(cls, addresses: Mapping[str, str], package: Path, **more: Any) -> Self:
         """Make the record of a server that this process starts from `package`."""
+        values: dict[str, Any] = {**addresses, **more}
         return cls(
             pid=os.getpid(),
-            **addresses,
             deployment=package.absolute() / "deployment.json",
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
             boot_id=boot_id(),
             uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
             mark=own_mark(),
-            **more,
+            **values,
         )
 
     @classmethod
