@@ -35,7 +35,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
 from tests.support.http import openai_client
-from tests.support.servers.started import Servers, started_servers
+from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
 

@@ -19,8 +19,8 @@ from pipeline.gateway.served_model import ServedModel
 from pipeline.triton.running import RunningServer, State
 from tests.gateway.conftest import Start, Upstream
 from tests.support import waiting
+from tests.support.deployments import ADDRESSES
 from tests.support.http import http
-from tests.support.records import ADDRESSES
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:
