@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -224,6 +223,7 @@ def borrow(shared_start: Start, idle: defaultdict[tuple[Any, ...], list[Running]
         def borrow(reply: Any = None, **settings: Any) -> Running:
             free = idle[tuple(sorted(settings.items()))]
             running = free.pop() if free else shared_start(**settings)
+            wait_for(lambda: running.served.readiness.fault is None, "a model that is ready", 60)
             running.upstream.begin(reply or Reply())
             running.lend(stack)
             used.append((free, running))
@@ -231,7 +231,7 @@ def borrow(shared_start: Start, idle: defaultdict[tuple[Any, ...], list[Running]
 
         yield borrow
     for free, running in used:
-        wait_for(running.is_idle, "the end of all requests")
+        wait_for(running.is_idle, "the end of all requests", 60)
         free.append(running)
 
 
@@ -289,14 +289,11 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 10
-        while not server.started:
-            assert time.monotonic() < deadline, "the gateway did not start"
-            time.sleep(0.01)
+        wait_for(lambda: server.started, "the start of the gateway", 60)
 
         def stop() -> None:
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
         stack.callback(stop)

@@ -152,13 +152,17 @@ def test_others_go_on_while_one_takes_long(hasty: TextProcesses) -> None:
 def test_whatever_is_killed_is_replaced(tmp_path: Path) -> None:
     with closing(TextProcesses(fill(tmp_path))) as processes:
         count = processes.do("count", text="plain words")
-        for whom in ("worker", "server", "both"):
+        for whom in ("worker", "both"):
             (server,) = text_servers(tmp_path)
-            for killed in [server] * (whom != "worker") + server.children() * (whom != "server"):
+            for killed in [server] * (whom == "both") + server.children():
                 killed.kill()
             assert processes.do("count", text="plain words") == count
-        made = [*(servers := text_servers(tmp_path)), *servers[0].children()]
+        (server,) = text_servers(tmp_path)
+        made = [server, *server.children()]
         assert len(made) == 2
+        # A worker that waits goes on without it.
+        server.kill()
+        assert processes.do("count", text="plain words") == count
     wait_for(lambda: not any(one.is_running() for one in made), "the end of the server and its worker")
 
 
