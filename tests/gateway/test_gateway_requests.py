@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import openai
@@ -224,8 +225,10 @@ def test_chats_that_are_refused(refusing: Running, fields: dict[str, Any], said:
 
 def test_tools_are_refused_where_the_template_would_drop_them(borrow: Start) -> None:
     running = borrow(template="{{ messages[0].content }}")
+    ask = partial(running.client().chat.completions.create, model="tiny", messages=QUESTION, tools=[TOOL])
     with pytest.raises(openai.BadRequestError, match="the chat template of this model takes none"):
-        running.client().chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL])
+        ask()
+    assert ask(tool_choice="none").choices[0].message.content == "Hello world"
 
 
 def test_a_model_without_a_chat_template_completes_texts(borrow: Start) -> None:
