@@ -95,7 +95,7 @@ def test_no_golden_file_is_left_over() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == {f"{mode}-tp{n}.txt" for mode in MODES for n in SIZES}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     size=st.sampled_from(SIZES),
     mode=st.sampled_from([mode for mode in MODES if mode != "instances"]),

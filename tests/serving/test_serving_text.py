@@ -229,6 +229,7 @@ def test_http_answers_whole_and_streams_events(server: TritonServer) -> None:
     assert "".join(event["text_output"] for event in events) == text
 
 
+@pytest.mark.servers
 def test_byte_fallback_and_accumulated_text(tmp_path: Path) -> None:
     """A sentencepiece-type tokenizer behind the server, and the option that repeats all text so far."""
     tokenizer = nasty_tokenizers.byte_fallback()
