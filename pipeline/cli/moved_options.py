@@ -36,6 +36,7 @@ MOVED: tuple[tuple[str, str, str], ...] = (
         "--name",
         "ADDRESS#NAME",
     ),
+    ("cache show", "--key", "pipeline cache show RECIPE KEY"),
     ("cache purge", "--older-than --tenant --engine --scope --key", "--only {key}=VALUE"),
     ("init", "--dry-run", "--output -"),
     ("logs", "--triton --gateway --supervisor", "pipeline logs NAME {key}"),
