@@ -29,7 +29,7 @@ MOVED: tuple[tuple[str, str, str], ...] = (
     ),
     ("tune", "--restart", "--study {key}=true"),
     ("bench, doctor", "--schema", "pipeline recipes schema bench, or doctor"),
-    ("recipes schema", "--check", "scripts/renew_schemas --check"),
+    ("recipes schema", "--check", "pipeline recipes schema | diff FILE -"),
     ("compare, tune, accept", "--gpus", "CUDA_VISIBLE_DEVICES=0,1 in the environment"),
     (
         "cache stats, cache show, cache audit, cache purge, cache export, cache review",
