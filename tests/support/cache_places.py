@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -51,6 +53,13 @@ class Place:
     def damage(self, key: bytes) -> None:
         self.storage.damage(self.url, self.name, key)
 
+    def is_whole(self) -> bool:
+        """Whether a file is one that SQLite can read to its end; servers look after their own."""
+        if not self.url.endswith(".db"):
+            return True
+        with closing(sqlite3.connect(file_of(self.url))) as connection:
+            return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+
     @property
     def is_shared(self) -> bool:
         """Whether other processes can use it."""
@@ -76,8 +85,6 @@ class SqliteStorage:
         return b"".join(path.read_bytes() for path in sorted(file.parent.glob(file.name + "*")))
 
     def damage(self, url: str, name: str, key: bytes) -> None:  # noqa: ARG002
-        import sqlite3
-
         with sqlite3.connect(file_of(url)) as connection:
             (kept,) = connection.execute("SELECT answer FROM entries WHERE key = ?", (key,)).fetchone()
             connection.execute("UPDATE entries SET answer = ? WHERE key = ?", (damaged(kept), key))
