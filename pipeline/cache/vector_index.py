@@ -80,7 +80,6 @@ class VectorIndex:
 
         Args:
             vector: float32 [dimensions], of length 1.
-            count: how many are wanted.
             min_similarity: cosine; vectors that are less near are left out.
 
         Returns:
@@ -224,11 +223,9 @@ class ScopeIndexes:
         """Find the nearest entries of a scope that are still there, the nearest first.
 
         Args:
-            scope: where to search.
             vector: float32 [dimensions], of length 1.
-            count: how many are wanted.
-            min_similarity: cosine.
-            fetch: reads what was hits from the database.
+            min_similarity: cosine; entries that are less near are left out.
+            fetch: reads the entries of ids from the database.
         """
         index = self._index(scope, vector)
         wanted = count

@@ -82,7 +82,8 @@ class RequestSettings(Settings):
         default=None, description="Only the K likeliest tokens."
     )
     seed: Annotated[int | None, Option(metavar="N")] = Field(
-        default=None, description="Seed that repeats an answer; with a draft model only if it drafts in equal rounds."
+        default=None,
+        description="Seed that repeats an answer; with a draft model only if it drafts in equal rounds.",
     )
     no_cache: bool = Field(
         default=False,

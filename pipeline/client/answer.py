@@ -5,8 +5,10 @@ Times are taken by the client's clock (`time.perf_counter`); token counts are th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
@@ -112,6 +114,22 @@ class Stats:
         """All fields and the properties derived from them, ready for JSON."""
         derived = {"tpot_ms": self.tpot_ms, "tokens_per_s": self.tokens_per_s, "acceptance": self.acceptance}
         return {**asdict(self), "itl_ms": list(self.itl_ms), **derived}
+
+
+def timing(began: float, times: Sequence[float], ended: float | None) -> dict[str, Any]:
+    """Return the fields of `Stats` that follow from a stream's times, in seconds of one clock.
+
+    Args:
+        began: when the request was sent.
+        times: when each chunk with content came.
+        ended: when the answer ended; None if it has not.
+    """
+    return {
+        "ttft_ms": (times[0] - began) * 1e3 if times else None,
+        "itl_ms": tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
+        "total_ms": (ended - began) * 1e3 if ended else None,
+        "chunks": len(times),
+    }
 
 
 @dataclass(frozen=True, slots=True)

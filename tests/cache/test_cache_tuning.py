@@ -16,8 +16,15 @@ from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.guards import GUARDS, findings
 from pipeline.cache.tuning.choosing import by_category, choose, weigh
 from pipeline.cache.tuning.measuring import CountedShare, Measured, Setting, measure, pairs_needed
-from pipeline.cache.tuning.pairs import BadLines, LoggedQuestion, Pair, question_groups, read_log, read_pairs
-from pipeline.cache.tuning.repeats import find_repeats
+from pipeline.cache.tuning.pairs import (
+    BadLines,
+    LoggedQuestion,
+    Pair,
+    find_repeats,
+    question_groups,
+    read_log,
+    read_pairs,
+)
 
 WORDS = [
     "parcel",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache.encryption import Codec, PlainCodec
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.gateway.api.batches.places import BatchFolder, PostgresBatches
 from pipeline.gateway.api.batches.rows import BATCH_TABLES, CONTENT_TABLES
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits

@@ -56,7 +56,7 @@ def test_several_processes_write_at_once_and_all_see_everything(place: Place) ->
     needs_several_processes(place)
     writers = [writer(place, name, 60) for name in "abc"]
     for process in writers:
-        process.communicate(timeout=60)
+        process.communicate()
     assert [process.returncode for process in writers] == [0] * 3
     backend = place.open()
     assert all(backend.get(question(f"{name}-{n}").key, NOW) for name in "abc" for n in range(60))
