@@ -246,7 +246,7 @@ class AsyncStream(StreamBase):
             try:
                 chunk = state.receive(await self._read())
             except ClientError as error:
-                await asyncio.sleep(self._retry_delay_s(error))
+                await asyncio.sleep(self._count_failed_attempt(error))
                 if self._aborted is not None:
                     raise self._aborted from None
                 self._start_attempt()
