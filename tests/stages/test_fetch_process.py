@@ -40,7 +40,7 @@ def start(hub: LoopbackHub, tmp_path: Path) -> Iterator[Start]:
     }
 
     def begin() -> subprocess.Popen[str]:
-        command = [sys.executable, fetching.__file__, str(tmp_path / "store"), REPO]
+        command = [sys.executable, "-P", fetching.__file__, str(tmp_path / "store"), REPO]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
