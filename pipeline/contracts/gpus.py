@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.releases import Track
-from pipeline.contracts.version_range import precedes
+from pipeline.contracts.version_range import holds
 from pipeline.errors import UserError
-from pipeline.resources import parse_yaml
 
 Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 _FILE = "contracts/data/gpus.yaml"
@@ -95,17 +93,8 @@ class FormatIssue:
 
 def gpus() -> tuple[Gpu, ...]:
     """List all GPUs that are known, oldest architecture first."""
-    return tuple(
-        Gpu(
-            name=entry["name"],
-            chip=entry["chip"],
-            architecture=entry["architecture"],
-            sm=entry["sm"],
-            memory_gib=float(entry["memory_gib"]),
-            driver_mib=entry["driver_mib"],
-        )
-        for entry in _data()["gpus"]
-    )
+    found = ({field.name: entry[field.name] for field in fields(Gpu)} for entry in _data()["gpus"])
+    return tuple(Gpu(**values | {"memory_gib": float(values["memory_gib"])}) for values in found)
 
 
 def gpu(name: str) -> Gpu:
@@ -190,7 +179,7 @@ def format_issues(
 
 def _too_old(on: Gpu, version: str) -> Iterator[FormatIssue]:
     for entry in _data()["capabilities"]:
-        if entry["sm"] == on.sm and precedes(version, entry["since"]):
+        if entry["sm"] == on.sm and not holds(version, entry["since"], None):
             reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"
             yield FormatIssue("gpu.since", "error", "gpu", reason, tuple(entry["source"]))
 
@@ -206,8 +195,5 @@ def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> I
             )
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "gpus.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("gpus.yaml")

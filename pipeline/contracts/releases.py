@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.version_range import release_of, unknown_version
 from pipeline.errors import UserError
-from pipeline.resources import parse_yaml
 
 Track = Literal["tensorrt", "pytorch"]
 TRACKS: tuple[Track, ...] = ("tensorrt", "pytorch")
@@ -146,8 +144,5 @@ def _container(entry: Mapping[str, Any]) -> TritonContainer:
     )
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "releases.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("releases.yaml")

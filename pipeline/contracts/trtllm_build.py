@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
-from pipeline.contracts.version_range import entries_in, require_known
-from pipeline.resources import parse_yaml
+from pipeline.contracts import read_facts
+from pipeline.contracts.version_range import entries_in
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None
@@ -59,7 +58,6 @@ def flags(version: str) -> Mapping[str, Flag]:
     Raises:
         UserError: the version is not known.
     """
-    require_known(version, versions())
     return _flags(version)
 
 
@@ -226,9 +224,6 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
     )
 
 
-@cache
 def data() -> Mapping[str, Any]:
     """Return the whole of data/trtllm_build.yaml."""
-    file = resources.files("pipeline.contracts") / "data" / "trtllm_build.yaml"
-    loaded: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return loaded
+    return read_facts("trtllm_build.yaml")

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from pipeline.contracts.checkpoint import CheckpointLayout, needed_keys
-from pipeline.contracts.checkpoint_files import faults_of
+from pipeline.contracts.checkpoint import CheckpointLayout, faults_of, needed_keys
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.models import Architecture, TensorFiles
 from pipeline.models.architecture import FAMILIES

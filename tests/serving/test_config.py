@@ -18,7 +18,7 @@ from pipeline.contracts.inflight_batcher import (
     tensors,
     versions,
 )
-from pipeline.contracts.inflight_batcher_parameters import parameters
+from pipeline.contracts.inflight_batcher import parameters
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models

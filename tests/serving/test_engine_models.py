@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from pipeline.contracts.inflight_batcher import DataTypes, tensors, versions
-from pipeline.contracts.inflight_batcher_parameters import check, parameters
+from pipeline.contracts.inflight_batcher import check, parameters
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import model_config, parameters_of, parse, render

@@ -19,7 +19,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipeline.contracts.inflight_batcher import versions
-from pipeline.contracts.inflight_batcher_parameters import check
+from pipeline.contracts.inflight_batcher import check
 from pipeline.models.token_ids import TokenIds
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.contracts.inflight_batcher_parameters import check
+from pipeline.contracts.inflight_batcher import check
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, read_tokens, token_ids
 from pipeline.progress import Progress

@@ -1,7 +1,7 @@
 """The models of a `tensorrt` repository: TensorRT-LLM's C++ backend, and our models around it.
 
 Pure: values in, configs out. Names of models, tensors and parameters are upstream's `inflight_batcher_llm` of the
-version that built the engines. Every value that is written is one that the backend reads (`inflight_batcher_parameters.
+version that built the engines. Every value that is written is one that the backend reads (`inflight_batcher.
 check`); what has no value is left out, because the backend would answer an empty one with its default and a warning.
 
 Both engines are decoupled or neither, with a draft, too. Upstream wants neither where there is a draft, because its own
@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pipeline.contracts.inflight_batcher import DataTypes, tensors
-from pipeline.contracts.inflight_batcher_parameters import parameters
+from pipeline.contracts.inflight_batcher import DataTypes, parameters, tensors
 from pipeline.models.token_ids import TokenIds
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.contracts import checkpoint_files
-from pipeline.contracts.checkpoint import CheckpointLayout
+from pipeline.contracts.checkpoint import CheckpointLayout, faults_of
 from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, CheckpointQuantization, CheckpointReader, TensorFiles
 from pipeline.models.tensors import DTYPES, Array, TensorMap
@@ -72,7 +71,7 @@ class RankCheckpoint(CheckpointReader):
             self.sizes.pipeline,
             self.sizes.expert,
         )
-        return checkpoint_files.faults_of(self.directory, layout)
+        return faults_of(self.directory, layout)
 
 
 def _sizes(mapping: Mapping[str, int]) -> Parallelism:

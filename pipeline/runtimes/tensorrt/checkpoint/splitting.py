@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.contracts.checkpoint import CheckpointLayout
-from pipeline.contracts.checkpoint_files import check
+from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.models.tensors import DTYPES, Array, TensorMap
@@ -67,7 +66,7 @@ def split(
     layout = CheckpointLayout(
         model, dtype, quantization.format, None, cache, sizes.tensor, sizes.pipeline, sizes.expert
     )
-    check(folder, layout, values=False)
+    check_files(folder, layout, values=False)
     return {"ranks": sizes.world, "bytes": total, "dtype": stored_dtype(model), "tensors": len(ranks[0])}
 
 
