@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeline.contracts.llm_args import check, versions
 from pipeline.errors import UserError
 from pipeline.recipe import Recipe
-from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
+from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments
 
 GOLDEN = Path(__file__).parent / "golden" / "llm_args"
 DRAFT = {"source": "hf:a/draft", "max_draft_tokens": 5}

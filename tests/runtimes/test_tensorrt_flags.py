@@ -101,9 +101,7 @@ def test_the_builder_keeps_what_it_is_asked_for(made: Recipe) -> None:
         except InvalidInput:
             continue
         found, sizes = formats(made, role), parallelism(made, role)
-        model = CheckpointConfig(
-            "LlamaForCausalLM", "bfloat16", found.algorithm, found.kv_algorithm, sizes.tensor, sizes.world
-        )
+        model = CheckpointConfig("LlamaForCausalLM", found.algorithm, found.kv_algorithm, sizes.tensor)
         outcome = effects(made.runtime.version, words, model, gpu(made.runtime.gpu).sm)
         limits = engine_limits(made, role)
         assert check(made.runtime.version, words) == []

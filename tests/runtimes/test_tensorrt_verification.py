@@ -13,8 +13,8 @@ from pipeline.contracts.trtllm_build import config_value, flags, named_flags, pa
 from pipeline.errors import StageError
 from pipeline.recipe import load_recipe
 from pipeline.runtimes.tensorrt.build_effects import CheckpointConfig, effects
+from pipeline.runtimes.tensorrt.building import verify
 from pipeline.runtimes.tensorrt.flags import trtllm_build_flags
-from pipeline.runtimes.tensorrt.verification import verify
 from tests.support.rank_checkpoints import make_ranks
 from tests.support.trtllm_build import Machine, main
 

@@ -15,13 +15,13 @@ from pipeline.contracts.inflight_batcher import (
     TensorSpec,
     ensemble_steps,
     models,
+    parameters,
     tensors,
     versions,
 )
-from pipeline.contracts.inflight_batcher import parameters
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
+from pipeline.runtimes.cpu.model_repository import CpuSettings, cpu_models
 from pipeline.triton.config import dynamic_batching, model_config, parameters_of, parse, render
 from pipeline.triton.text_models import (
     ENGINE_INPUTS,

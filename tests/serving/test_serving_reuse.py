@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.client import Client, Stats
-from pipeline.runtimes.cpu.triton_models import TOKENS_PER_BLOCK
+from pipeline.runtimes.cpu.model_repository import TOKENS_PER_BLOCK
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.served import SETTINGS, package_support_pair

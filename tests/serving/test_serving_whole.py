@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from pipeline.client import AsyncClient, Client
 from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.tenants import Tenants
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.runtimes.pytorch.model_repository import LlmapiSettings
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from tests.gateway.conftest import tiny

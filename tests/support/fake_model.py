@@ -7,6 +7,8 @@ early, shared wrongly or filled with rejected drafts changes the answer.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -61,7 +63,11 @@ def _state(before: list[int], token: int) -> int:
 
 
 def _logits(states: list[int], noise: float) -> Floats:
-    seed = hash(tuple(states)) % 2**62
+    return _logits_of(hash(tuple(states)) % 2**62, noise).copy()
+
+
+@lru_cache(maxsize=100_000)
+def _logits_of(seed: int, noise: float) -> Floats:
     logits = 3 * np.random.default_rng(seed).standard_normal(VOCAB)
     if noise:
         logits += noise * np.random.default_rng(seed ^ 1).standard_normal(VOCAB)

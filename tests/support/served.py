@@ -10,8 +10,7 @@ import psutil
 from pipeline.progress import Silent
 from pipeline.runtimes import cpu
 from pipeline.runtimes.cpu.ir import build_ir
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
-from pipeline.runtimes.cpu.triton_models import CpuSettings
+from pipeline.runtimes.cpu.model_repository import CpuSettings, Engines, package_cpu
 from pipeline.serving.server import TritonServer
 from tests.support import CHECKPOINTS
 from tests.support.models import make_checkpoint
@@ -27,9 +26,7 @@ def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettin
     build_ir(CHECKPOINTS / "support-target", into / "target", progress=Silent())
     if draft:
         build_ir(CHECKPOINTS / "support-draft", into / "draft", progress=Silent())
-    sources = CpuSources(
-        into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target", ENGINE
-    )
+    sources = Engines(into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target")
     package_cpu("support", settings, sources, into / "package", Silent())
     return into / "package"
 
@@ -42,7 +39,7 @@ def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: Cpu
     (checkpoint / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     (checkpoint / "tokenizer_config.json").write_text("{}")
     build_ir(checkpoint, into / "target", progress=Silent())
-    sources = CpuSources(into / "target", None, checkpoint, ENGINE)
+    sources = Engines(into / "target", None, checkpoint)
     package_cpu("random", settings, sources, into / "package", Silent())
     return into / "package"
 

@@ -24,8 +24,12 @@ from pipeline.runtimes.tensorrt import building
 from pipeline.runtimes.tensorrt.building import ENGINE
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.flags import runtime_settings
-from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
-from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, engine_models
+from pipeline.runtimes.tensorrt.model_repository import (
+    EngineModelSettings,
+    engine_models,
+    launch_spec,
+    package_engines,
+)
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings, settings_of
 from pipeline.store import Json
 from pipeline.triton.deployment import ENTRY, Deployment, DeploymentLimits, Requirements
@@ -89,7 +93,7 @@ class TensorRTBackend:
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
         """Raises StageError if recipe and engines disagree, or a file is missing."""
-        sources = EngineSources(
+        sources = Engines(
             target=engines.target / ENGINE,
             draft=engines.draft / ENGINE if engines.draft is not None else None,
             tokenizer=engines.tokenizer,

@@ -23,8 +23,7 @@ from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES as RANK_DTYPES
 from pipeline.runtimes.tensorrt.checkpoint.config import stored_dtype
-from pipeline.runtimes.tensorrt.checkpoint.layout import parts
-from pipeline.runtimes.tensorrt.checkpoint.parts import Part, Rank, Scale
+from pipeline.runtimes.tensorrt.checkpoint.layout import Part, Rank, Scale, parts
 
 # Attention has one parameter for both (layers/attention.py: kv_cache_scaling_factor); these two are not read.
 _UNREAD = (".k_cache_scaling_factor", ".v_cache_scaling_factor")

@@ -16,8 +16,7 @@ from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES, rank_config, stored_dtype
-from pipeline.runtimes.tensorrt.checkpoint.layout import parts
-from pipeline.runtimes.tensorrt.checkpoint.parts import Part, Rank, Scale, Slice
+from pipeline.runtimes.tensorrt.checkpoint.layout import Part, Rank, Scale, Slice, parts
 from pipeline.store import Json
 
 FORMATS = (Format.NONE, Format.FP8)  # of linear layers that can be divided
