@@ -161,15 +161,7 @@ def gpu_generation(name: str) -> GpuGeneration:
 def format_issues(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
-    """List what speaks against formats of weights and KV cache on a GPU; empty if nothing does.
-
-    Args:
-        on: the GPU.
-        weights: quantization.format of a recipe.
-        kv_cache: quantization.kv_cache of a recipe.
-        track: the runtime, `tensorrt` or `pytorch`.
-        version: release of TensorRT-LLM that must know the GPU; None: any.
-    """
+    """List what speaks against formats of weights and KV cache on a GPU that `version` must know (None: any does)."""
     return (
         *(_too_old(on, version) if version is not None else ()),
         *_findings("formats", "weights", weights, on, track),

@@ -123,7 +123,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return recipe(draw(st.sampled_from(versions())), runtime=runtime, **sections)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(recipes())
 def test_upstream_would_take_the_arguments_of_any_recipe(some: Recipe) -> None:
     made = llm_arguments(some)

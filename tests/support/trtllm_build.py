@@ -14,13 +14,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts.trtllm_build import Flag, data, flags
 from pipeline.contracts.version_range import precedes
 from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects
+
+if TYPE_CHECKING:
+    import pytest
 
 FAILS = "STAND_IN_TRTLLM_BUILD_FAILS"
 FAILURES = {  # what happens

@@ -14,7 +14,7 @@ from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import EngineBuildRequest, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines, preview
 from pipeline.runtimes.cpu.model_repository import (
     ENGINE,
     CpuSettings,
@@ -23,7 +23,7 @@ from pipeline.runtimes.cpu.model_repository import (
     package_cpu,
 )
 from pipeline.store import Json
-from pipeline.triton.deployment import ENTRY, Deployment
+from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 
 
@@ -53,20 +53,9 @@ class CpuBackend:
         )
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:  # noqa: ARG002
-        settings, ids = serving_settings(recipe), TokenIds(0, 0, (), 0)
-        return Deployment(
-            name=recipe.name,
-            runtime="cpu",
-            entry_model=ENTRY,
-            models=tuple(config.name for config in cpu_models(settings, ids)),
-            limits=deployment_limits(settings),
-            tokenizer_dir="",
-            end_id=ids.end,
-            pad_id=ids.pad,
-            stop_token_ids=ids.stop,
-            digest="",
-            versions={},
-        )
+        settings = serving_settings(recipe)
+        models = [config.name for config in cpu_models(settings, TokenIds(0, 0, (), 0))]
+        return preview(recipe, models, deployment_limits(settings))
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         return {

@@ -19,7 +19,7 @@ from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import EngineBuildRequest, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines, preview
 from pipeline.runtimes.pytorch import artifact
 from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments
 from pipeline.runtimes.pytorch.model_repository import (
@@ -78,21 +78,9 @@ class PyTorchBackend:
         return facts
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
-        return Deployment(
-            name=recipe.name,
-            runtime="pytorch",
-            entry_model=TARGET_MODEL,
-            models=(TARGET_MODEL,),
-            limits=_limits(recipe),
-            tokenizer_dir="",
-            end_id=0,
-            pad_id=0,
-            stop_token_ids=(),
-            digest="",
-            versions={},
-            requirements=_requirements(recipe),
-            launch=launch_spec(serving_settings(recipe), weight_bytes(recipe, sizes)),
-        )
+        launch = launch_spec(serving_settings(recipe), weight_bytes(recipe, sizes))
+        needs = _requirements(recipe)
+        return preview(recipe, [TARGET_MODEL], _limits(recipe), requirements=needs, launch=launch)
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         """Raises UserError if the version cannot serve what the recipe asks for."""

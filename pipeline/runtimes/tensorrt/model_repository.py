@@ -310,10 +310,6 @@ def xgrammar_tokenizer_info(tokenizer: Path, ids: TokenIds) -> str:
     without transformers, and without TensorRT-LLM. Two things differ. Every token that ends an answer is a stop token,
     not only the first: otherwise the others could never come. And a token has the place of its id even where ids have
     gaps.
-
-    Args:
-        tokenizer: Folder with tokenizer.json.
-        ids: Special tokens.
     """
     text = read_text(tokenizer / "tokenizer.json", MAX_TOKENIZER_BYTES)
     by_id = {id: token for token, id in read_tokens(tokenizer / "tokenizer.json")}

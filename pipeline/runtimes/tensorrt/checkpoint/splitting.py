@@ -27,11 +27,6 @@ def split(
 ) -> Mapping[str, Json]:
     """Write config.json and one file a rank into `folder`, which must not exist; return the facts of it.
 
-    Args:
-        source: The checkpoint, unquantized or FP8.
-        sizes: Numbers of GPUs that the model is spread over.
-        folder: Folder to write; folders above it are made.
-
     Returns:
         Ranks, bytes of all of them, type of the weights, and tensors in a rank.
 

@@ -104,12 +104,7 @@ def build_errors() -> tuple[BuildError, ...]:
 
 
 def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
-    """Find known failures in the output of a builder that failed, at most three.
-
-    Args:
-        lines: Lines of its output.
-        exit_code: 128 + signal for a killed one.
-    """
+    """Find known failures in the lines of a builder that failed, at most three; a killed one ends with 128 + signal."""
     found: dict[str, BuildError] = {}
     said = [line.strip() for line in lines]
     for error in _errors():
