@@ -31,7 +31,7 @@ from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 from tests.support.served import package_support_pair
 
 QUESTIONS = ("Is there a warranty?", "What is <b>E62</b>?", "Where is my parcel?")

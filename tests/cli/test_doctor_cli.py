@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from pipeline.cli.main import cli
 from pipeline.doctor.report import SCHEMA_FILE, Report, json_schema, schema_text
 from pipeline.recipe import packaged
-from tests.support.tools import HANGS, put_tool
+from tests.support.machines import HANGS, put_tool
 
 SECRET = "hf_verysecrettoken"
 

@@ -15,7 +15,7 @@ from pipeline.recipe.library import find_recipe
 from pipeline.serving.exchange import find_running, next_recipe
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 
 EARLIER = ("limits.max_concurrency=4", "limits.max_output_tokens=64")
 

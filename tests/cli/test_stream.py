@@ -15,7 +15,7 @@ import pytest
 from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints" / "support-target"
 SLOW = Reply(["word "] * 1000, delay_s=0.02)

@@ -16,7 +16,7 @@ from pipeline.serving.launch import ServeOptions
 from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CPU,
     MANY,
     PORTS,

@@ -10,14 +10,16 @@ import yaml
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.settings import LaunchSettings
-from tests.support.kubernetes import Object, objects, pod_specs
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CASES,
     PORTS,
     PUBLIC_KEY,
+    Object,
     case,
     cluster_files,
     every_case,
+    objects,
+    pod_specs,
     recipe_text,
 )
 

@@ -12,14 +12,16 @@ import yaml
 from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, packaged
 from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
-from tests.support.kubernetes import documents, objects, pod_specs
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CASES,
     MANY,
     arguments,
     case,
     containers,
+    documents,
     every_case,
+    objects,
+    pod_specs,
     run,
 )
 

@@ -23,8 +23,7 @@ from pipeline.runtimes import runtime_of
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.settings import LaunchSettings
 from pipeline.store import Store
-from tests.support.kubernetes import Object, objects, pod_specs
-from tests.support.kubernetes_cases import PORTS, cluster_files, recipe_text
+from tests.support.kubernetes import PORTS, Object, cluster_files, objects, pod_specs, recipe_text
 
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 PLACES = {"volume": None, "object store": "s3://models/packages"}

@@ -16,8 +16,7 @@ from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.serving.settings import LaunchSettings
-from tests.support.kubernetes import documents, objects, pod_specs
-from tests.support.kubernetes_cases import ONE, PORTS, cluster_files
+from tests.support.kubernetes import ONE, PORTS, cluster_files, documents, objects, pod_specs
 
 HOSTILE = (
     "", "true", "8080", "1e3", "null", "~", "a: b", "a #b", "- a", "{a: b}", "[a", "a, b}", "'", '"', "\\",

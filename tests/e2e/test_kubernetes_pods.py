@@ -29,8 +29,7 @@ from pipeline.serving.settings import LaunchSettings
 from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
-from tests.support.kubernetes import pod_specs
-from tests.support.kubernetes_cases import PORTS, cluster_files, recipe_text
+from tests.support.kubernetes import PORTS, cluster_files, pod_specs, recipe_text
 from tests.support.names import HostsFile
 from tests.support.pods import Pod, secret_values
 from tests.support.servers import PostgresServer, RedisServer

@@ -32,7 +32,7 @@ from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
-from tests.support.servers.started import Servers, started_servers
+from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}

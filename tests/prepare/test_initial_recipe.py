@@ -23,8 +23,7 @@ from pipeline.recipe.catalog import annotated_yaml
 from pipeline.sources import hub_errors
 from pipeline.store import Store
 from tests.support import CHECKPOINTS
-from tests.support.checkpoints import TOKENIZER
-from tests.support.hub import LoopbackHub
+from tests.support.hub import TOKENIZER, LoopbackHub
 from tests.support.machines import h100s
 
 LLAMA_8B, LLAMA_70B = (

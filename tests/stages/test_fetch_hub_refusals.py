@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import CONFIG, whole
-from tests.support.hub import LoopbackHub
-from tests.support.hub_fetching import REPO, Asked, get, held, refused
+from tests.support.fetching import REPO, Asked, get, held, refused
+from tests.support.hub import CONFIG, LoopbackHub, whole
 
 
 def test_a_gated_model_without_a_token(hub: LoopbackHub, into: Path) -> None:
