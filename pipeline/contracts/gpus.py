@@ -56,11 +56,9 @@ class GpuRates:
     memory_gb_s: float
     tflops: Mapping[str, float]  # arithmetic -> dense 10^12 operations a second
     pcie_gb_s: float  # 16 lanes, one direction
-    tdp_w: int
     nvlink_gb_s: float = 0.0  # one direction; 0: it has no NVLink
     nvlink_gpus: int = 1  # that NVLink joins
     unverified: tuple[str, ...] = ()  # fields that no source was at hand for
-    sources: tuple[str, ...] = ()
 
     def link_gb_s(self, gpus: int) -> float:
         """Return the GB/s that one of `gpus` GPUs can send to its peers, in one direction."""
@@ -134,11 +132,9 @@ def gpu_rates(name: str) -> GpuRates:
         memory_gb_s=float(facts["memory_gb_s"]),
         tflops={name: float(value) for name, value in facts["tflops"].items()},
         pcie_gb_s=float(_data()["pcie_gb_s"][facts["pcie"]]),
-        tdp_w=facts["tdp_w"],
         nvlink_gb_s=float(facts.get("nvlink_gb_s", 0)),
         nvlink_gpus=facts.get("nvlink_gpus", 1),
         unverified=tuple(facts.get("unverified", ())),
-        sources=tuple(facts["source"]),
     )
 
 

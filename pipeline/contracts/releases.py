@@ -32,9 +32,7 @@ class TritonContainer:
     cuda: str | None
     driver: str  # the oldest that it runs with
     python: str
-    triton_server: str | None
     conflict: str | None  # why it is not known what is inside
-    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class Release:
     cuda: str | None
     python: str | None
     containers: tuple[TritonContainer, ...]  # oldest first
-    sources: tuple[str, ...]
 
 
 def releases() -> tuple[Release, ...]:
@@ -123,7 +120,6 @@ def _release(entry: Mapping[str, Any], version: str) -> Release:
         tracks=tuple(entry["tracks"]),
         refusals={track: entry[f"no_{track}"] for track in TRACKS if f"no_{track}" in entry},
         containers=carrying,
-        sources=tuple(entry["source"]),
         **{
             name: entry.get(name)
             for name in ("tensorrt", "torch", "modelopt", "transformers", "cuda", "python")
@@ -132,14 +128,13 @@ def _release(entry: Mapping[str, Any], version: str) -> Release:
 
 
 def _container(entry: Mapping[str, Any]) -> TritonContainer:
-    optional = ("tensorrt", "torch", "cuda", "triton_server", "conflict")
+    optional = ("tensorrt", "torch", "cuda", "conflict")
     return TritonContainer(
         release=entry["release"],
         image=entry["image"],
         trtllm=entry["trtllm"],
         driver=entry["driver"],
         python=entry["python"],
-        sources=tuple(entry["source"]),
         **{name: entry.get(name) for name in optional},
     )
 

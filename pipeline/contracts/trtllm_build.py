@@ -24,22 +24,14 @@ TOGGLE = ("enable", "disable")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag, in one version.
+    """One flag, in one version."""
 
-    Attributes:
-        name: without the dashes.
-        default: None if there is none, or it depends on the model.
-        choices: empty if any value will do.
-        config: path to its value in config.json, such as "build_config.max_batch_size".
-    """
-
-    name: str
+    name: str  # without the dashes
     kind: Kind
-    default: Value
-    choices: tuple[str, ...]
+    default: Value  # None if there is none, or it depends on the model
+    choices: tuple[str, ...]  # empty if any value will do
     aliases: tuple[str, ...]
-    config: str | None
-    sources: tuple[str, ...]
+    config: str | None  # path to its value in config.json, such as "build_config.max_batch_size"
 
     @property
     def in_config(self) -> tuple[str, ...]:
@@ -220,7 +212,6 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
         choices=tuple(entry.get("choices", toggled)),
         aliases=tuple(entry.get("aliases", ())),
         config=entry.get("config"),
-        sources=tuple(entry["source"]),
     )
 
 

@@ -63,5 +63,5 @@ def test_a_log() -> None:
         "engine built in 00:00:22",
         "writing rank 0",
     ]
-    assert (reader.engines, reader.complete, reader.peak_memory_mib) == (1, True, 40310.99)
+    assert (reader.engines, reader.peak_memory_mib) == (1, 40310.99)
     assert reader.warnings == ["Overriding paged_state to False"], "TensorRT's own are noise"

@@ -149,7 +149,7 @@ def test_what_tensorrt_llm_would_refuse_is_not_packaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_a_checkpoint_with_a_file_missing_is_refused(tmp_path: Path, missing: str) -> None:
     made = sources(tmp_path / "a")
-    (made.checkpoint / missing).unlink()
+    (made.target / missing).unlink()
     assert f"no {missing}" in refusal(made, tmp_path)
 
 

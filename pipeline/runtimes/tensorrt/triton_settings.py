@@ -97,7 +97,7 @@ def settings_of(
 
 
 def memory_shares(recipe: Recipe, target: EngineFolder, draft: EngineFolder, gpu_bytes: int) -> MemoryShares:
-    """Shares of draft and target of the GPUs that both lie on; see `runtimes.tensorrt.memory_fractions`.
+    """Shares of draft and target of the GPUs that both lie on; see the head of this file.
 
     Raises:
         StageError: The rest does not hold one sequence of the longest length.
