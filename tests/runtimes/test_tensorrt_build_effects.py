@@ -70,7 +70,7 @@ def test_optimal_tokens() -> None:
     assert changed(build(opt_num_tokens=8192)) == {}
     clipped = build(opt_num_tokens=9000)
     assert changed(clipped) == {"opt_num_tokens": 8192}
-    assert ids(clipped) == {"opt_tokens_clipped"}
+    assert "opt_tokens_clipped" in ids(clipped)
 
 
 def test_drafts_make_sequences_longer() -> None:
