@@ -59,11 +59,7 @@ class Ports:
 
     @classmethod
     def free(cls, *, http: bool = False, grpc: bool = True) -> Ports:
-        """Choose ports on which no process listens now; another process may still take one before Triton does.
-
-        Args:
-            http: Whether HTTP is open, as `grpc` is for gRPC.
-        """
+        """Choose ports, of the protocols that are open, on which no process listens now; one may still be taken."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
             numbers = [sock.getsockname()[1] for sock in sockets]
@@ -80,13 +76,7 @@ class Ports:
         opens_http: bool = False,
         opens_grpc: bool = True,
     ) -> Ports:
-        """Choose the ports of a deployment: those that are given, else Triton's usual ones, else free ones.
-
-        Args:
-            address: Address to listen on.
-            http: Port of HTTP, where it is open; None for any. So are the others.
-            opens_http: Whether HTTP is open, as `opens_grpc` is for gRPC.
-        """
+        """Choose the ports of a deployment: those that are given, else Triton's usual ones, else free ones."""
         free = cls.free(http=opens_http, grpc=opens_grpc)
         return cls(
             http=free.http and (http or _usual(address, HTTP, free.http)),
@@ -107,8 +97,7 @@ class Ports:
 
     def check(self, address: str = LOOPBACK) -> None:
         """Raises ServerError if a port is taken, or two are the same."""
-        faults = self.faults(address)
-        if faults:
+        if faults := self.faults(address):
             raise ServerError("; ".join(faults))
 
     def faults(self, address: str = LOOPBACK) -> list[str]:
@@ -150,10 +139,7 @@ class Listeners:
     def within(cls, folder: Path, ports: Ports, address: str = LOOPBACK) -> Listeners:
         """Return the addresses of a Triton that listens on sockets in a folder, but for the page of metrics.
 
-        Args:
-            folder: Folder that the user of the server alone can enter.
-            ports: Ports of the deployment.
-            address: Address of the page of metrics.
+        Only the user of the server can enter the folder.
         """
         http = None if ports.http is None else (f"unix:{folder}/http", 1)
         return cls((f"unix:{folder}/grpc", 1), http, (address, ports.metrics))
@@ -174,13 +160,7 @@ class ServerAddresses:
     """Addresses by which clients find a server."""
 
     def __init__(self, ports: Ports | None, address: str, *, local: bool) -> None:
-        """Choose free ports if none are given.
-
-        Args:
-            ports: Ports at which others reach it; None for none but a free one for metrics.
-            address: Address of these ports.
-            local: Whether the server is processes of this machine, or of the container that this runs in.
-        """
+        """Choose free ports if none are given; see `TritonServer`."""
         self.address = address
         self._local = local
         self.ports = ports or Ports.free(grpc=not local)
@@ -285,11 +265,7 @@ class PublishedPorts:
         }
 
     def serve(self, environment: Mapping[str, str], log_file: Path) -> bool:
-        """Start the process that serves them, if there are any, unless it runs.
-
-        Args:
-            environment: Variables besides those of this process.
-            log_file: File to which its output is appended.
+        """Start the process that serves them, if there are any, unless it runs; its output is appended to a file.
 
         Returns:
             Whether it runs, or is not needed.

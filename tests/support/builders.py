@@ -141,7 +141,7 @@ class ScriptedBuilder:
 
 DIGEST = "sha256:" + "cd" * 32
 
-_PROGRAM = """#!{python}
+_DOCKER = """#!{python}
 import csv, json, os, signal, subprocess, sys, time
 from pathlib import Path
 folder = Path({folder!r})
@@ -233,7 +233,7 @@ class BuilderDocker:
         programs = folder / "bin"
         programs.mkdir(parents=True)
         program = programs / "docker"
-        program.write_text(_PROGRAM.format(python=sys.executable, folder=str(folder)))
+        program.write_text(_DOCKER.format(python=sys.executable, folder=str(folder)))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         self._state: dict[str, Any] = {
