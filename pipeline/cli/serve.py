@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 from pydantic import Field
 
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import Verb, complete_recipe, set_option, store_root
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import GatewaySettings
@@ -45,10 +44,9 @@ class _Mode(Settings):
     )
 
 
-@click.command(name="serve")
+@click.command(name="serve", cls=Verb)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
-@store_option
 @options_of(_Mode, "mode")
 @options_of(PackageSettings, "wanted")
 @options_of(LaunchSettings, "launch")
@@ -57,7 +55,6 @@ class _Mode(Settings):
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
-    store: Path | None,
     mode: _Mode,
     wanted: PackageSettings,
     launch: LaunchSettings,
@@ -81,7 +78,7 @@ def command(
     from pipeline.store import Store
 
     start = ServeStart(
-        recipes=recipes, overrides=overrides, store=store, wanted=wanted, launch=launch,
+        recipes=recipes, overrides=overrides, store=store_root(), wanted=wanted, launch=launch,
         supervision=supervision, gateway=gateway, no_gateway=mode.no_gateway,
     )  # fmt: skip
     if mode.detached is not None:

@@ -141,7 +141,7 @@ def systemd_unit(
         recipe = recipe[: recipe.index("--store")]
     command = (
         *(*program, "serve", *recipe),
-        *("--package", str(package.folder.absolute()), "--store", _USER_HOME, "--offline"),
+        *("--package", str(package.folder.absolute()), "--store", _USER_HOME),
         *(
             "--address",
             options.launch.address,

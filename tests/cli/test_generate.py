@@ -91,7 +91,7 @@ def test_the_verbs_share_the_cache_of_the_recipe(run: Run, tmp_path: Path) -> No
         said = run("chat", "tiny-cpu", *CACHED, stdin="Hi\n/stats\n")
         assert len(server.requests) == 1
         other = run("stream", "tiny-cpu", "Hi", *CACHED, "--tenant", "shop")
-        none = run("stream", "tiny-cpu", "Hi", *CACHED, "--no-cache")
+        none = run("stream", "tiny-cpu", "Hi", *CACHED, "--set", "cache.enabled=false")
         assert len(server.requests) == 3
     assert {done.out for done in (first, again, other, none, said)} == {"Hello\n"}
     assert "from the cache (exact)" in again.err

@@ -11,8 +11,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from pipeline.bench.result import json_schema as result_schema
+from pipeline.bench.settings import LoadSettings
 from pipeline.cli.build import command as build
 from pipeline.cli.plan import command as plan
+from pipeline.doctor.report import schema_text as report_schema
 from pipeline.errors import InvalidInput
 from pipeline.models import Architecture
 from pipeline.recipe import load_recipe, packaged
@@ -165,7 +168,7 @@ def test_validate_names_an_architecture_that_is_not_supported_and_nothing_that_f
     built = CliRunner().invoke(build, [str(file)])
     assert str(built.exception).splitlines()[1:] == [fault]
     assert not list((tmp_path / "store").rglob("manifest.json"))
-    planned = CliRunner().invoke(plan, [str(file), "--offline"])
+    planned = CliRunner().invoke(plan, [str(file)], env={"HF_HUB_OFFLINE": "1"})
     assert planned.exit_code == 2
     assert planned.output.count("GPT2LMHeadModel, which ") == 1
     assert "the target is a GPT2LMHeadModel, whose sizes cannot be read" in planned.output
@@ -226,19 +229,9 @@ def test_validate_looks_for_the_samples(recipes: Run, checkpoint: Path) -> None:
 
 def test_schema(recipes: Run) -> None:
     assert recipes("schema").out == schema_text() == SCHEMA_FILE.read_text()
-    assert recipes("schema", "--check").code == 0
-
-
-def test_schema_that_is_old(recipes: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "old.json"
-    monkeypatch.setattr("pipeline.recipe.catalog.SCHEMA_FILE", old)
-    monkeypatch.setattr("pipeline.cli.recipes.SCHEMA_FILE", old)
-    for content in (None, "{}\n"):
-        if content is not None:
-            old.write_text(content)
-        done = recipes("schema", "--check")
-        assert done.code == 1
-        assert done.err == f"pipeline: {old} is not current; run: pipeline recipes schema > {old}\n"
+    assert recipes("schema", "doctor").out == report_schema()
+    assert recipes("schema", "bench").out == result_schema()
+    assert set(recipes("schema", "load").json["properties"]) == set(LoadSettings.model_fields)
 
 
 def test_wrong_use_is_exit_code_2(recipes: Run) -> None:

@@ -37,7 +37,9 @@ def store(tmp_path: Path, file: Path) -> Store:
 
 def rollout(store: Store, *words: str) -> Result:
     """It ends with what it lacks: the package is not built."""
-    done = CliRunner().invoke(cli, ["rollout", *words, "--store", str(store.root), "--offline"])
+    done = CliRunner().invoke(
+        cli, ["rollout", *words, "--store", str(store.root)], env={"HF_HUB_OFFLINE": "1"}
+    )
     assert "is not built as its recipe says now" in str(done.exception)
     return done
 

@@ -55,7 +55,7 @@ def test_an_answer_and_its_figures(run: Run, store: Path) -> None:
     reply = Reply(pieces, tokens_per_chunk=2, delay_s=0.01, draft_tokens=4, accepted_tokens=3)
     with FakeServer(reply) as server:
         serve(server, store)
-        done = run("stream", "tiny-cpu", "How do I log in?", "--top-k", "1", "--stop", "\n")
+        done = run("stream", "tiny-cpu", "How do I log in?", "--param", "top_k=1", "--param", r'stop="\n"')
     assert (done.code, done.out) == (0, "Open the 안녕 menu 😀.\n")
     figures = r"TTFT \d+\.\d ms, ITL p50 \d+\.\d p95 \d+\.\d p99 \d+\.\d ms\n6 tokens in \d"
     assert re.search(figures, done.err)
@@ -82,7 +82,7 @@ def test_json(run: Run, store: Path) -> None:
 
 def test_without_a_recipe(run: Run) -> None:
     with FakeServer() as server:
-        raw = run("stream", "--url", server.url, "--raw", "--no-stats", "-", stdin="Once upon")
+        raw = run("stream", "--url", server.url, "--raw", "-q", "-", stdin="Once upon")
         templated = run("stream", "--url", server.url, "--tokenizer", str(TOKENIZER), "Hi")
         neither = run("stream", "--url", server.url, "Hi")
     assert (raw.out, raw.err) == ("Hello world\n", "")
@@ -162,7 +162,7 @@ def test_ctrl_c_stops_the_answer_on_the_server() -> None:
 
 def test_a_reader_that_has_enough() -> None:
     with FakeServer(SLOW) as server:
-        words = [*COMMAND, "stream", "--url", server.url, "--raw", "Hi", "--no-stats"]
+        words = [*COMMAND, "stream", "--url", server.url, "--raw", "Hi", "-q"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.read(5)
@@ -171,3 +171,11 @@ def test_a_reader_that_has_enough() -> None:
             assert process.stderr.read() == ""
             assert process.wait(30) == 0
         assert server.requests[0].cancelled.wait(5)
+
+
+def test_wrong_parameters_are_told_before_anything_is_asked(run: Run) -> None:
+    wrong = ("--param", "top_p=3", "--param", "topk=1", "--param", "seed=x", "--param", "max_tokens=2")
+    done = run("stream", "--url", "127.0.0.1:1", "--raw", *wrong, "Hi")
+    assert done.code == 2
+    for words in ("at most 1", "did you mean top_k", "a whole number", "--max-tokens"):
+        assert words in done.err

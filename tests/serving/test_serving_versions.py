@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.progress import Silent
 from pipeline.runtimes import Engines
-from pipeline.runtimes.cpu import triton_models
+from pipeline.runtimes.cpu import model_repository
 from pipeline.runtimes.cpu.model_repository import package_cpu
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
@@ -39,7 +39,7 @@ def test_text_goes_through_the_models_of_each_version(
     known: dict[str, object],
     unknown: dict[str, object],
 ) -> None:
-    monkeypatch.setattr(triton_models, "CONTRACT", version)
+    monkeypatch.setattr(model_repository, "CONTRACT", version)
     sources = Engines(package.parent / "target", None, CHECKPOINTS / "support-target")
     package_cpu("old", SETTINGS, sources, tmp_path / "package", Silent())
     with TritonServer.of_package(tmp_path / "package", log_file=tmp_path / "log") as server:

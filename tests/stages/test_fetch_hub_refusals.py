@@ -104,7 +104,7 @@ def test_no_network(into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert message.startswith(
         "hf:org/name: http://127.0.0.1:9 cannot be reached ([Errno 111] Connection refused)"
     )
-    assert message.endswith("what the store has already can be built with --offline")
+    assert message.endswith("what the store has already can be built with HF_HUB_OFFLINE=1")
     monkeypatch.setenv("HF_ENDPOINT", "somewhere")
     assert "somewhere cannot be reached" in refused(into)
 

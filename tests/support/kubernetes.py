@@ -253,4 +253,4 @@ def arguments(name: str) -> list[str]:
 def run(*words: str, store: Path = Path("/nonexistent/store")) -> Any:
     from pipeline.cli.deploy import command
 
-    return CliRunner().invoke(command, words, env={"PIPELINE_STORE": str(store)})
+    return CliRunner().invoke(command, words, env={"PIPELINE_STORE": str(store), "HF_HUB_OFFLINE": "1"})

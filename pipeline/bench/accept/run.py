@@ -25,8 +25,7 @@ from pipeline.bench.accept.answering import (
     undrafted,
     upstream,
 )
-from pipeline.bench.accept.making import build, find, memory, metrics, plan, serve, stop
-from pipeline.bench.accept.measuring import latency, load
+from pipeline.bench.accept.making import build, find, latency, load, memory, metrics, plan, serve, stop
 from pipeline.bench.accept.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
 from pipeline.bench.accept.settings import AcceptSettings
 from pipeline.bench.accept.state import AcceptanceRun, Checks
@@ -93,10 +92,10 @@ def run_faults(recipe: Recipe, settings: AcceptSettings) -> Iterator[Fault]:
             fix = f"there are {', '.join(SKIPPABLE)}"
             yield Fault("is no step that can be skipped", key="--skip", value=name, fix=fix)
     for name, limit in (("prompt_tokens", "max_input_tokens"), ("output_tokens", "max_output_tokens")):
-        length, most = getattr(settings, name), getattr(recipe.limits, limit)
+        length, most = getattr(settings.load, name), getattr(recipe.limits, limit)
         if length is not None and length > most:
-            key = f"--{name.replace('_', '-')}"
-            yield Fault(f"is more than limits.{limit}, which is {most}", key=key, value=length)
+            problem = f"is more than limits.{limit}, which is {most}"
+            yield Fault(problem, where="--load", key=name, value=length)
 
 
 def accept(
