@@ -74,12 +74,6 @@ def test_what_deploy_cannot_be_asked_for(arguments: list[str], said: str) -> Non
     assert "--memory = plenty: write a number and K, M, G or T, like 64G" in str(memory)
 
 
-def test_a_folder_without_a_package(tmp_path: Path) -> None:
-    done = serve("--package", str(tmp_path), "--store", str(tmp_path / "store"))
-    assert isinstance(done.exception, UserError)
-    assert "no deployment.json" in str(done.exception)
-
-
 def test_a_package_for_the_cpu_needs_no_container(cpu_package: Path, tmp_path: Path) -> None:
     done = serve("--package", str(cpu_package), "--store", str(tmp_path), "--container", "--no-gateway")
     assert isinstance(done.exception, PipelineError)
