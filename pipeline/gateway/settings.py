@@ -163,7 +163,7 @@ class GatewaySettings(Settings):
     @classmethod
     def _check_redis(cls, url: str | None) -> str | None:
         if url:
-            from pipeline.cache.redis import RedisAddress
+            from pipeline.cache.redis_server import RedisAddress
 
             RedisAddress.parse(url)
         return url or None

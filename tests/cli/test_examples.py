@@ -30,7 +30,7 @@ FOLDERS = (
 )  # fmt: skip
 FILES = {
     "questions.jsonl": '{"prompt": "Hi"}\n', "log.jsonl": "Hi\n", "mine.jsonl": "Hi\n", "keys.yaml": "keys: []\n",
-    "chat.yaml": "concurrency: 4\n", "release.yaml": "min_similar: 0.9\n",
+    "chat.yaml": "rate: 4\n", "release.yaml": "min_similar: 0.9\n",
     "before.json": "{}", "after.json": "{}", "bench-1.json": "{}", "bench-2.json": "{}", "packages.key": "",
     "pairs.jsonl": '{"a": "Hi", "b": "Hello", "same": 1}\n', "accept-llama-3.1-8b-fp8-2026-11-30.json": "{}",
 }  # fmt: skip
