@@ -11,7 +11,7 @@ import click
 
 from pipeline.cli.options import complete_deployment, set_option, store_option
 from pipeline.cli.settings_options import options_of
-from pipeline.gateway.settings import GatewaySettings, GatewayStart, ModelSources
+from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSettings, ModelSources
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -22,7 +22,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 @set_option
 @store_option
 @options_of(ModelSources, "sources")
-@options_of(GatewaySettings, "settings")
+@options_of(ListenSettings, "listening")
 @click.option("--child", "--worker", "message", type=int, hidden=True)
 @click.option("--dry-run", is_flag=True, help="Print what would be served, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
@@ -31,7 +31,7 @@ def command(
     overrides: tuple[str, ...],
     store: Path | None,
     sources: ModelSources,
-    settings: GatewaySettings,
+    listening: ListenSettings,
     message: int | None,
     dry_run: bool,
     as_json: bool,
@@ -47,6 +47,8 @@ def command(
     curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
       -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
 
+    Its limits, timeouts and logs are the section `gateway` of the recipe; several recipes need the same one.
+
     A page to chat is at /, figures are at /metrics. A file of keys looks like this:
 
     \b
@@ -61,8 +63,9 @@ def command(
     from pipeline.store import Store
 
     start = GatewayStart(
-        recipes=recipes, overrides=overrides, store=store, sources=sources, settings=settings
-    )
+        recipes=recipes, overrides=overrides, store=store, sources=sources,
+        settings=GatewaySettings(**listening.model_dump(exclude_unset=True)), undecided=True,
+    )  # fmt: skip
     if message is not None:
         start = GatewayStart.from_descriptor(message)
     if start.parent is not None and not die_with_parent(start.parent):
@@ -74,7 +77,9 @@ def command(
     from pipeline.frontend.requirements import known_recipes, require_packages
 
     artifacts = Store.at(start.store)
-    require_packages(known_recipes(start, artifacts), artifacts, start.settings)
+    known = known_recipes(start, artifacts)
+    settings = GatewaySettings.of(start.settings, known) if start.undecided else start.settings
+    require_packages(known, artifacts, settings)
     from pipeline.frontend.process import describe_models, serve_gateway
 
     if as_json and not dry_run:

@@ -130,7 +130,7 @@ def test_the_driver_may_be_newer_but_not_older(driver: str, fits: bool) -> None:
 def test_another_version_of_tensorrt_llm_names_both_ways_out() -> None:
     one = only(software=replace(SOFTWARE, tensorrt_llm="1.1.0"))
     assert one.problem == "TensorRT-LLM 1.1.0 is installed, it was made for 1.2.1"
-    assert "pipeline serve llama --container" in one.fix
+    assert "pipeline serve llama --set triton.container=true" in one.fix
     assert "pipeline build llama --set runtime.version=1.1.0" in one.fix
 
 

@@ -84,7 +84,7 @@ def serve(run: AcceptanceRun) -> Checks:
     if run.on_gpu:
         run.before_mib = gpu_memory_mib(run.settings.gpus)
     deadline_s = run.settings.start_timeout_s or run.deployment.start_deadline_s
-    argv = (*run.recipe.words, *run.store.words, "--start-timeout-s", f"{deadline_s:g}")
+    argv = (*run.recipe.words, *run.store.words, "--set", f"triton.start_timeout_s={deadline_s:g}")
     argv += tuple(part for rule in sorted(run.allowed) for part in ("--allow", rule))
     if run.settings.gpus:
         argv += ("--gpus", ",".join(map(str, run.settings.gpus)))

@@ -26,7 +26,7 @@ from pipeline.bench.tune.study import TrialRecord, open_study
 from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
 from pipeline.errors import Fault, InvalidInput
 from pipeline.progress import Progress
-from pipeline.recipe import Recipe
+from pipeline.recipe import SERVED_SECTIONS, Recipe
 from pipeline.runtimes import ExecutorChoice
 from pipeline.store import Store
 
@@ -118,7 +118,7 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
     """
     load = plan.load.model_dump(mode="json", include=set(LoadSettings.model_fields))
     return {
-        "recipe": recipe.model_dump(mode="json", exclude={"cache"}),
+        "recipe": recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS)),
         "loads": [str(one) for one in plan.options.loads],
         "bench": load,
         "machine": machine,

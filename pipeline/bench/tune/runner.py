@@ -105,7 +105,13 @@ class DeploymentRunner:
         package, compiled = self._build(changed)
         build_s = time.monotonic() - began
         deadline_s = Deployment.load(package).start_deadline_s
-        argv = [*changed.words, *self.store.words, "--no-gateway", "--start-timeout-s", f"{deadline_s:g}"]
+        argv = [
+            *changed.words,
+            *self.store.words,
+            "--no-gateway",
+            "--set",
+            f"triton.start_timeout_s={deadline_s:g}",
+        ]
         argv += [part for rule in sorted(self.allowed) for part in ("--allow", rule)]
         if self.devices:
             argv += ["--gpus", ",".join(map(str, self.devices))]
