@@ -152,10 +152,10 @@ class Comparison:
         )  # fmt: skip
         settings = LoadSettings(
             concurrency=(self._chosen.concurrency,),
-            prompts=str(file),
+            prompts=file,
             output_tokens=Lengths(self._chosen.output_tokens),
             requests=self._chosen.requests,
-            warm_up_s=WARM_UP_S,
+            warmup_s=WARM_UP_S,
         )
         (level,) = run_bench(subject, settings, Silent()).levels
         return of_level(level)

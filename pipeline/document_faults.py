@@ -103,6 +103,9 @@ def fault_at(path: KeyPath, error: ErrorDetails, model: type[BaseModel], documen
     """Describe one error, at the key that it is about."""
     if error["type"] in UNION:
         path = (*path, error["ctx"]["discriminator"].strip("'"))
+    if document.places and path not in document.places and path and isinstance(path[-1], int):
+        # One value stands where a list may.
+        path = path[:-1]
     place = document.place(path)
     problem, fix = explain(error, path, model, document)
     value: object = place.text if path in document.places else None

@@ -39,7 +39,7 @@ class BenchWorkload:
             UserError: The tokenizer is needed and not known; or its template takes no system prompt.
         """
         self._subject, self._settings = subject, settings
-        self._shape = Shape(settings.prefix_tokens, settings.prefixes, settings.turns, settings.cancelled)
+        self._shape = Shape(settings.prefix_tokens, settings.prefixes, settings.turns, settings.cancel)
         match settings.file:
             case None:
                 self._file = None
@@ -127,7 +127,7 @@ class BenchWorkload:
     def warnings(self, levels: Sequence[LevelResult]) -> Iterator[str]:
         """Yield reasons to mistrust what such prompts show."""
         if self._file is None and any(level.acceptance is not None for level in levels):
-            yield "a draft model predicts words at random badly: --prompts shows what it is worth"
+            yield "a draft model predicts words at random badly: --load prompts=FILE shows what it is worth"
 
     def described(self) -> dict[str, Any]:
         """The `workload` of a result."""
@@ -141,8 +141,8 @@ class BenchWorkload:
             "turns": shape.turns,
             "cancelled": shape.cancelled,
             "think_s": settings.think_s,
-            "seconds": settings.duration_s,
+            "seconds": settings.period_s,
             "requests": settings.requests,
-            "warm_up_s": settings.warm_up,
+            "warm_up_s": settings.uncounted_s,
             "temperature": settings.temperature,
         }

@@ -51,7 +51,7 @@ class LoadForecaster:
 
     @classmethod
     def of(cls, recipe: Recipe | None, store: Store | None) -> Self:
-        """Plan a recipe as `pipeline plan --offline` does, with the calibration that the store has.
+        """Plan a recipe as `pipeline plan` does offline, with the calibration that the store has.
 
         Args:
             recipe: Recipe of the server; None where it is not known.

@@ -70,7 +70,7 @@ def run_bench(
     metrics = MetricsWatch(subject.name, subject.triton_metrics, subject.gateway_url)
     longest = subject.default_answer or subject.max_answer
     sampling: Sampling = {"temperature": settings.temperature, "max_tokens": longest}
-    period = Period(settings.duration_s, settings.requests, settings.warm_up, settings.grace_s)
+    period = Period(settings.period_s, settings.requests, settings.uncounted_s, settings.grace_s)
     target = subject.target(settings.timeout_s, chat=not settings.raw)
     levels: list[LevelResult] = []
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import DirectoryPath, Field
+from pydantic import BeforeValidator, DirectoryPath, Field
 
 from pipeline.bench.lengths import Lengths
+from pipeline.document_faults import refusal
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.settings import Option, Settings
 
-_SECONDS, _WARM_UP_S, _CONCURRENCY = 30.0, 3.0, 8
+_DURATION_S, _WARMUP_S, _CONCURRENCY, _SWEEP_TO = 30.0, 3.0, 8, 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,84 +57,92 @@ class Load:
                 return "a trace" if self.value == 1 else f"a trace, {self.value:g} times as fast"
 
 
-def _whole_number(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError("must be a whole number of at least 1, or several with commas between them")
-    return int(text)
+def _several(value: Any) -> Any:
+    """One value where a list is meant; a text with commas is a list, too."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return value if isinstance(value, list | tuple) else (value,)
 
 
-def _rate(text: str) -> float:
+Several = BeforeValidator(_several)
+
+
+def _lengths(value: Any) -> Any:
+    if value is None or isinstance(value, Lengths):
+        return value
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise ValueError("must be a number above 0, or several with commas between them")
-    return value
+        return Lengths.parse(str(value))
+    except ValueError as error:
+        raise refusal(str(error)) from None
 
 
-def folder_faults(**files: Path | None) -> Iterator[Fault]:
-    """Yield a fault for each option whose file is in a folder that cannot be written to."""
-    for name, file in files.items():
-        if file is not None and not os.access(file.absolute().parent, os.W_OK):
-            yield Fault("its folder cannot be written to", key=f"--{name}", value=str(file))
+_Lengths = Annotated[Lengths | None, BeforeValidator(_lengths)]
+
+
+def output_faults(files: Sequence[Path], *suffixes: str) -> Iterator[Fault]:
+    """Yield a fault for each file of `--output` whose ending says no format, or whose folder cannot be written to."""
+    for file in files:
+        if file.suffix not in suffixes:
+            yield Fault(f"must end in {' or '.join(suffixes)}", key="--output", value=str(file))
+        elif not os.access(file.absolute().parent, os.W_OK):
+            yield Fault("its folder cannot be written to", key="--output", value=str(file))
 
 
 class LoadSettings(Settings):
     """Load that is put on a deployment."""
 
-    concurrency: Annotated[
-        tuple[int, ...], Option(parse=_whole_number, separator=",", metavar="N[,N…]", default="8")
-    ] = Field(
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Several] = Field(
         default=(),
-        description="Closed loop: conversations at a time. Several values are measured one after the other.",
+        description="Closed loop: conversations at a time. Several values are measured one after the other. 8 if "
+        "neither `rate` nor `trace` is given.",
+        examples=[[1, 8, 32]],
     )
-    rate: Annotated[tuple[float, ...], Option(parse=_rate, separator=",", metavar="R[,R…]")] = Field(
+    rate: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Several] = Field(
         default=(),
         description="Open loop: conversations that begin per second, at random times (Poisson), answered or not.",
+        examples=[[2, 4.5]],
     )
-    trace: Annotated[Path | None, Option(metavar="FILE")] = Field(
+    trace: Path | None = Field(
         default=None,
-        description="Open loop: at the times that the file's lines have as `timestamp`, in milliseconds.",
+        description="Open loop: at the times that the lines of this file have as `timestamp`, in milliseconds.",
     )
-    speed: Annotated[float | None, Option(metavar="X", default="1")] = Field(
-        default=None, gt=0, description="With --trace: how many times as fast."
-    )
-    prompts: Annotated[str | None, Option(metavar="FILE|calibration")] = Field(
+    speed: float | None = Field(
         default=None,
-        description="Ask the questions of a file, or the held-out questions of the recipe's calibration set, again and "
-        "again.",
+        gt=0,
+        allow_inf_nan=False,
+        description="How many times as fast the trace is; 1 if not given.",
     )
-    prompt_tokens: Annotated[
-        Lengths | None, Option(parse=Lengths.parse, metavar="LENGTH", default="512, or what fits")
-    ] = Field(
-        default=None, description="Tokens of each question of words at random: N, MEAN~DEVIATION or LOW-HIGH."
+    prompts: Path | Literal["calibration"] | None = Field(
+        default=None,
+        description="Ask the questions of a file, or the held-out questions of the recipe's calibration set "
+        "(`calibration`), again and again. Words at random if not given.",
     )
-    output_tokens: Annotated[
-        Lengths | None,
-        Option(
-            parse=Lengths.parse,
-            metavar="LENGTH",
-            default="128 for words at random; for a file as many as the model likes",
-        ),
-    ] = Field(default=None, description="Exact number of tokens of each answer.")
-    prefix_tokens: Annotated[int, Option(metavar="N")] = Field(
+    prompt_tokens: _Lengths = Field(
+        default=None,
+        description="Tokens of each question of words at random: N, MEAN~DEVIATION or LOW-HIGH. 512, or what fits, if "
+        "not given.",
+    )
+    output_tokens: _Lengths = Field(
+        default=None,
+        description="Exact number of tokens of each answer, in the same form. If not given, 128 for words at random; "
+        "for a file as many as the model likes.",
+    )
+    prefix_tokens: int = Field(
         default=0, ge=0, description="Tokens of a system prompt that conversations of words at random share."
     )
-    prefixes: Annotated[int, Option(metavar="N")] = Field(
-        default=1, ge=1, description="Number of different shared system prompts."
-    )
-    turns: Annotated[int, Option(metavar="N")] = Field(
+    prefixes: int = Field(default=1, ge=1, description="Number of different shared system prompts.")
+    turns: int = Field(
         default=1,
         ge=1,
         description="Questions of a conversation of words at random, each with everything said before.",
     )
-    think_s: Annotated[float, Option(metavar="S")] = Field(
+    think_s: float = Field(
         default=0.0,
         ge=0,
+        allow_inf_nan=False,
         description="Seconds between an answer and the next question of its conversation.",
     )
-    cancelled: Annotated[float, Option("--cancel", metavar="SHARE")] = Field(
+    cancel: float = Field(
         default=0.0,
         ge=0,
         le=1,
@@ -142,31 +151,36 @@ class LoadSettings(Settings):
     raw: bool = Field(
         default=False, description="Send words at random as they are, without the chat template."
     )
-    temperature: Annotated[float, Option(metavar="T")] = Field(
-        default=0.0, ge=0, description="Temperature of all requests; 0 takes the likeliest token."
+    temperature: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Temperature of all requests; 0 takes the likeliest token.",
     )
-    seconds: Annotated[
-        float | None,
-        Option("--duration", metavar="S", default="30, without a bound with --requests or --trace"),
-    ] = Field(default=None, gt=0, description="Seconds in which requests begin, for each load.")
-    requests: Annotated[int | None, Option(metavar="N")] = Field(
-        default=None, ge=1, description="Requests of each load, if that is sooner."
+    duration_s: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds in which requests begin, for each load. If not given, 30; without a bound beside "
+        "`requests` or `trace`.",
     )
-    warm_up_s: Annotated[float | None, Option("--warmup", metavar="S", default="3, or 0 with --trace")] = (
-        Field(default=None, ge=0, description="Seconds at the start of each load that are not counted.")
+    requests: int | None = Field(default=None, ge=1, description="Requests of each load, if that is sooner.")
+    warmup_s: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds at the start of each load that are not counted. If not given, 3, or 0 for a trace.",
     )
-    grace_s: Annotated[float, Option("--grace", metavar="S")] = Field(
+    grace_s: float = Field(
         default=60.0,
         ge=0,
-        description="With --duration: seconds to wait for answers after it; requests without an end by then have "
-        "failed.",
+        allow_inf_nan=False,
+        description="Seconds to wait for answers after `duration_s`; requests without an end by then have failed.",
     )
-    timeout_s: Annotated[float, Option("--timeout", metavar="S")] = Field(
-        default=600.0, gt=0, description="Seconds for each answer; then it has failed."
+    timeout_s: float = Field(
+        default=600.0, gt=0, allow_inf_nan=False, description="Seconds for each answer; then it has failed."
     )
-    seed: Annotated[int, Option(metavar="N")] = Field(
-        default=0, ge=0, description="Seed of prompts and arrival times."
-    )
+    seed: int = Field(default=0, ge=0, description="Seed of prompts and arrival times.")
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -197,51 +211,49 @@ class LoadSettings(Settings):
         """File of prompts, or "calibration" for the recipe's calibration set; None for words at random."""
         if self.trace is not None:
             return self.trace
-        return (
-            "calibration" if self.prompts == "calibration" else Path(self.prompts) if self.prompts else None
-        )
+        return self.prompts
 
     @property
-    def duration_s(self) -> float | None:
+    def period_s(self) -> float | None:
         """Seconds in which requests of a load begin; None for no bound."""
-        bounded = self.seconds or self.requests or self.trace
-        return self.seconds if bounded else _SECONDS
+        bounded = self.duration_s or self.requests or self.trace
+        return self.duration_s if bounded else _DURATION_S
 
     @property
-    def warm_up(self) -> float:
+    def uncounted_s(self) -> float:
         """Seconds at the start of each load that are not counted."""
-        usual = 0.0 if self.trace is not None else _WARM_UP_S
-        return usual if self.warm_up_s is None else self.warm_up_s
+        usual = 0.0 if self.trace is not None else _WARMUP_S
+        return usual if self.warmup_s is None else self.warmup_s
 
     def conflicts(self) -> Iterator[Fault]:
-        """Yield options that exclude or need each other, and files that are missing or wrong."""
-        faults = [*super().conflicts(), *self._load_conflicts()]
+        """Yield keys that exclude or need each other, and files that are missing or wrong."""
+        faults = list(self._load_conflicts())
         yield from faults
         if faults:
             yield from self._file_faults()
 
     def _load_conflicts(self) -> Iterator[Fault]:
-        kinds = [f"--{name}" for name in ("concurrency", "rate", "trace") if getattr(self, name)]
+        kinds = [name for name in ("concurrency", "rate", "trace") if getattr(self, name)]
         if len(kinds) > 1:
             yield Fault(f"{' and '.join(kinds)} exclude each other: one kind of load a run")
         if self.speed is not None and self.trace is None:
-            yield Fault("goes with --trace only", key="--speed")
+            yield Fault("goes with trace only", key="speed")
         if self.trace is not None and self.prompts is not None:
-            yield Fault("--trace and --prompts exclude each other: a trace holds its prompts")
+            yield Fault("trace and prompts exclude each other: a trace holds its prompts")
         if self.file is not None:
             for name, value in (
-                ("--prompt-tokens", self.prompt_tokens),
-                ("--prefix-tokens", self.prefix_tokens),
-                ("--raw", self.raw),
-                ("--turns", self.turns > 1),
+                ("prompt_tokens", self.prompt_tokens),
+                ("prefix_tokens", self.prefix_tokens),
+                ("raw", self.raw),
+                ("turns", self.turns > 1),
             ):
                 if value:
                     yield Fault("goes with words at random only", key=name)
         if self.raw and self.turns > 1:
-            yield Fault("a conversation needs the chat template that --raw leaves out", key="--turns")
+            yield Fault("a conversation needs the chat template that raw leaves out", key="turns")
         if self.prefixes > 1 and not self.prefix_tokens:
-            yield Fault("goes with --prefix-tokens", key="--prefixes")
-        for name, file in (("--trace", self.trace), ("--prompts", self.prompts)):
+            yield Fault("goes with prefix_tokens", key="prefixes")
+        for name, file in (("trace", self.trace), ("prompts", self.prompts)):
             if file is not None and file != "calibration" and not os.path.isfile(file):
                 yield Fault("there is no such file", key=name, value=str(file))
 
@@ -259,24 +271,21 @@ class LoadSettings(Settings):
             yield Fault(str(error))
 
 
-def option_name(model: type[Settings], field: str) -> str:
-    """Option of a field of a settings model."""
-    metadata = model.model_fields[field].metadata
-    marker = next((part for part in metadata if isinstance(part, Option)), Option())
-    return marker.name or f"--{field.replace('_', '-')}"
-
-
-def load_argv(settings: LoadSettings) -> Iterator[str]:
-    """Yield the arguments of `pipeline bench` that give a load; defaults are left out."""
-    for name, field in LoadSettings.model_fields.items():
+def section_argv(option: str, settings: Settings) -> Iterator[str]:
+    """Yield the arguments of a command that give these settings by one option; defaults are left out."""
+    for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
-        if value == field.default:
-            continue
-        yield option_name(LoadSettings, name)
-        if isinstance(value, tuple):
-            yield ",".join(f"{one:g}" for one in value)
-        elif value is not True:
-            yield f"{value:g}" if isinstance(value, float) else str(value)
+        if value != field.default:
+            yield from (option, f"{name}={_written(value)}")
+
+
+def _written(value: Any) -> str:
+    """A value of a load as it is given on a command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(_written, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def read_slo_target(text: str) -> tuple[str, float]:
@@ -295,13 +304,6 @@ def read_slo_target(text: str) -> tuple[str, float]:
     if key not in Slo.model_fields or not 0 < target < math.inf:
         raise ValueError(f"must be {' or '.join(Slo.model_fields)}, =, and milliseconds")
     return key, target
-
-
-def read_gpu(text: str) -> int:
-    """Read the number of a GPU in a list with commas."""
-    if not text.strip().isdecimal():
-        raise ValueError("write numbers of GPUs with commas between them, like 0,1")
-    return int(text)
 
 
 class SubjectSettings(Settings):
@@ -325,21 +327,12 @@ class SubjectSettings(Settings):
         description="Through the deployment's gateway, or straight to Triton; by default through its gateway, if it "
         "has one.",
     )
-    api_key: Annotated[str | None, Option(envvar="PIPELINE_API_KEY", metavar="KEY")] = Field(
-        default=None,
-        repr=False,
-        description="Key of the gateway. In the environment it is not seen by others on this machine.",
-    )
     slo: Annotated[tuple[tuple[str, float], ...], Option(parse=read_slo_target, metavar="KEY=MS")] = Field(
         default=(),
         description="A target, such as ttft_p95_ms=500, instead of the recipe's. May be repeated.",
     )
     wait_s: Annotated[float, Option(metavar="S")] = Field(
         default=0.0, ge=0, description="Seconds to wait for the deployment to be ready."
-    )
-    store: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
-        default=None,
-        description="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
     )
 
     @property
@@ -364,14 +357,16 @@ class SubjectSettings(Settings):
             yield Fault(problem, key="--way")
 
 
-class BenchSettings(LoadSettings, SubjectSettings):
+class BenchSettings(SubjectSettings):
     """Settings of `pipeline bench`."""
 
-    sweep: bool = Field(
-        default=False, description="Double the load until the SLO breaks, then narrow down where."
+    load: LoadSettings = Field(
+        default=LoadSettings(), description="Load to put on it: a YAML file, or one key of it."
     )
-    most: Annotated[float | None, Option(metavar="N", default="1024")] = Field(
-        default=None, gt=0, description="With --sweep: largest load that is tried."
+    sweep: bool = Field(
+        default=False,
+        description="Double the load until the SLO breaks, then narrow down where. A load of two values is the first, "
+        "and the largest that is tried; by default 1 and 1024 conversations at a time.",
     )
     max_failed: Annotated[float, Option(metavar="SHARE")] = Field(
         default=0.01,
@@ -379,35 +374,39 @@ class BenchSettings(LoadSettings, SubjectSettings):
         le=1,
         description="Share of requests that may fail before the exit code is 3.",
     )
-    output: Annotated[Path | None, Option(metavar="FILE.json")] = Field(
-        default=None, description="Write the result as JSON."
-    )
-    page: Annotated[Path | None, Option(metavar="FILE.html")] = Field(
-        default=None, description="Write the result as one HTML page."
+    output: Annotated[tuple[Path, ...], Option(metavar="FILE.json|FILE.html")] = Field(
+        default=(), description="Write the result as JSON, or as one HTML page. May be repeated."
     )
 
     @property
-    def loads(self) -> tuple[Load, ...]:
-        """The loads; a sweep begins with one conversation at a time unless a load is given."""
-        if self.sweep and not (self.concurrency or self.rate):
-            return (Load("concurrency", 1),)
-        return super().loads
+    def measured(self) -> LoadSettings:
+        """The load; of a sweep, with its first level alone."""
+        if not self.sweep:
+            return self.load
+        if not (self.load.concurrency or self.load.rate):
+            return self.load.at(Load("concurrency", 1))
+        return self.load.at(self.load.loads[0])
 
     @property
     def sweep_to(self) -> float | None:
         """Largest load of a sweep; None to measure the given loads alone."""
-        return (self.most or 1024) if self.sweep else None
+        if not self.sweep:
+            return None
+        largest = (self.load.concurrency or self.load.rate)[1:]
+        return largest[0] if largest else _SWEEP_TO
 
     def conflicts(self) -> Iterator[Fault]:
         """Yield options that do not go together."""
         yield from super().conflicts()
-        if self.url is not None and self.tokenizer is None and self.file is None:
-            yield Fault("is needed for prompts of a length", key="--tokenizer", fix="or give --prompts")
-        if self.most is not None and not self.sweep:
-            yield Fault("goes with --sweep only", key="--most")
-        if self.sweep and self.trace is not None:
+        if self.url is not None and self.tokenizer is None and self.load.file is None:
+            yield Fault(
+                "is needed for prompts of a length", key="--tokenizer", fix="or give --load prompts=FILE"
+            )
+        if self.sweep and self.load.trace is not None:
             yield Fault("a trace has one load", key="--sweep")
-        for name, values in (("--concurrency", self.concurrency), ("--rate", self.rate)):
-            if self.sweep and len(values) > 1:
-                yield Fault("begins with one load and finds the others", key=name, fix="name one, or none")
-        yield from folder_faults(output=self.output, page=self.page)
+        values = self.load.concurrency or self.load.rate
+        if self.sweep and (len(values) > 2 or sorted(values) != list(values)):
+            yield Fault(
+                "takes the first load, and the largest, of --load", key="--sweep", fix="name one or two"
+            )
+        yield from output_faults(self.output, ".json", ".html")

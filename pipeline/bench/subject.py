@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,12 +116,13 @@ class Subject:
         return {"way": self.way, "url": self.url, "model": self.model, **self.about}
 
 
-def find_subject(name: str | None, settings: SubjectSettings) -> Subject:
+def find_subject(name: str | None, settings: SubjectSettings, store: Store) -> Subject:
     """Find the server that is measured.
 
     Args:
         name: Name of a deployment that runs on this machine; None with an address.
         settings: The address, or how to reach the deployment.
+        store: Store where deployments are announced.
 
     Raises:
         ServerError: The deployment does not run.
@@ -128,7 +130,8 @@ def find_subject(name: str | None, settings: SubjectSettings) -> Subject:
         UserError: It has no gateway, and one was asked for.
     """
     targets = dict(settings.slo)
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    key = os.environ.get("PIPELINE_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     if settings.url is not None:
         http = settings.is_http
         return Subject(
@@ -145,7 +148,6 @@ def find_subject(name: str | None, settings: SubjectSettings) -> Subject:
             headers=headers,
         )
     assert name is not None, "a name or an address is given"
-    store = Store.at(settings.store)
     named = find_deployment(name, (), store, wait_s=settings.wait_s)
     slo = {**(named.recipe.slo.model_dump(exclude_none=True) if named.recipe.slo else {}), **targets}
     calibration = named.recipe.quantization.calibration

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import click
 
 from pipeline.bench.accept.settings import AcceptSettings
-from pipeline.cli.options import allow_option, recipe_argument, store_option
+from pipeline.cli.options import Verb, allow_option, open_store, recipe_argument
 from pipeline.cli.output import print_json, reporter
 from pipeline.cli.settings_options import options_of
 
 
-@click.command(name="accept")
+@click.command(name="accept", cls=Verb)
 @recipe_argument
-@store_option
 @options_of(AcceptSettings)
 @allow_option
 @click.option("--dry-run", is_flag=True, help="Print the steps, and run nothing.")
@@ -26,7 +24,6 @@ from pipeline.cli.settings_options import options_of
 def command(
     recipe: str,
     overrides: tuple[str, ...],
-    store: Path | None,
     settings: AcceptSettings,
     allowed: frozenset[str],
     dry_run: bool,
@@ -46,7 +43,6 @@ def command(
     from pipeline.errors import InvalidInput, UserError
     from pipeline.extras import missing
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store
 
     try:
         from pipeline.bench.accept.run import STEPS, accept, run_faults
@@ -54,7 +50,7 @@ def command(
         # Loads are measured as `pipeline bench` does.
         raise missing("pipeline accept", error, "bench") from None
 
-    artifacts = Store.at(store)
+    artifacts = open_store()
     loaded = recipe_of(recipe, overrides, artifacts)
     if faults := list(run_faults(loaded, settings)):
         raise InvalidInput("command line", faults)

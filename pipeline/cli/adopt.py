@@ -6,24 +6,22 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.options import Verb, open_store, recipe_argument
 from pipeline.cli.output import reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import PreparationSettings
 
 
-@click.command(name="adopt")
+@click.command(name="adopt", cls=Verb)
 @recipe_argument
 @click.argument("step", metavar="STEP")
 @click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@store_option
 @options_of(PreparationSettings, "preparation")
 def command(
     recipe: str,
     overrides: tuple[str, ...],
     step: str,
     folder: Path,
-    store: Path | None,
     preparation: PreparationSettings,
 ) -> None:
     """Take FOLDER, which a script of `pipeline build RECIPE --executor print` left, as STEP of the build of RECIPE.
@@ -39,14 +37,11 @@ def command(
     from pipeline.prepare import prepare
     from pipeline.recipe import load_recipe
     from pipeline.stages import adopt
-    from pipeline.store import Store
 
     loaded = load_recipe(recipe, overrides)
     report = reporter()
-    opened = Store.at(store)
-    prepared = prepare(
-        loaded, opened, offline=preparation.offline, progress=report, allowed=preparation.allowed
-    )
+    opened = open_store()
+    prepared = prepare(loaded, opened, progress=report, allowed=preparation.allowed)
     artifact = opened.find(prepared.plan[step].key)
     if artifact is None:
         artifact = adopt(prepared, step, folder.absolute(), opened, report)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pipeline.bench.settings import BenchSettings
-from pipeline.cli.options import complete_running, json_option
+from pipeline.cli.options import Verb, complete_running, json_option, open_store
 from pipeline.cli.output import is_quiet, note, output_width, print_json, print_rich
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
@@ -19,24 +19,23 @@ _WIDTH = 180  # columns where standard output is no terminal
 
 
 def _name_faults(arguments: Mapping[str, Any], settings: BenchSettings) -> Iterator[Fault]:
-    if not arguments["schema"] and (arguments["name"] is None) == (settings.url is None):
+    if (arguments["name"] is None) == (settings.url is None):
         yield Fault("name a running deployment, or an address with --url: one of both")
 
 
-@click.command(name="bench")
+@click.command(name="bench", cls=Verb)
 @click.argument("name", required=False, shell_complete=complete_running)
 @options_of(BenchSettings, check=_name_faults)
 @json_option
-@click.option("--schema", is_flag=True, help="Print the JSON schema of the result instead.")
 @click.option("--dry-run", is_flag=True, help="Print the loads and how long they take; send nothing.")
-def command(name: str | None, settings: BenchSettings, as_json: bool, schema: bool, dry_run: bool) -> None:
+def command(name: str | None, settings: BenchSettings, as_json: bool, dry_run: bool) -> None:
     """Measure the running deployment NAME, or the server at --url, under load.
 
     \b
-    pipeline bench tiny-cpu --concurrency 1,4,16
-    pipeline bench tiny-cpu --sweep --slo ttft_p95_ms=500 --page tiny.html
-    pipeline bench tiny-cpu --rate 2 --prompts calibration --duration 60 --output tiny.json
-    pipeline bench --url http://gpu:8000 --model llama --tokenizer ./tokenizer --prompt-tokens 1000~200
+    pipeline bench tiny-cpu --load concurrency=1,4,16
+    pipeline bench tiny-cpu --load chat.yaml --load rate=2 --output tiny.json
+    pipeline bench tiny-cpu --sweep --slo ttft_p95_ms=500 --output tiny.html
+    pipeline bench --url http://gpu:8000 --model llama --tokenizer ./tokenizer --load prompt_tokens=1000~200
 
     Latencies count from when a request was due, so that an open loop hides nothing of a server that stalls. Ctrl-C ends
     a load early, and reports what was measured. Results go to standard output, progress to standard error.
@@ -44,11 +43,6 @@ def command(name: str | None, settings: BenchSettings, as_json: bool, schema: bo
     The exit code is 0; 3 where a load missed the SLO or more than --max-failed of its requests failed (with --sweep:
     where the first did); 2 where the options are wrong; 130 after Ctrl-C.
     """
-    if schema:
-        from pipeline.bench.result import json_schema
-
-        click.echo(json_schema(), nl=False)
-        return
     try:
         from pipeline.bench.conversations import BenchWorkload
         from pipeline.bench.run import run_bench
@@ -57,32 +51,33 @@ def command(name: str | None, settings: BenchSettings, as_json: bool, schema: bo
         from pipeline.progress import Silent
     except ImportError as error:
         raise missing("measuring", error, "bench") from error
-    subject = find_subject(name, settings)
+    subject, load = find_subject(name, settings, open_store()), settings.measured
     if settings.sweep and subject.slo is None:
         raise InvalidInput(
             "pipeline bench", [Fault("needs an SLO", key="--sweep", fix="the recipe has none: --slo KEY=MS")]
         )
     if dry_run:
-        plan = bench_plan(subject, settings, BenchWorkload(subject, settings))
+        plan = bench_plan(subject, settings, BenchWorkload(subject, load))
         if as_json:
             print_json(plan)
         else:
             click.echo("\n".join(f"{key:<10}{value}" for key, value in plan.items()))
         return
-    with watching(settings, quiet=is_quiet() or as_json) as (watch, ended):
-        result = run_bench(subject, settings, Silent(), sweep_to=settings.sweep_to, watch=watch, ended=ended)
-    if settings.output:
-        result.write(settings.output)
-    if settings.page:
-        from pipeline.bench.page import write_page
+    with watching(load, quiet=is_quiet() or as_json) as (watch, ended):
+        result = run_bench(subject, load, Silent(), sweep_to=settings.sweep_to, watch=watch, ended=ended)
+    for file in settings.output:
+        if file.suffix == ".json":
+            result.write(file)
+        else:
+            from pipeline.bench.page import write_page
 
-        write_page(result, settings.page)
+            write_page(result, file)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
     else:
         print_rich(bench_table(result, output_width(_WIDTH)), width=_WIDTH)
-    for path in filter(None, (settings.output, settings.page)):
-        note(f"written: {path}")
+    for file in settings.output:
+        note(f"written: {file}")
     if any(level.interrupted for level in result.levels):
         raise click.exceptions.Exit(_INTERRUPTED)
     judged = result.levels[:1] if settings.sweep else result.levels

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import recipe_argument, store_option
+from pipeline.cli.options import Verb, open_store, recipe_argument, store_root
 from pipeline.cli.output import note, print_json, reporter, short_path
 from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import BuildSettings
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from pipeline.stages import HandoverScript, StepOutcome
 
 
-@click.command(name="build")
+@click.command(name="build", cls=Verb)
 @recipe_argument
-@store_option
 @options_of(BuildSettings)
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be made and what is there already; make nothing."
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 def command(
     recipe: str,
     overrides: tuple[str, ...],
-    store: Path | None,
     settings: BuildSettings,
     dry_run: bool,
     as_json: bool,
@@ -50,12 +48,12 @@ def command(
     from pipeline.runtimes import ExecutorChoice
     from pipeline.serving.deployments import recipe_of
     from pipeline.stages import HandoverScript, build_or_hand_over
-    from pipeline.store import Store, human_bytes
+    from pipeline.store import human_bytes
 
     report = reporter(silent=as_json)
-    artifacts = Store.at(store)
+    artifacts = open_store()
     loaded = recipe_of(recipe, overrides, artifacts)
-    prepared = prepare(loaded, artifacts, offline=settings.offline, progress=report, allowed=settings.allowed)
+    prepared = prepare(loaded, artifacts, progress=report, allowed=settings.allowed)
     if dry_run:
         from pipeline.cli.render.plan import plan_json, plan_table
 
@@ -67,7 +65,7 @@ def command(
         return
 
     outcomes: list[StepOutcome] = []
-    root = artifacts.root if store is not None else None
+    root = artifacts.root if store_root() is not None else None
 
     def show(outcome: StepOutcome) -> None:
         outcomes.append(outcome)

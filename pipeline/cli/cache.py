@@ -15,19 +15,24 @@ from pipeline.cache.key import tenant_id
 from pipeline.cli.cache_review import review
 from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.cache_tune import tune
-from pipeline.cli.options import json_option, opened, output_option
+from pipeline.cli.options import VerbGroup, json_option, opened, output_option
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 
+# Fields that `purge` may be narrowed by, as the question names them.
+_FIELDS = {
+    "older_than": "older than", "tenant": "of tenant", "engine": "of engine", "scope": "of scope", "key": "of key",
+}  # fmt: skip
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.group(name="cache")
+@click.group(name="cache", cls=VerbGroup)
 def command() -> None:
     """Look after the answers that a deployment's response cache keeps.
 
     The cache is that of RECIPE's `cache` section, whether it is enabled there or not; or the one at an ADDRESS, such as
-    answers.db, redis://host:6379/0 or postgresql://user@host/database. A password is taken from
+    answers.db, redis://host:6379/0 or postgresql://user@host/database. A server may have several caches: #NAME
+    behind the ADDRESS, mostly the name of a recipe, says which (#pipeline if nothing does). A password is taken from
     $PIPELINE_CACHE_PASSWORD, and the key of an encrypted cache from $PIPELINE_CACHE_KEY.
     """
 
@@ -121,31 +126,30 @@ def audit(target: CacheTarget, as_json: bool) -> None:
 
 @command.command()
 @of_cache
-@click.option("--older-than", metavar="AGE", help="Only what is older, such as 90s, 15m, 24h or 7d.")
-@click.option("--tenant", metavar="NAME", help="Only what was kept for this tenant.")
-@click.option("--engine", metavar="ENGINE", help="Only what this engine answered, as `show --json` names it.")
 @click.option(
-    "--scope", metavar="SCOPE", help="Only what may answer the same conversation, as `show --json` names it."
+    "--only",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Only what was kept for this tenant; what is older_than 90s, 15m, 24h or 7d; what this engine answered, or "
+    "may answer the conversations of this scope, as `show --json` names them; or the entry whose key begins so.",
 )
-@click.option("--key", metavar="KEY", help="Only the entry whose key begins so.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def purge(
-    target: CacheTarget,
-    older_than: str | None,
-    tenant: str | None,
-    engine: str | None,
-    scope: str | None,
-    key: str | None,
-    yes: bool,
-) -> None:
-    """Remove answers: all of them, unless options say which; then those that are all of it."""
-    conditions = {"older than": older_than, "of tenant": tenant, "of engine": engine, "of scope": scope}
-    chosen = " ".join(f"{name} {value}" for name, value in conditions.items() if value is not None)
+def purge(target: CacheTarget, only: tuple[str, ...], yes: bool) -> None:
+    """Remove answers: all of them, unless --only says which; then those that are all of it.
+
+    \b
+        pipeline cache purge tiny-cpu --only tenant=ada --only older_than=24h
+    """
+    given = {name: value for name, _, value in (text.partition("=") for text in only)}
+    if wrong := [text for text in only if text.partition("=")[0] not in _FIELDS or "=" not in text]:
+        raise click.UsageError(f"--only {wrong[0]}: write FIELD=VALUE; fields: {', '.join(_FIELDS)}")
+    key, tenant, older_than = given.get("key"), given.get("tenant"), given.get("older_than")
+    chosen = " ".join(f"{_FIELDS[name]} {value}" for name, value in given.items() if name != "key")
     if key and chosen:
-        raise click.UsageError("--key names one answer: it goes with no other option")
+        raise click.UsageError("--only key=… names one answer: it goes with no other field")
     which = EntryFilter(
-        scope=_id(scope, "--scope"),
-        engine=_id(engine, "--engine"),
+        scope=_id(given.get("scope"), "scope"),
+        engine=_id(given.get("engine"), "engine"),
         tenant=None if tenant is None else tenant_id(tenant),
         before=None if older_than is None else datetime.now(UTC).timestamp() - _seconds(older_than),
     )
@@ -157,7 +161,7 @@ def purge(
         if not yes:
             click.confirm(f"Remove {what} of {target.text}?", abort=True)
         gone = backend.remove(keys) if key is not None else backend.purge(which)
-        # Questions that were answered from the cache go with the answers; --key names one answer, not its askers.
+        # Questions that were answered from the cache go with the answers; a key names one answer, not its askers.
         if key is None:
             with target.near_hits() as log:
                 log.purge(which)
@@ -170,7 +174,7 @@ def purge(
 def export(target: CacheTarget, output: str) -> None:
     """Write every question with its answer, a JSON object a line.
 
-    Whose answer it is stands there as a digest, `tenant`: what `pipeline cache purge --tenant NAME` finds it by.
+    Whose answer it is stands there as a digest, `tenant`: what `pipeline cache purge --only tenant=NAME` finds it by.
     """
     with target.opened() as backend, opened(output) as file:
         for kept in backend.items():
@@ -194,18 +198,20 @@ def _row(kept: StoredEntry) -> dict[str, Any]:
     }
 
 
-def _id(text: str | None, option: str) -> bytes | None:
+def _id(text: str | None, field: str) -> bytes | None:
     try:
         return None if text is None else bytes.fromhex(text)
     except ValueError:
-        raise click.BadParameter(f"{text}: write it as `show --json` does", param_hint=option) from None
+        raise click.BadParameter(
+            f"{text}: write it as `show --json` does", param_hint=f"--only {field}"
+        ) from None
 
 
 def _seconds(age: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age)
     if match is None:
         raise click.BadParameter(
-            f"{age}: write a number and s, m, h or d, like 15m", param_hint="--older-than"
+            f"{age}: write a number and s, m, h or d, like 15m", param_hint="--only older_than"
         )
     return float(match[1]) * _UNITS_S[match[2]]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
-from pipeline.cli.options import json_option
+from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import note, output_width, print_json
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.printable import printable
@@ -29,7 +29,7 @@ _WIDTH = 100
 _KEYS = {"w": "wrong", "r": "right", "s": "skip", "q": "quit"}
 
 
-@click.command()
+@click.command(cls=Verb)
 @of_cache
 @click.option("--limit", default=50, show_default=True, help="Most near hits to show.")
 @click.option(

@@ -19,14 +19,14 @@ from pipeline.cache.in_memory import InMemoryBackend
 from pipeline.cache.near_hits import NearHitLog, near_hits_place
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import make_backend, make_near_hits, make_redaction
-from pipeline.cli.options import complete_deployment, set_option, store_option
+from pipeline.cli.options import complete_deployment, open_store, set_option
 from pipeline.errors import UserError
 from pipeline.extras import missing
 
 if TYPE_CHECKING:
     from pipeline.recipe import CacheSettings
 
-_ADDRESS = re.compile(r"://|\.db$")
+_ADDRESS = re.compile(r"://|\.db(#|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,12 @@ class CacheTarget:
     """The cache that a command is about.
 
     Attributes:
-        text: a recipe, or an address.
+        text: a recipe, or an address; behind # the name of the cache on the server, which may have several.
         overrides: values of `--set`.
-        store: root of the store; None for the default one.
-        name: cache on the server at an address, which may have several.
     """
 
     text: str
     overrides: tuple[str, ...]
-    store: Path | None
-    name: str
 
     @contextmanager
     def opened(self) -> Iterator[Backend]:
@@ -100,12 +96,12 @@ class CacheTarget:
         from pipeline.recipe import CacheSettings
         from pipeline.serving.deployments import find_deployment
         from pipeline.stages.response_cache import cache_place
-        from pipeline.store import Store
         from pipeline.triton.running import SUPERVISED
 
         if self._is_address:
-            return CacheSettings(), self.text, self.name
-        store = Store.at(self.store)
+            address, _, name = self.text.partition("#")
+            return CacheSettings(), address, name or "pipeline"
+        store = open_store()
         recipe = find_deployment(self.text, self.overrides, store, states=SUPERVISED).recipe
         return recipe.cache, cache_place(recipe, store), recipe.name
 
@@ -127,20 +123,10 @@ def of_cache(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command RECIPE or ADDRESS with its options, as the argument `target`."""
 
     @click.argument("cache", metavar="RECIPE|ADDRESS", shell_complete=complete_deployment)
-    @click.option(
-        "--name",
-        default="pipeline",
-        show_default=True,
-        metavar="NAME",
-        help="Which cache of a server, if its ADDRESS is given: mostly the name of a recipe.",
-    )
     @set_option
-    @store_option
     @wraps(function)
-    def of_target(
-        *args: Any, cache: str, name: str, overrides: tuple[str, ...], store: Path | None, **kwargs: Any
-    ) -> Any:
-        return function(*args, target=CacheTarget(cache, overrides, store, name), **kwargs)
+    def of_target(*args: Any, cache: str, overrides: tuple[str, ...], **kwargs: Any) -> Any:
+        return function(*args, target=CacheTarget(cache, overrides), **kwargs)
 
     return of_target
 

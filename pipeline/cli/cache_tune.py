@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 import click
 from pydantic import DirectoryPath, Field
 
-from pipeline.cli.options import complete_recipe, json_option, opened, set_option, store_option
+from pipeline.cli.options import Verb, complete_recipe, json_option, open_store, opened, set_option
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.extras import missing
@@ -57,7 +57,7 @@ class CacheTuneSettings(Settings):
     )
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("recipe", required=False, shell_complete=complete_recipe)
 @click.option("--pairs", type=_LINES, metavar="FILE", help="Labelled pairs.")
 @click.option("--log", type=_LINES, metavar="FILE", help="Questions without labels.")
@@ -71,7 +71,6 @@ class CacheTuneSettings(Settings):
 )
 @json_option
 @set_option
-@store_option
 def tune(
     recipe: str | None,
     pairs: TextIO | None,
@@ -80,7 +79,6 @@ def tune(
     keep_guards: bool,
     as_json: bool,
     overrides: tuple[str, ...],
-    store: Path | None,
 ) -> None:
     """Choose the dials of semantic lookup: score, floor, guards and verifier.
 
@@ -112,7 +110,7 @@ def tune(
     report = progress_to.Silent() if as_json else progress_to.for_stream()
     if pairs is not None:
         labelled = _read(pairs, read_pairs)
-        subject = _subject(recipe, settings, overrides, store, report)
+        subject = _subject(recipe, settings, overrides, report)
         with _counted(subject.embed, report, 2 * len(labelled)) as embed:
             measured = measure(labelled, embed, subject.scorers, findings, tuple(GUARDS))
         choice = choose(
@@ -127,7 +125,7 @@ def tune(
         raise click.exceptions.Exit(0 if choice.meets_budget else 1)
     assert log is not None, "it is the other of both"
     questions = _read(log, read_log)
-    subject = _subject(recipe, settings, overrides, store, report)
+    subject = _subject(recipe, settings, overrides, report)
     with _counted(subject.embed, report, len(set(questions))) as embed:
         repeats = find_repeats(questions, embed, subject.verifier, subject.setting.min_score)
     click.echo(repeats_json(repeats) if as_json else repeats_page(repeats))
@@ -147,7 +145,6 @@ def _subject(
     text: str | None,
     settings: CacheTuneSettings,
     overrides: tuple[str, ...],
-    store: Path | None,
     report: Progress,
 ) -> TuningSubject:
     """Load the models of a recipe, or those that it would have if semantic lookup were on."""
@@ -155,11 +152,10 @@ def _subject(
     from pipeline.recipe.response_cache import SemanticSettings
     from pipeline.serving.deployments import recipe_of
     from pipeline.stages.response_cache import obtain_encoder, obtain_verifier
-    from pipeline.store import Store
 
     semantic, encoder, cross_encoder = SemanticSettings(), settings.embedder, settings.verifier
     if text is not None:
-        artifacts = Store.at(store)
+        artifacts = open_store()
         recipe = recipe_of(text, overrides, artifacts)
         if recipe.cache.semantic is None:
             recipe = recipe_of(text, (*overrides, "cache.enabled=true", "cache.semantic={}"), artifacts)

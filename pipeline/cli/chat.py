@@ -7,7 +7,6 @@ import importlib
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,7 @@ from pipeline.cli.connection import (
     find_destination,
     stats_text,
 )
-from pipeline.cli.options import complete_deployment, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, set_option
 from pipeline.cli.output import note, print_answer
 from pipeline.cli.settings_options import options_of
 from pipeline.printable import printable
@@ -35,14 +34,13 @@ _HELP = """/reset          forget what was said
 Ctrl-C stops an answer."""
 
 
-@click.command(name="chat", epilog="In the conversation: /reset, /system TEXT, /stats, /help, /quit.")
+@click.command(
+    name="chat", cls=Verb, epilog="In the conversation: /reset, /system TEXT, /stats, /help, /quit."
+)
 @click.argument("recipe", required=False, shell_complete=complete_deployment)
 @set_option
-@store_option
 @options_of(RequestSettings)
-def command(
-    recipe: str | None, overrides: tuple[str, ...], store: Path | None, settings: RequestSettings
-) -> None:
+def command(recipe: str | None, overrides: tuple[str, ...], settings: RequestSettings) -> None:
     """Talk to the running server of RECIPE; each line is a turn.
 
     With --url there is no RECIPE. Standard input may be a pipe. When the conversation gets too long for the model,
@@ -55,7 +53,7 @@ def command(
     """
     if (recipe is None) == (settings.url is None):
         raise click.UsageError("give a RECIPE, or the --url of a server")
-    destination = find_destination(recipe, overrides, store, settings)
+    destination = find_destination(recipe, overrides, settings)
     with connected(destination, settings, raw=False) as client:
         code = _Chat(client, settings.system).run()
     if code:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipeline.bench.compare.settings import CompareSettings, source_faults, source_kind
-from pipeline.cli.options import complete_running, json_option
+from pipeline.cli.options import Verb, complete_running, json_option, open_store
 from pipeline.cli.output import is_quiet, note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault
@@ -23,7 +23,7 @@ def _source_faults(arguments: Mapping[str, Any], settings: CompareSettings) -> I
     return source_faults((arguments["a"], arguments["b"]), settings)
 
 
-@click.command(name="compare")
+@click.command(name="compare", cls=Verb)
 @click.argument("a", shell_complete=complete_running)
 @click.argument("b", shell_complete=complete_running)
 @options_of(CompareSettings, check=_source_faults)
@@ -35,10 +35,10 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
     """Compare B with A: two results of `pipeline bench --output`, two running deployments, or two packages.
 
     \b
-    pipeline compare before.json after.json --max-regression 0.05
-    pipeline compare chat-fp8 chat-fp4 --concurrency 8 --rounds 10 --page difference.html
-    pipeline compare /srv/package-1 /srv/package-2 --min-similar 0.9 --max-perplexity-increase 0.02
-    pipeline compare chat-fp8 chat-fp4 --rounds 0 --questions mine.jsonl --judge https://api.example.com --judge-model x
+    pipeline compare before.json after.json --criteria max_regression=0.05
+    pipeline compare chat-fp8 chat-fp4 --load concurrency=8 --criteria rounds=10 --output difference.html
+    pipeline compare /srv/package-1 /srv/package-2 --load chat.yaml --criteria release.yaml
+    pipeline compare chat-fp8 chat-fp4 --criteria rounds=0 --criteria questions=mine.jsonl
 
     Both get the same load with the same seeds, in turns. A figure is called better or worse only if that is not noise:
     a package that is compared with itself is called worse in less than one comparison of twenty, whatever figure it
@@ -59,10 +59,12 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
     except ImportError as error:
         raise missing("comparing", error, "bench") from error
     if source_kind(a) == "file":
-        result = compare_files(Path(a), Path(b), settings.threshold, settings.max_regression)
+        result = compare_files(
+            Path(a), Path(b), settings.criteria.threshold, settings.criteria.max_regression
+        )
     else:
-        first, second = find_source(a, settings), find_source(b, settings)
-        golden, judge = golden_questions(settings, first, second), answer_judge(settings)
+        first, second = (find_source(name, settings, open_store()) for name in (a, b))
+        golden, judge = golden_questions(settings.criteria, first, second), answer_judge(settings.criteria)
         if dry_run:
             plan = comparison_plan(first, second, settings, golden)
             if as_json:
@@ -78,14 +80,14 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
             golden=golden,
             judge=judge,
         )
-    if settings.output:
-        result.write(settings.output)
-    if settings.page:
-        from pipeline.bench.compare.page import write_compare_page
+    for file in settings.output:
+        if file.suffix == ".json":
+            result.write(file)
+        else:
+            from pipeline.bench.compare.page import write_compare_page
 
-        write_compare_page(result, settings.page)
-    for path in filter(None, (settings.output, settings.page)):
-        note(f"written: {path}")
+            write_compare_page(result, file)
+        note(f"written: {file}")
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
     else:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import click
-from pydantic import DirectoryPath, Field
+from pydantic import BeforeValidator, DirectoryPath, Field
 
-from pipeline.cli.options import is_http
+from pipeline.cli.options import is_http, open_store
 from pipeline.errors import PipelineError, ServerError, UserError
 from pipeline.settings import Option, Settings
 
@@ -44,6 +44,33 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def _parameter(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, whose value is YAML.
+
+    Raises:
+        ValueError: It is none, or there is no such parameter that has no option of its own.
+    """
+    from pipeline.client.sampling import PARAMETERS
+    from pipeline.document_faults import did_you_mean
+    from pipeline.documents import Document, apply_overrides
+
+    name, equals, _ = text.partition("=")
+    if name in _SAMPLING_OPTIONS:
+        raise ValueError(f"has an option of its own: --{name.replace('_', '-')}")
+    known = [one for one in PARAMETERS if one not in _SAMPLING_OPTIONS]
+    if not equals or name not in known:
+        raise ValueError(f"is no NAME=VALUE; {did_you_mean(name, known)}names: {', '.join(known)}")
+    document = Document("--param", line=None)
+    apply_overrides(document, [text], "--param")
+    if document.faults:
+        raise ValueError(document.faults[0].problem)
+    try:
+        PARAMETERS[name].read(document.data[name])
+    except ValueError as error:
+        raise ValueError(str(error)) from None
+    return name, document.data[name]
+
+
 class RequestSettings(Settings):
     """Server, model, sampling parameters and cache of the requests of a command."""
 
@@ -51,10 +78,6 @@ class RequestSettings(Settings):
         default=None,
         description="Ask this address instead of the server of a recipe: host:port of Triton's gRPC, or "
         "http://host:port/v1 of a gateway or another OpenAI API.",
-    )
-    api_key: Annotated[str | None, Option(metavar="KEY", envvar="PIPELINE_API_KEY")] = Field(
-        default=None,
-        description="Key of the gateway. In the environment it is not seen by others on this machine.",
     )
     tokenizer: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
         default=None,
@@ -75,33 +98,24 @@ class RequestSettings(Settings):
     temperature: Annotated[float | None, Option(metavar="T")] = Field(
         default=None, description="0 always takes the likeliest token."
     )
-    top_p: Annotated[float | None, Option(metavar="P")] = Field(
-        default=None, description="Only the likeliest tokens, together of this probability."
-    )
-    top_k: Annotated[int | None, Option(metavar="K")] = Field(
-        default=None, description="Only the K likeliest tokens."
-    )
-    seed: Annotated[int | None, Option(metavar="N")] = Field(
-        default=None, description="The same seed draws the same answer."
-    )
-    no_cache: bool = Field(
-        default=False,
-        description="Neither look into the recipe's response cache nor keep the answer.",
+    params: Annotated[
+        Mapping[str, Any],
+        BeforeValidator(lambda pairs: dict(pairs) if isinstance(pairs, list | tuple) else pairs),
+        Option("--param", metavar="NAME=VALUE", parse=_parameter),
+    ] = Field(
+        default={},
+        description="Sampling parameter, such as top_p=0.9, seed=7 or stop=END; the value is YAML. May be repeated.",
     )
     tenant: Annotated[str, Option(metavar="NAME")] = Field(
         default="", description="Tenant whose answers of the response cache may be given."
     )
-    stop: Annotated[tuple[str, ...], Option(metavar="TEXT")] = Field(
-        default=(), description="End the answer before this text. May be repeated."
-    )
 
     def sampling(self, max_tokens: int | None) -> Sampling:
         """Return the sampling parameters, with the limit of the destination."""
-        values = {name: getattr(self, name) for name in _SAMPLING_OPTIONS}
-        return {**values, "stop": self.stop or None, "max_tokens": max_tokens}  # type: ignore[typeddict-item]
+        return {**self.params, "temperature": self.temperature, "max_tokens": max_tokens}  # type: ignore[typeddict-item]
 
 
-_SAMPLING_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+_SAMPLING_OPTIONS = ("max_tokens", "temperature")  # parameters with an option of their own
 # Tokens of an answer where no deployment limits them.
 _WITHOUT_LIMITS = 256
 
@@ -126,22 +140,19 @@ class Destination:
     store: Store | None = None
 
 
-def find_destination(
-    recipe: str | None, overrides: Sequence[str], store: Path | None, request: RequestSettings
-) -> Destination:
+def find_destination(recipe: str | None, overrides: Sequence[str], request: RequestSettings) -> Destination:
     """Find the server of a recipe, or the one that --url names.
 
     Args:
         recipe: file or packaged name of a recipe, or name of a running deployment; None with --url.
         overrides: values of `--set`.
-        store: root of the store; None for the default one.
         request: settings of the command.
 
     Raises:
         ServerError: the recipe's server is not running.
     """
     if request.url is not None and is_http(request.url):
-        wrong = [name for name in ("tokenizer", "tenant", "no_cache") if getattr(request, name)]
+        wrong = [name for name in ("tokenizer", "tenant") if getattr(request, name)]
         if wrong:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
             raise click.UsageError(f"{named}: have no effect on an OpenAI API")
@@ -155,10 +166,9 @@ def find_destination(
         )
     assert recipe is not None, "the verbs ask for one or the other"
     from pipeline.serving.deployments import find_deployment
-    from pipeline.store import Store
     from pipeline.triton.deployment import Deployment
 
-    artifacts = Store.at(store)
+    artifacts = open_store()
     deployed = find_deployment(recipe, overrides, artifacts, wait_s=request.wait_s)
     server = deployed.require_server(artifacts)
     package = server.deployment.parent
@@ -241,7 +251,12 @@ def _client(destination: Destination, request: RequestSettings, *, raw: bool) ->
 
     defaults = request.sampling(destination.max_tokens)
     if is_http(destination.url):
-        return OpenAIClient(destination.url, model=destination.model, key=request.api_key, defaults=defaults)
+        return OpenAIClient(
+            destination.url,
+            model=destination.model,
+            key=os.environ.get("PIPELINE_API_KEY"),
+            defaults=defaults,
+        )
     assert destination.model is not None, "only an OpenAI API may have a model that is not named"
     make = partial(
         Client,
@@ -252,7 +267,7 @@ def _client(destination: Destination, request: RequestSettings, *, raw: bool) ->
         prompt_limit=_prompt_limit(destination),
     )
     recipe, package, store = destination.recipe, destination.package, destination.store
-    if request.no_cache or recipe is None or package is None or store is None or not recipe.cache.enabled:
+    if recipe is None or package is None or store is None or not recipe.cache.enabled:
         return make()
     from pipeline.cache.client import CachingClient
     from pipeline.cache.key import Origin

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
+from pipeline.cli.options import Verb, complete_recipe, gpus_option, open_store, set_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
@@ -35,10 +35,9 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str | N
     return value
 
 
-@click.command(name="deploy")
+@click.command(name="deploy", cls=Verb)
 @click.argument("recipe", metavar="[RECIPE]", required=False, shell_complete=complete_recipe)
 @set_option
-@store_option
 @click.option(
     "--target",
     type=click.Choice(["docker", "compose", "systemd", "kubernetes", "local"]),
@@ -87,19 +86,18 @@ def command(
     from pipeline.serving.deployments import recipe_to_serve
     from pipeline.serving.launch import ServeOptions
     from pipeline.stages.served_package import choose_package
-    from pipeline.store import Store
 
     target: DeployTarget | None = options["target"]
     if recipe is None and wanted.package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
-    store = Store.at(options["store"])
+    store = open_store()
     # A cluster may build what it serves.
     chosen = choose_package(
         recipe_to_serve(recipe, options["overrides"], store, wanted.package), store, wanted,
         reporter(silent=options["as_json"]), preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
-    package = _package(chosen, store, offline=wanted.offline, details=kind == "kubernetes")
+    package = _package(chosen, store, details=kind == "kubernetes")
     serving = ServeOptions(
         _usual_ports(package.recipe), package.recipe.triton, gpus, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
@@ -138,7 +136,7 @@ def command(
             click.echo(f"# {name}\n{text}")
 
 
-def _package(chosen: ChosenPackage, store: Store, *, offline: bool, details: bool) -> DeployedPackage:
+def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedPackage:
     """Describe the package; the details are for a cluster, which fetches and builds packages itself."""
     from pipeline.deploy.package import DeployedPackage
     from pipeline.documents import dump_yaml
@@ -159,11 +157,11 @@ def _package(chosen: ChosenPackage, store: Store, *, offline: bool, details: boo
         package,
         questions=None if recipe.golden is None else Path(recipe.golden.file).read_text(encoding="utf-8"),
         verify_key=None if keys is None else keys.pem,
-        **_known_artifacts(chosen, store, offline=offline),
+        **_known_artifacts(chosen, store),
     )
 
 
-def _known_artifacts(chosen: ChosenPackage, store: Store, *, offline: bool) -> dict[str, Any]:
+def _known_artifacts(chosen: ChosenPackage, store: Store) -> dict[str, Any]:
     """Sizes by the recipe's models; and for a package that is there, its own, and its digest."""
     from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
     from pipeline.prepare.model_probe import probe_models
@@ -173,7 +171,7 @@ def _known_artifacts(chosen: ChosenPackage, store: Store, *, offline: bool) -> d
     known: ArtifactSizes | None = None
     if chosen.recipe is not None:
         with suppress(UserError):
-            probes = probe_models(chosen.recipe, store, offline=offline)
+            probes = probe_models(chosen.recipe, store)
             sizes = {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
             known = artifact_sizes(chosen.recipe, sizes)
     if not (chosen.folder / manifest.FILE).is_file():

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
-from pipeline.cli.options import complete_recipe, store_option
+from pipeline.cli.options import Verb, complete_recipe, open_store
 from pipeline.cli.output import print_json
 
 
-@click.command(name="doctor")
+@click.command(name="doctor", cls=Verb)
 @click.argument("recipes", metavar="[RECIPE]...", nargs=-1, shell_complete=complete_recipe)
-@store_option
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
@@ -23,10 +21,7 @@ from pipeline.cli.output import print_json
     help="Time for drivers, daemons and the hub to answer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--schema", is_flag=True, help="Print the JSON schema of that object instead.")
-def command(
-    recipes: tuple[str, ...], store: Path | None, timeout_s: float, as_json: bool, schema: bool
-) -> None:
+def command(recipes: tuple[str, ...], timeout_s: float, as_json: bool) -> None:
     """Say what this machine has, and which recipes (all packaged ones if none is named) can be built and deployed here.
 
     Exit code 0 if all that are named are runnable, or any if none is named; 2 otherwise. Nothing is installed, pulled
@@ -39,13 +34,8 @@ def command(
     """
     from pipeline.cli.render.doctor import print_report
     from pipeline.doctor import examine
-    from pipeline.doctor.report import schema_text
-    from pipeline.store import Store
 
-    if schema:
-        click.echo(schema_text(), nl=False)
-        return
-    report = examine(recipes, Store.at(store), deadline_s=timeout_s)
+    report = examine(recipes, open_store(), deadline_s=timeout_s)
     if as_json:
         print_json(report.as_json())
     else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from pathlib import Path
 
 import click
 
-from pipeline.cli.options import complete_deployment, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, set_option, store_root
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSettings, ModelSources
 
@@ -17,10 +16,9 @@ from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSetti
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-@click.command(name="gateway")
+@click.command(name="gateway", cls=Verb)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_deployment)
 @set_option
-@store_option
 @options_of(ModelSources, "sources")
 @options_of(ListenSettings, "listening")
 @click.option("--child", "--worker", "message", type=int, hidden=True)
@@ -29,7 +27,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
-    store: Path | None,
     sources: ModelSources,
     listening: ListenSettings,
     message: int | None,
@@ -63,7 +60,7 @@ def command(
     from pipeline.store import Store
 
     start = GatewayStart(
-        recipes=recipes, overrides=overrides, store=store, sources=sources,
+        recipes=recipes, overrides=overrides, store=store_root(), sources=sources,
         settings=GatewaySettings(**listening.model_dump(exclude_unset=True)), undecided=True,
     )  # fmt: skip
     if message is not None:

@@ -13,14 +13,13 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import click
 from pydantic import Field
 
 from pipeline.cli.connection import RequestSettings, as_pipeline_error, connected, find_destination
-from pipeline.cli.options import complete_deployment, opened, output_option, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, opened, output_option, set_option
 from pipeline.cli.output import is_quiet
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput, PipelineError
@@ -39,13 +38,11 @@ class GenerateSettings(RequestSettings):
         default=False, description="Write one JSON object an answer, a line each."
     )
     concurrency: int = Field(default=8, ge=1, le=1024, description="Answers at a time.")
-    no_stats: bool = Field(default=False, description="No progress and no figures on standard error.")
 
 
-@click.command(name="generate")
+@click.command(name="generate", cls=Verb)
 @click.argument("argv", nargs=-1, metavar="[RECIPE] [QUESTION]…", shell_complete=complete_deployment)
 @set_option
-@store_option
 @options_of(GenerateSettings)
 @click.option(
     "--input",
@@ -58,7 +55,6 @@ class GenerateSettings(RequestSettings):
 def command(
     argv: tuple[str, ...],
     overrides: tuple[str, ...],
-    store: Path | None,
     settings: GenerateSettings,
     source: TextIO | None,
     output: str,
@@ -73,9 +69,9 @@ def command(
     pipeline generate tiny-cpu --input questions.jsonl --json --temperature 0 --output answers.jsonl
     """
     recipe, prompts = _read(argv, source, with_url=settings.url is not None)
-    destination = find_destination(recipe, overrides, store, settings)
+    destination = find_destination(recipe, overrides, settings)
     with connected(destination, settings, raw=settings.raw) as client:
-        tally = _Tally(len(prompts), show=not (settings.no_stats or is_quiet()))
+        tally = _Tally(len(prompts), show=not is_quiet())
         answers = _answers(client, prompts, settings)
         with opened(output) as file, closing(answers):
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import json_option, store_option
+from pipeline.cli.options import Verb, json_option, open_store
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import InitSettings
@@ -31,7 +31,7 @@ def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> 
         raise click.BadParameter(f"{text}: {error.message()}; {fix}") from None
 
 
-@click.command(name="init")
+@click.command(name="init", cls=Verb)
 @click.argument("source", metavar="hf:ORG/NAME|local:FOLDER", callback=_source)
 @options_of(InitSettings)
 @click.option(
@@ -41,16 +41,12 @@ def _source(_context: click.Context, _parameter: click.Parameter, text: str) -> 
     help="Where to write it; by default NAME.yaml, and - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-@click.option("--dry-run", is_flag=True, help="Print the recipe, and write nothing.")
-@store_option
 @json_option
 def command(
     source: HubSource | LocalSource,
     settings: InitSettings,
     output: Path | None,
     force: bool,
-    dry_run: bool,
-    store: Path | None,
     as_json: bool,
 ) -> None:
     """Write a recipe for a model of your own: limits and formats that fit, each with its reason in a comment.
@@ -61,17 +57,16 @@ def command(
     \b
     pipeline init hf:Qwen/Qwen2.5-0.5B-Instruct
     pipeline init local:./my-model --output my.yaml
-    pipeline init hf:meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm-80g --gpus 4 --dry-run
+    pipeline init hf:meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm-80g --gpus 4 --output -
     """
     from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
     from pipeline.recipe.catalog import annotated_yaml, write_recipe
-    from pipeline.store import Store
 
-    artifacts = Store.at(store)
+    artifacts = open_store()
     request = InitRequest(source=source, **dict(settings))
     first = initial_recipe(request, artifacts, progress=reporter(silent=as_json))
     file = output or Path(f"{first.recipe.name}.yaml")
-    prints = dry_run or str(file) == "-"
+    prints = str(file) == "-"
     text = annotated_yaml(_head(first, file), first.values, first.reasons)
     if not prints:
         write_recipe(text, file, force=force)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 
-from pipeline.cli.options import complete_running, store_option
+from pipeline.cli.options import Verb, complete_running, open_store
 from pipeline.errors import UserError
 from pipeline.printable import printable
 
+_FILES = {"triton": "triton", "gateway": "gateway", "supervisor": "serve"}
 
-@click.command(name="logs")
+
+@click.command(name="logs", cls=Verb)
 @click.argument("name", metavar="NAME", shell_complete=complete_running)
+@click.argument("wanted", metavar="[triton|gateway|supervisor]...", nargs=-1, type=click.Choice(list(_FILES)))
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on printing until Ctrl-C, or until the deployment ends."
-)
-@click.option("--triton", is_flag=True, help="Print the log of Triton.")
-@click.option("--gateway", is_flag=True, help="Print the log of the gateway.")
-@click.option(
-    "--supervisor",
-    is_flag=True,
-    help="Print the log of a detached `pipeline serve`: starts, failures, restarts.",
 )
 @click.option(
     "--lines",
@@ -32,23 +27,21 @@ from pipeline.printable import printable
     metavar="N",
     help="Lines of the end of each log to print first.",
 )
-@store_option
-def command(
-    name: str, follow: bool, triton: bool, gateway: bool, supervisor: bool, lines: int, store: Path | None
-) -> None:
+def command(name: str, wanted: tuple[str, ...], follow: bool, lines: int) -> None:
     """Print the end of the logs of the deployment NAME, also when it has ended: all of them, or those that are named.
+
+    The supervisor's, of a detached `pipeline serve`, has starts, failures and restarts.
 
     Lines of several logs begin with the name of theirs.
 
     \b
     pipeline logs tiny-cpu
-    pipeline logs tiny-cpu -f --gateway
+    pipeline logs tiny-cpu gateway -f
     """
     from pipeline.serving.log_files import LogTail
-    from pipeline.store import Store
     from pipeline.triton.running import RunningServer
 
-    opened = Store.at(store)
+    opened = open_store()
     record = RunningServer.read(opened.running, name)
     folder = opened.logs / name
     files = {
@@ -61,8 +54,8 @@ def command(
         if record.control is not None:
             # Deployments that were started together have one supervisor, and it bears the name of the first.
             files["serve"] = opened.logs / record.control.stem / "serve.log"
-    wanted = {"triton": triton, "gateway": gateway, "serve": supervisor}
-    chosen = {kind: file for kind, file in files.items() if wanted[kind] or not any(wanted.values())}
+    kinds = {_FILES[one] for one in wanted} or set(files)
+    chosen = {kind: file for kind, file in files.items() if kind in kinds}
     if not any(file.is_file() for file in chosen.values()):
         raise UserError(f"{name} has no such log here: {', '.join(map(str, chosen.values()))}")
     tail = LogTail(chosen, lines)

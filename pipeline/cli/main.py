@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline import __version__
-from pipeline.cli.output import common_options
+from pipeline.cli.options import VerbGroup
 from pipeline.errors import PipelineError
 from pipeline.printable import printable
 
@@ -84,7 +84,7 @@ _OF_THE_MACHINE = {
 }
 
 
-class _Pipeline(click.Group):
+class _Pipeline(VerbGroup):
     # click makes a plain failure of a reader that has left, so it is caught before.
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
         with _quiet_without_reader():
@@ -102,7 +102,7 @@ class _Pipeline(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"pipeline.cli.{cmd_name}").command
-        return _with_common_options(command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -129,18 +129,8 @@ class _Pipeline(click.Group):
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def _with_common_options(command: click.Command) -> click.Command:
-    """Give a command, and those below it, `-q`, `-v`, `--no-color` and `--debug`."""
-    here = {name for parameter in command.params for name in parameter.opts}
-    command.params += [option for option in common_options() if not here & set(option.opts)]
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _with_common_options(inner)
-    return command
-
-
 _EPILOG = """
-Options of all commands (-q, -v, --no-color, --debug) may stand before or behind the command.
+Options of all commands (--store, -q, -v, --no-color, --debug) may stand before or behind the command.
 
 \b
 Completion of commands, options and names of recipes; put the line into your shell's start-up file:
@@ -152,7 +142,6 @@ Completion of commands, options and names of recipes; put the line into your she
 
 @click.group(
     cls=_Pipeline,
-    params=list[click.Parameter](common_options()),
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

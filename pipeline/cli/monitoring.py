@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from pipeline.cli.options import complete_deployment, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, open_store, set_option
 from pipeline.cli.output import note
 
 _GATEWAY = "127.0.0.1:8080"
@@ -38,10 +38,9 @@ def _tritons(
     return tuple(servers)
 
 
-@click.command(name="monitoring")
+@click.command(name="monitoring", cls=Verb)
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE…", shell_complete=complete_deployment)
 @set_option
-@store_option
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -77,7 +76,6 @@ def _tritons(
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
-    store: Path | None,
     output: Path,
     gateways: tuple[str, ...],
     tritons: tuple[tuple[str, str], ...],
@@ -100,10 +98,9 @@ def command(
     from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
     from pipeline.errors import UserError
     from pipeline.serving.deployments import find_deployment
-    from pipeline.store import Store
     from pipeline.triton.running import metrics_targets
 
-    opened = Store.at(store)
+    opened = open_store()
     deployments = [find_deployment(name, overrides, opened) for name in recipes]
     known = [deployment.recipe.name for deployment in deployments]
     faults = [f"{name}: is named twice" for name in sorted({name for name in known if known.count(name) > 1})]

@@ -1,7 +1,11 @@
-"""Arguments and options that several verbs share."""
+"""Arguments and options that several verbs share, and those that all have.
+
+The common options may stand before or behind a command: `pipeline -q build tiny-cpu`, `pipeline build tiny-cpu -q`.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,22 +14,115 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from pipeline.cli.output import QUIET, VERBOSE
 from pipeline.errors import UserError
-from pipeline.private_files import make_private
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from pipeline.store import Store
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+_STORE = "pipeline.store"  # key of click's `Context.meta`
+
+
+def _set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[QUIET] = True
+
+
+def _set_verbose(context: click.Context, _parameter: click.Parameter, count: int) -> None:
+    if count:
+        import logging
+
+        context.meta[VERBOSE] = True
+        logging.basicConfig(format="%(name)s: %(message)s")
+        logging.getLogger("pipeline").setLevel(logging.INFO if count == 1 else logging.DEBUG)
+
+
+def _set_color(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ["NO_COLOR"] = "1"  # for rich, and for programs that are started
+    if os.environ.get("NO_COLOR"):
+        context.find_root().color = context.color = False
+
+
+def _set_store(context: click.Context, _parameter: click.Parameter, root: Path | None) -> None:
+    if root is not None:
+        context.meta[_STORE] = root
+
+
+def common_options() -> list[click.Option]:
+    """Make the options that every command has; their callbacks act, so that no command gets them as arguments."""
+    return [
+        click.Option(
+            ["--store"], type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER", expose_value=False,
+            callback=_set_store,
+            help="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
+        ),
+        click.Option(
+            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet,
+            help="Print results and errors only.",
+        ),
+        click.Option(
+            ["-v", "--verbose"], count=True, expose_value=False, callback=_set_verbose,
+            help="Print whole paths and what the parts log; -vv prints details, too.",
+        ),
+        click.Option(
+            ["--no-color"], is_flag=True, expose_value=False, callback=_set_color,
+            help="Print without colours, as $NO_COLOR does.",
+        ),
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback when something fails."),
+    ]  # fmt: skip
+
+
+class Verb(click.Command):
+    """A command that has the common options besides its own."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += common_options()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; the error for an option that moved says where it went."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from pipeline.cli.moved_options import moved_to
+
+            if now := moved_to(ctx.command_path.partition(" ")[2] or ctx.command_path, error.option_name):
+                text = f"No such option: {error.option_name}. Write {now}"
+                raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
+            raise
+
+
+class VerbGroup(click.Group):
+    """Commands below one name. They and the group have the common options."""
+
+    command_class = Verb
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += common_options()
+
+
+def store_root() -> Path | None:
+    """Root of the store that `--store` names; None without it."""
+    context = click.get_current_context(silent=True)
+    root: Path | None = None if context is None else context.meta.get(_STORE)
+    return root
+
+
+def open_store() -> Store:
+    """Open the store that `--store` names, or the default one."""
+    from pipeline.store import Store
+
+    return Store.at(store_root())
+
 
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Replace a value of the recipe, such as limits.max_concurrency=4. May be repeated.",
-)  # fmt: skip
-
-store_option = click.option(
-    "--store", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-    help="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
 )  # fmt: skip
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -47,6 +144,8 @@ def opened(output: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     with ExitStack() as stack:
+        from pipeline.private_files import make_private
+
         try:
             make_private(Path(output), own=False)
             file = stack.enter_context(Path(output).open("w", encoding="utf-8"))
@@ -67,12 +166,6 @@ def _devices(_context: click.Context, _parameter: click.Parameter, value: str | 
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
-
-
-api_key_option = click.option(
-    "--api-key", envvar="PIPELINE_API_KEY", show_envvar=True, metavar="KEY",
-    help="API key of the gateway. In the environment, others on this machine do not see it.",
-)  # fmt: skip
 
 
 gpus_option = click.option(
@@ -118,7 +211,7 @@ def complete_running(
     from pipeline.serving.deployments import announced_names
     from pipeline.store import Store
 
-    names = announced_names(Store.at(context.params.get("store")))
+    names = announced_names(Store.at(context.meta.get(_STORE)))
     return [CompletionItem(name, help="running") for name in names if name.startswith(incomplete)]
 
 

@@ -1,13 +1,11 @@
-"""Output that all commands share: notes, progress, JSON, columns, short paths; and the options that govern it.
+"""Output that all commands share: notes, progress, JSON, columns, short paths.
 
 Results go to standard output, all else to standard error. `-q` leaves out notes and progress, `-v` writes out paths and
-what the parts log, `--no-color` (or $NO_COLOR, https://no-color.org) leaves out colours. The options may stand before
-or behind a command: `pipeline -q build tiny-cpu`, `pipeline build tiny-cpu -q`.
+what the parts log, `--no-color` (or $NO_COLOR, https://no-color.org) leaves out colours.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,52 +19,12 @@ from pipeline.printable import json_text, printable
 if TYPE_CHECKING:
     from pipeline.progress import Progress
 
-_QUIET, _VERBOSE = "pipeline.quiet", "pipeline.verbose"  # keys of click's `Context.meta`
-
-
-def _set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        context.meta[_QUIET] = True
-
-
-def _set_verbose(context: click.Context, _parameter: click.Parameter, count: int) -> None:
-    if count:
-        import logging
-
-        context.meta[_VERBOSE] = True
-        logging.basicConfig(format="%(name)s: %(message)s")
-        logging.getLogger("pipeline").setLevel(logging.INFO if count == 1 else logging.DEBUG)
-
-
-def _set_color(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        os.environ["NO_COLOR"] = "1"  # for rich, and for programs that are started
-    if os.environ.get("NO_COLOR"):
-        context.find_root().color = context.color = False
-
-
-def common_options() -> list[click.Option]:
-    """Make the options that every command has; their callbacks act, so that no command gets them as arguments."""
-    return [
-        click.Option(
-            ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet,
-            help="Print results and errors only.",
-        ),
-        click.Option(
-            ["-v", "--verbose"], count=True, expose_value=False, callback=_set_verbose,
-            help="Print whole paths and what the parts log; -vv prints details, too.",
-        ),
-        click.Option(
-            ["--no-color"], is_flag=True, expose_value=False, callback=_set_color,
-            help="Print without colours, as $NO_COLOR does.",
-        ),
-        click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback when something fails."),
-    ]  # fmt: skip
+QUIET, VERBOSE = "pipeline.quiet", "pipeline.verbose"  # keys of click's `Context.meta`
 
 
 def is_quiet() -> bool:
     """Whether `-q` was given to the command that runs."""
-    return _has(_QUIET)
+    return _has(QUIET)
 
 
 def note(text: str) -> None:
@@ -93,7 +51,7 @@ def short_path(path: Path, store: Path | None = None) -> str:
         path: an absolute path.
         store: the root of a store that the user named (`--store`); what lies in it is written relative to it.
     """
-    if _has(_VERBOSE):
+    if _has(VERBOSE):
         return str(path)
     if store is not None and path.is_relative_to(store):
         return str(path.relative_to(store))

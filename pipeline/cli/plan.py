@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import complete_recipe, set_option, store_option
+from pipeline.cli.options import Verb, complete_recipe, open_store, set_option
 from pipeline.cli.output import note
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput, UserError
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 _ROWS = 15  # options that are printed
 
 
-@click.command(name="plan")
+@click.command(name="plan", cls=Verb)
 @click.argument("recipe", metavar="RECIPE", required=False, shell_complete=complete_recipe)
 @set_option
-@store_option
 @options_of(PlanSettings)
 @click.argument(
     "more_files", nargs=-1, type=click.Path(dir_okay=False, path_type=Path), metavar="[BENCH.json]…"
@@ -41,7 +40,6 @@ _ROWS = 15  # options that are printed
 def command(
     recipe: str | None,
     overrides: tuple[str, ...],
-    store: Path | None,
     settings: PlanSettings,
     more_files: tuple[Path, ...],
     as_json: bool,
@@ -69,7 +67,6 @@ def command(
     from pipeline.prepare.report import make_report, stored_calibration
     from pipeline.prepare.report_json import schema_text
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store
 
     if schema:
         click.echo(comparison_schema() if settings.compare else schema_text().rstrip("\n"))
@@ -84,7 +81,7 @@ def command(
         raise InvalidInput("command line", [Fault("is one word too many: name one RECIPE", value=extra)])
     if settings.gpu is not None:
         overrides = (f"runtime.gpu={settings.gpu}", *overrides)
-    artifacts, look = Store.at(store), Look.of_output()
+    artifacts, look = open_store(), Look.of_output()
     chosen = recipe_of(recipe, overrides, artifacts)
     if settings.compare:
         click.echo(compare_page(chosen, artifacts, settings, as_json=as_json, width=look.width))
@@ -99,7 +96,7 @@ def command(
         None if settings.no_calibration else stored_calibration(chosen, artifacts, settings.calibration)
     )
     outlook = make_report(
-        chosen, artifacts, offline=settings.offline, allowed=settings.allowed, workload=settings,
+        chosen, artifacts, allowed=settings.allowed, workload=settings,
         calibration=calibration,
     )  # fmt: skip
     until = settings.until
@@ -121,7 +118,7 @@ def compare_page(recipe: Recipe, store: Store, settings: PlanSettings, *, as_jso
     if is_png:
         # Comparing takes a while; what is missing is said before.
         require_matplotlib()
-    found = compare_recipe(recipe, store, settings, offline=settings.offline)
+    found = compare_recipe(recipe, store, settings)
     if settings.output is not None:
         settings.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
         note(f"wrote {settings.output}, {human_bytes(settings.output.stat().st_size)}")

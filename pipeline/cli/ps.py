@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import json_option, store_option
+from pipeline.cli.options import Verb, json_option, open_store
 from pipeline.cli.output import aligned, note, print_cut, print_json, short_path
 from pipeline.printable import printable
 
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 _HEADER = ("NAME", "STATE", "UP", "RESTARTS", "REQUESTS", "KV")
 
 
-@click.command(name="ps")
-@store_option
+@click.command(name="ps", cls=Verb)
 @json_option
-def command(store: Path | None, as_json: bool) -> None:
+def command(as_json: bool) -> None:
     """List the deployments that `pipeline serve` runs on this machine: state, requests, KV cache, addresses.
 
     A deployment whose supervisor was killed is `lost`, and shown once, or for as long as processes of it run. One that
@@ -34,9 +32,8 @@ def command(store: Path | None, as_json: bool) -> None:
     pipeline ps --json
     """
     from pipeline.serving.status import forget, list_deployments
-    from pipeline.store import Store
 
-    opened = Store.at(store)
+    opened = open_store()
     deployments = list_deployments(opened.running)
     if as_json:
         print_json([status.as_json() for status in deployments])

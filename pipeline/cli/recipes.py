@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import complete_recipe, json_option, recipe_argument, set_option
+from pipeline.cli.options import VerbGroup, complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
 from pipeline.documents import dump_yaml
-from pipeline.errors import Fault, InvalidInput, PipelineError
+from pipeline.errors import Fault, InvalidInput
 from pipeline.recipe import find_recipe, packaged
-from pipeline.recipe.catalog import SCHEMA_FILE, copy_recipe, entries, schema_is_current, schema_text
+from pipeline.recipe.catalog import copy_recipe, entries, schema_text
 
 if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding
+    from pipeline.settings import Settings
+
+_SCHEMAS = ("recipe", "load", "criteria", "study", "bench", "doctor")
 
 
-@click.group(name="recipes")
+@click.group(name="recipes", cls=VerbGroup)
 def command() -> None:
     """List, show, copy and validate recipes.
 
@@ -121,21 +125,44 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
 
 
 @command.command()
-@click.option(
-    "--check", is_flag=True, help="Compare with the checked-in file instead; exit code 1 if it is old."
-)
-def schema(check: bool) -> None:
-    """Print the JSON schema of recipes, for editors.
+@click.argument("subject", metavar="[SUBJECT]", type=click.Choice(_SCHEMAS), default="recipe")
+def schema(subject: str) -> None:
+    """Print the JSON schema of recipes, or of another SUBJECT, for editors and programs.
+
+    load, criteria and study are files for the options of these names; bench and doctor are what these commands print
+    with --json.
 
     \b
     pipeline recipes schema > recipe.schema.json
+    pipeline recipes schema load > load.schema.json
     """
-    if not check:
-        click.echo(schema_text(), nl=False)
-    elif schema_is_current():
-        click.echo(f"{SCHEMA_FILE} is current")
-    else:
-        raise PipelineError(f"{SCHEMA_FILE} is not current; run: pipeline recipes schema > {SCHEMA_FILE}")
+    match subject:
+        case "bench":
+            from pipeline.bench.result import json_schema
+
+            text = json_schema()
+        case "doctor":
+            from pipeline.doctor.report import schema_text as doctor_schema
+
+            text = doctor_schema()
+        case "recipe":
+            text = schema_text()
+        case _:
+            text = json.dumps(_settings_of(subject).model_json_schema(), indent=2) + "\n"
+    click.echo(text, nl=False)
+
+
+def _settings_of(option: str) -> type[Settings]:
+    from pipeline.bench.compare.settings import CompareCriteria
+    from pipeline.bench.settings import LoadSettings
+    from pipeline.bench.tune.settings import StudySettings
+
+    models: dict[str, type[Settings]] = {
+        "load": LoadSettings,
+        "criteria": CompareCriteria,
+        "study": StudySettings,
+    }
+    return models[option]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from pipeline.cli.options import complete_deployment, json_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, json_option, open_store
 from pipeline.cli.rollout import dry_run_option, run_exchange
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
 from pipeline.serving.settings import ExchangeSettings
 
 
-@click.command(name="rollback")
+@click.command(name="rollback", cls=Verb)
 @click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_deployment)
-@store_option
 @options_of(ExchangeSettings, "way")
 @dry_run_option
 @json_option
-def command(recipe: str, store: Path | None, way: ExchangeSettings, dry_run: bool, as_json: bool) -> None:
+def command(recipe: str, way: ExchangeSettings, dry_run: bool, as_json: bool) -> None:
     """Serve the package again that was served before the last `pipeline rollout`, in the same way as that does it.
 
     A second rollback takes it back. The package is known for as long as the deployment runs.
@@ -28,9 +25,8 @@ def command(recipe: str, store: Path | None, way: ExchangeSettings, dry_run: boo
     pipeline rollback tiny-cpu
     """
     from pipeline.serving.exchange import Exchange, find_running
-    from pipeline.store import Store
 
-    opened = Store.at(store)
+    opened = open_store()
     name, server = find_running(recipe, (), opened)
     if server.previous is None:
         raise UserError(f"{name}: no other package was served before, so there is none to go back to")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import complete_deployment, json_option, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, json_option, open_store, set_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import PackageSettings
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done, and exit.")
 
 
-@click.command(name="rollout")
+@click.command(name="rollout", cls=Verb)
 @click.argument("recipe", metavar="NAME|RECIPE", shell_complete=complete_deployment)
 @set_option
-@store_option
 @options_of(PackageSettings, "wanted")
 @options_of(ExchangeSettings, "way")
 @dry_run_option
@@ -31,7 +29,6 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would 
 def command(
     recipe: str,
     overrides: tuple[str, ...],
-    store: Path | None,
     wanted: PackageSettings,
     way: ExchangeSettings,
     dry_run: bool,
@@ -56,11 +53,10 @@ def command(
     """
     from pipeline.serving.exchange import Exchange, find_running, next_recipe
     from pipeline.stages.served_package import choose_package
-    from pipeline.store import Store
 
     if wanted.package is not None and (wanted.build or overrides):
         raise click.UsageError("--package takes a package as it is: leave out --build and --set")
-    opened = Store.at(store)
+    opened = open_store()
     name, server = find_running(recipe, overrides, opened)
     if wanted.package is not None:
         package = wanted.package.resolve()

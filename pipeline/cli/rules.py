@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from pipeline.cli.options import json_option
+from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import print_cut, print_json
 from pipeline.contracts.rules import GROUPS, Rule, rules, similar_ids, source
 from pipeline.errors import UserError
@@ -16,41 +17,35 @@ _RUNTIMES = ("tensorrt", "pytorch", "cpu")
 _SEVERITIES = ("error", "warning", "note")
 
 
-@click.command(name="rules")
-@click.argument("name", metavar="[RULE]", required=False)
-@click.option("--group", type=click.Choice(GROUPS), help="Only rules of this group.")
-@click.option("--runtime", type=click.Choice(_RUNTIMES), help="Only rules about this runtime.")
-@click.option("--severity", type=click.Choice(_SEVERITIES), help="Only rules that are this grave somewhere.")
+@click.command(name="rules", cls=Verb)
+@click.argument("words", metavar="[RULE|WORD]...", nargs=-1)
 @json_option
-def command(
-    name: str | None, group: str | None, runtime: str | None, severity: str | None, as_json: bool
-) -> None:
+def command(words: tuple[str, ...], as_json: bool) -> None:
     """List the rules that plan, build and deploy hold recipes and machines against, or print one with its sources.
 
     An error stops a build unless --allow RULE lets it pass; warnings are kept in the manifests of what is built.
 
+    Each WORD leaves only the rules of this group, about this runtime, or that are this grave somewhere: error, warning,
+    note.
+
     \b
-    pipeline rules --severity error --runtime tensorrt
+    pipeline rules error tensorrt
     pipeline rules tp.awq_block
     """
-    if name is not None:
-        one = _found(name)
-        if as_json:
-            print_json(_row(one))
-        else:
-            click.echo(_page(one))
-        return
-    chosen = [
-        one
-        for one in rules()
-        if group in (None, one.group)
-        and (runtime is None or runtime in one.runtimes)
-        and (severity is None or severity in one.severities.values())
-    ]
+    filters = {word: _filter(word) for word in words if word in (*GROUPS, *_RUNTIMES, *_SEVERITIES)}
+    named = [_found(word) for word in words if word not in filters]
+    chosen = named or [one for one in rules() if all(keeps(one) for keeps in filters.values())]
     if as_json:
-        print_json([_row(one) for one in chosen])
+        rows = [_row(one) for one in chosen]
+        print_json(rows[0] if len(named) == 1 else rows)
+    elif named:
+        click.echo("\n\n".join(map(_page, named)))
     else:
         _print_table(chosen)
+
+
+def _filter(word: str) -> Callable[[Rule], bool]:
+    return lambda one: word in (one.group, *one.runtimes, *one.severities.values())
 
 
 def _found(name: str) -> Rule:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 from pydantic import Field
 
-from pipeline.cli.options import complete_recipe, gpus_option, set_option, store_option
+from pipeline.cli.options import Verb, complete_recipe, gpus_option, set_option, store_root
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import ListenSettings
@@ -44,10 +43,9 @@ class _Mode(Settings):
     )
 
 
-@click.command(name="serve")
+@click.command(name="serve", cls=Verb)
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_recipe)
 @set_option
-@store_option
 @options_of(_Mode, "mode")
 @options_of(PackageSettings, "wanted")
 @gpus_option
@@ -55,7 +53,6 @@ class _Mode(Settings):
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
-    store: Path | None,
     mode: _Mode,
     wanted: PackageSettings,
     gpus: tuple[int, ...],
@@ -81,7 +78,7 @@ def command(
     from pipeline.store import Store
 
     start = ServeStart(
-        recipes=recipes, overrides=overrides, store=store, wanted=wanted, gpus=gpus, listening=listening,
+        recipes=recipes, overrides=overrides, store=store_root(), wanted=wanted, gpus=gpus, listening=listening,
         no_gateway=mode.no_gateway,
     )  # fmt: skip
     if mode.detached is not None:

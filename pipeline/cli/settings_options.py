@@ -1,9 +1,15 @@
-"""Options of a command, made from a settings model: names, types, help and defaults come from its fields."""
+"""Options of a command, made from a settings model: names, types, help and defaults come from its fields.
+
+A field that is a settings model itself becomes one option, `--load FILE|KEY=VALUE`: a file of YAML with the model's
+fields as keys, and single keys, which replace those of the file.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -16,13 +22,17 @@ from pydantic.fields import FieldInfo
 from pydantic.types import PathType
 from pydantic_core import ErrorDetails
 
+from pipeline.document_faults import faults_of
+from pipeline.documents import Document, KeyPath, KeyPlace, apply_overrides, read_document
 from pipeline.errors import Fault, InvalidInput
+from pipeline.reading import UnreadableFile, read_bytes
 from pipeline.settings import Option, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # Called with the command's other arguments and the settings.
 Check = Callable[[Mapping[str, Any], Any], Iterable[Fault]]
 
+_KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
 _COLLECTIONS = (tuple, frozenset, dict, Mapping)  # types of options that may be repeated
 
 
@@ -71,8 +81,18 @@ def options_of(
 def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     option = _marker(field)
     kind = _value_type(field)
-    many = get_origin(kind) in _COLLECTIONS and option.separator is None
     spelled = option.name or f"--{name.replace('_', '-')}"
+    if is_section(kind):
+        keys = f"Keys: {', '.join(kind.model_fields)}."
+        return click.option(
+            *spelled.split(),
+            name,
+            help=f"{field.description} May be repeated. {keys}",
+            metavar=option.metavar or "FILE|KEY=VALUE",
+            multiple=True,
+            shell_complete=option.complete or _complete_section(kind),
+        )
+    many = get_origin(kind) in _COLLECTIONS and option.separator is None
     flag = kind is bool
     default = field.get_default(call_default_factory=True, validated_data={})
     extra: dict[str, Any] = {"is_flag": True} if flag else {"type": _parameter_type(kind, field, option)}
@@ -113,6 +133,92 @@ def _value_type(field: FieldInfo) -> Any:
         kinds = [part for part in get_args(kind) if part is not type(None)]
         kind = kinds[0] if len(kinds) == 1 else str
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a field's type is a settings model, which becomes one option."""
+    return isinstance(kind, type) and issubclass(kind, Settings)
+
+
+def _complete_section(model: type[Settings]) -> Callable[..., Any]:
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        keys = [f"{key}=" for key in model.model_fields if f"{key}=".startswith(incomplete)]
+        return [*map(CompletionItem, keys), CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+def read_section(model: type[Settings], texts: Sequence[str], option: str) -> tuple[Settings, list[Fault]]:
+    """Read the values of an option that gives a whole model.
+
+    Args:
+        model: Model of the section.
+        texts: Names of YAML files, and `KEY=VALUE` with a YAML value. Later files replace keys of earlier ones, and
+            single keys those of files. Paths in a file are relative to its folder.
+        option: Name of the option, for faults.
+
+    Returns:
+        The settings, without the values at fault; and all faults.
+    """
+    document = Document(option, line=None)
+    keys = [text for text in texts if _KEY_VALUE.match(text)]
+    for text in texts:
+        if text not in keys:
+            _add_file(document, Path(text), model)
+    apply_overrides(document, keys, option)
+    faults = list(document.faults)
+    try:
+        settings = model.model_validate(document.data)
+    except ValidationError as error:
+        faults += faults_of(error, model, document)
+        wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+        try:
+            settings = model.model_validate(
+                {key: value for key, value in document.data.items() if key not in wrong}
+            )
+        except ValidationError:
+            return model(), faults
+    for fault in settings.conflicts():
+        place = document.places.get((fault.key,), KeyPlace(option))
+        faults.append(fault if fault.where else replace(fault, where=place.where, line=place.line))
+    return settings, faults
+
+
+def _add_file(document: Document, path: Path, model: type[Settings]) -> None:
+    try:
+        part = read_document(read_bytes(path), str(path), example=f"such as {_example(model)}")
+    except UnreadableFile as error:
+        document.faults.append(error.fault)
+        return
+    for name, value in part.data.items():
+        key: KeyPath = (name,)
+        field = model.model_fields.get(name)
+        if field is not None and isinstance(value, str) and value not in _words(field.annotation):
+            part.data[name] = str(path.parent / value) if Path in _types(field.annotation) else value
+        document.forget(key)
+    document.data |= part.data
+    document.places |= part.places
+    document.faults += part.faults
+    document.formless |= part.formless
+
+
+def _example(model: type[Settings]) -> str:
+    name, field = next(iter(model.model_fields.items()))
+    return f"{name}: {(field.examples or ['…'])[0]}"
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _types(part)
+
+
+def _words(annotation: Any) -> list[str]:
+    """Texts that a field takes besides paths, such as "calibration"."""
+    literals = (get_args(part) for part in _types(annotation) if get_origin(part) is Literal)
+    return [word for words in literals for word in words]
 
 
 class _Text(click.ParamType[Any]):
@@ -184,6 +290,10 @@ def _validated(
     values = dict[str, Any]()
     for name, value in given.items():
         option = _marker(model.model_fields[name])
+        if is_section(section := _value_type(model.model_fields[name])):
+            values[name], found = read_section(section, value, spelled[name])
+            faults += found
+            continue
         several = option.separator is not None or isinstance(value, tuple)
         parts = value.split(option.separator) if option.separator and isinstance(value, str) else value
         if option.parse is None or value is None:

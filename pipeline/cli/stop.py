@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
-from pipeline.cli.options import complete_running, json_option, store_option
+from pipeline.cli.options import Verb, complete_running, json_option, open_store
 from pipeline.cli.output import note, print_json
 from pipeline.errors import UserError
 from pipeline.printable import printable
@@ -15,7 +14,7 @@ from pipeline.printable import printable
 _KILLED_S = 5.0
 
 
-@click.command(name="stop")
+@click.command(name="stop", cls=Verb)
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=complete_running)
 @click.option("--all", "everything", is_flag=True, help="Stop all deployments of the store.")
 @click.option(
@@ -26,11 +25,8 @@ _KILLED_S = 5.0
     metavar="SECONDS",
     help="Time for requests under way; then it is killed.",
 )
-@store_option
 @json_option
-def command(
-    names: tuple[str, ...], everything: bool, timeout_s: float, store: Path | None, as_json: bool
-) -> None:
+def command(names: tuple[str, ...], everything: bool, timeout_s: float, as_json: bool) -> None:
     """Stop the deployments NAMEs, gateway first, when the requests under way are completed.
 
     Deployments that one `pipeline serve` started end together. It returns when all their processes have ended, also
@@ -41,11 +37,10 @@ def command(
     pipeline stop --all --timeout-s 10
     """
     from pipeline.serving.status import end_remaining, forget, list_deployments, stop_deployments
-    from pipeline.store import Store
 
     if bool(names) == everything:
         raise click.UsageError("name the deployments, or give --all")
-    running = Store.at(store).running
+    running = open_store().running
     deployments = {status.name: status for status in list_deployments(running)}
     if unknown := sorted(set(names) - set(deployments)):
         known = f"served are {', '.join(deployments)}" if deployments else "nothing is served from this store"

@@ -8,29 +8,27 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.options import json_option, store_option
+from pipeline.cli.options import VerbGroup, json_option, open_store
 from pipeline.cli.output import note, print_columns, print_json, reporter, short_path
 from pipeline.errors import StoreError, UserError
 from pipeline.store import Artifact, Store, Verification, gc, human_bytes, verify
 
 
-@click.group(name="store")
+@click.group(name="store", cls=VerbGroup)
 def command() -> None:
     """Look after the artifacts that builds leave on disk."""
 
 
 @command.command()
-@store_option
 @json_option
-@click.option("--stage", help="Only artifacts of this stage, e.g. calibrate.")
-@click.option("--recipe", help="Only artifacts that this recipe asked for first.")
-def ls(store: Path | None, as_json: bool, stage: str | None, recipe: str | None) -> None:
-    """List the artifacts, the one used last first."""
-    opened = Store.at(store)
+@click.argument("names", metavar="[STAGE|RECIPE]...", nargs=-1)
+def ls(names: tuple[str, ...], as_json: bool) -> None:
+    """List the artifacts, the one used last first; of a stage, or that a recipe asked for first, if any is named."""
+    opened = open_store()
     artifacts = [
         artifact
         for artifact in opened.list()
-        if stage in (None, artifact.manifest.stage) and recipe in (None, artifact.manifest.recipe)
+        if set(names) <= {artifact.manifest.stage, artifact.manifest.recipe}
     ]
     damaged = opened.scan()[1]
     if as_json:
@@ -52,14 +50,13 @@ def ls(store: Path | None, as_json: bool, stage: str | None, recipe: str | None)
 
 @command.command()
 @click.argument("name", metavar="ARTIFACT")
-@store_option
 @json_option
-def show(name: str, store: Path | None, as_json: bool) -> None:
+def show(name: str, as_json: bool) -> None:
     """Show what ARTIFACT was made from, by whom, and what it holds.
 
     ARTIFACT is its name, its digest, or the beginning of either.
     """
-    artifact = Store.at(store).get(name)
+    artifact = open_store().get(name)
     if as_json:
         print_json({"path": str(artifact.path), **artifact.manifest.model_dump(mode="json", by_alias=True)})
         return
@@ -69,15 +66,14 @@ def show(name: str, store: Path | None, as_json: bool) -> None:
 
 @command.command(name="verify")
 @click.argument("names", nargs=-1, metavar="[ARTIFACT]...")
-@store_option
 @json_option
 @click.option("--remove", is_flag=True, help="Remove what is damaged; the next build makes it again.")
-def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: bool) -> None:
+def verify_(names: tuple[str, ...], as_json: bool, remove: bool) -> None:
     """Hash the files of each ARTIFACT again (all, if none is named) and compare with its manifest.
 
     The exit code is 1 if any of them is damaged.
     """
-    opened = Store.at(store)
+    opened = open_store()
     unreadable = opened.scan()[1]
     wanted = [name for name in names if name not in unreadable]
     artifacts = tuple(opened.get(name) for name in wanted) if names else opened.list()
@@ -107,8 +103,7 @@ def verify_(names: tuple[str, ...], store: Path | None, as_json: bool, remove: b
 @command.command()
 @click.argument("name", metavar="ARTIFACT")
 @click.argument("address", metavar="URL")
-@store_option
-def push(name: str, address: str, store: Path | None) -> None:
+def push(name: str, address: str) -> None:
     """Send ARTIFACT to an object store, after a check of its files, and print where it is then.
 
     URL is the folder below which artifacts lie: s3://bucket/folder, gs://…, az://…, file:///…; credentials are those of
@@ -120,7 +115,7 @@ def push(name: str, address: str, store: Path | None) -> None:
     """
     from pipeline.store.object_store import content_digest, send_artifact
 
-    opened, report = Store.at(store), reporter()
+    opened, report = open_store(), reporter()
     artifact = opened.get(name)
     opened.check(artifact)
     click.echo(send_artifact(artifact, address, report))
@@ -130,7 +125,6 @@ def push(name: str, address: str, store: Path | None) -> None:
 @command.command()
 @click.argument("name", metavar="ARTIFACT")
 @click.argument("address", metavar="URL")
-@store_option
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -138,7 +132,7 @@ def push(name: str, address: str, store: Path | None) -> None:
     help="Put it into this folder, instead of the store.",
 )
 @click.option("--without-weights", is_flag=True, help="Only what a gateway needs of a package.")
-def pull(name: str, address: str, store: Path | None, output: Path | None, without_weights: bool) -> None:
+def pull(name: str, address: str, output: Path | None, without_weights: bool) -> None:
     """Fetch ARTIFACT from an object store, and print its folder.
 
     Large files come in parts, several at once. Every file is verified by SHA-256 while it comes, and the artifact
@@ -156,7 +150,7 @@ def pull(name: str, address: str, store: Path | None, output: Path | None, witho
 
     if without_weights and output is None:
         raise click.UsageError("--without-weights: name a folder by --output; artifacts of a store are whole")
-    into = output or Store.at(store).artifacts
+    into = output or open_store().artifacts
     wanted = is_no_weight if without_weights else lambda *_: True
     keys = VerifyKeys.configured()
     artifact = fetch_artifact(name, address, into, reporter(), only=wanted, keys=keys)
@@ -165,7 +159,6 @@ def pull(name: str, address: str, store: Path | None, output: Path | None, witho
 
 @command.command()
 @click.argument("name", metavar="ARTIFACT")
-@store_option
 @click.option(
     "--key",
     required=True,
@@ -173,7 +166,7 @@ def pull(name: str, address: str, store: Path | None, output: Path | None, witho
     metavar="FILE",
     help="Private Ed25519 key, as PEM: openssl genpkey -algorithm ed25519.",
 )
-def sign(name: str, key: Path, store: Path | None) -> None:
+def sign(name: str, key: Path) -> None:
     """Sign ARTIFACT after a check of its files, for `store push` and for whoever copies its folder.
 
     Whoever has $PIPELINE_VERIFY_KEY set, to a file of public keys, then takes and serves what one of them signed, and
@@ -185,17 +178,15 @@ def sign(name: str, key: Path, store: Path | None) -> None:
     """
     from pipeline.store.signature import sign as sign_artifact
 
-    opened = Store.at(store)
+    opened = open_store()
     artifact = opened.get(name)
     opened.check(artifact)
     click.echo(str(sign_artifact(artifact.path, key)))
 
 
 @command.command(name="gc")
-@store_option
 @json_option
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--yes", "-y", is_flag=True, help="Remove, and do not ask.")
 @click.option(
     "--keep",
     "kept_names",
@@ -212,28 +203,27 @@ def sign(name: str, key: Path, store: Path | None) -> None:
     help="Give up the builds of RECIPE that were handed over to another machine; then what only they need may go.",
 )
 def gc_(
-    store: Path | None,
     as_json: bool,
     yes: bool,
-    dry_run: bool,
     kept_names: tuple[str, ...],
     dropped: tuple[str, ...],
 ) -> None:
     """Remove what no recipe needs any longer, after saying what and asking.
 
+    With --json nothing is asked, and nothing removed without --yes.
+
     The newest package of each recipe stays, with all that it was made from; so does what a build needs that waits for
     `pipeline adopt`, and whatever a running build or server uses. Leftovers of killed builds go, also downloads that
     could have been resumed.
     """
-    opened = Store.at(store)
+    opened = open_store()
     waiting = gc.awaited_builds(opened)
     given_up = [build for build in waiting if build.recipe in dropped]
     for recipe in sorted(set(dropped) - {build.recipe for build in given_up}):
         raise UserError(f"--drop-handed-over {recipe}: no build of it waits for `pipeline adopt`")
     kept = [build for build in waiting if build not in given_up]
     garbage = gc.find_garbage(opened, given_up, [opened.get(name) for name in kept_names])
-    if as_json and not (yes or dry_run):
-        raise UserError("--json cannot ask: add --yes to remove, or --dry-run to look")
+    dry_run = as_json and not yes
     if not as_json:
         rows = [(item.name, human_bytes(item.bytes), item.reason) for item in garbage]
         if rows:

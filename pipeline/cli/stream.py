@@ -6,14 +6,13 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 from pydantic import Field
 
 from pipeline.cli.connection import RequestSettings, connected, find_destination, stats_text
-from pipeline.cli.options import complete_deployment, set_option, store_option
+from pipeline.cli.options import Verb, complete_deployment, set_option
 from pipeline.cli.output import note, print_answer
 from pipeline.cli.settings_options import options_of
 from pipeline.printable import json_text
@@ -26,20 +25,16 @@ if TYPE_CHECKING:
 
 class StreamSettings(RequestSettings):
     raw: bool = Field(default=False, description="Send the question as it is, without a chat template.")
-    no_stats: bool = Field(default=False, description="Do not print TTFT, ITL and tokens on standard error.")
     as_json: Annotated[bool, Option("--json")] = Field(
         default=False, description="Print one JSON object a chunk, then one with the figures."
     )
 
 
-@click.command(name="stream")
+@click.command(name="stream", cls=Verb)
 @click.argument("argv", nargs=-1, metavar="[RECIPE] QUESTION", shell_complete=complete_deployment)
 @set_option
-@store_option
 @options_of(StreamSettings)
-def command(
-    argv: tuple[str, ...], overrides: tuple[str, ...], store: Path | None, settings: StreamSettings
-) -> None:
+def command(argv: tuple[str, ...], overrides: tuple[str, ...], settings: StreamSettings) -> None:
     """Ask the running server of RECIPE, and print the answer as it comes.
 
     With --url there is no RECIPE. QUESTION - reads standard input. Ctrl-C stops the answer, on the server too.
@@ -50,13 +45,13 @@ def command(
     pipeline stream --url http://gpu-host:8080/v1 "How do I reset my password?"
     """
     recipe, question = _read(argv, with_url=settings.url is not None)
-    destination = find_destination(recipe, overrides, store, settings)
+    destination = find_destination(recipe, overrides, settings)
     prompt = _prompt(question, settings.system, raw=settings.raw)
     with connected(destination, settings, raw=settings.raw) as client, client.stream(prompt) as stream:
         code = _print(stream, as_json=settings.as_json)
         if settings.as_json:
             click.echo(json.dumps({"stats": stream.stats.as_dict(), "request_id": stream.request_id}))
-        elif not settings.no_stats:
+        else:
             note(stats_text(stream.stats, stream.finish_reason))
     if code:
         raise click.exceptions.Exit(code)

@@ -10,12 +10,11 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import complete_running, store_option
+from pipeline.cli.options import Verb, complete_running, open_store
 from pipeline.printable import json_text
 
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 _WIDTH = 160
 
 
-@click.command(name="top")
+@click.command(name="top", cls=Verb)
 @click.argument("names", nargs=-1, metavar="[NAME]…", shell_complete=complete_running)
-@store_option
 @click.option(
     "--interval",
     "interval_s",
@@ -43,7 +41,7 @@ _WIDTH = 160
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON array a look, each on a line of its own."
 )
-def command(names: tuple[str, ...], store: Path | None, interval_s: float, once: bool, as_json: bool) -> None:
+def command(names: tuple[str, ...], interval_s: float, once: bool, as_json: bool) -> None:
     """Show the running deployments of this machine, or those that are NAMEd, until q or Ctrl-C.
 
     \b
@@ -56,9 +54,8 @@ def command(names: tuple[str, ...], store: Path | None, interval_s: float, once:
     """
     from pipeline.errors import UserError
     from pipeline.serving.status import LiveView
-    from pipeline.store import Store
 
-    view = LiveView(Store.at(store).running, names)
+    view = LiveView(open_store().running, names)
     missing = sorted(set(names) - {one.name for one in view.look()})
     if missing:
         raise UserError(f"{', '.join(missing)}: not running here; pipeline top without a name shows what is")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipeline.bench.tune.settings import TuneSettings
-from pipeline.cli.options import allow_option, json_option, recipe_argument, store_option
+from pipeline.cli.options import Verb, allow_option, json_option, open_store, recipe_argument
 from pipeline.cli.output import note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
@@ -21,40 +21,35 @@ _PLANNED = "pipeline.tune.planned"  # key of click's `Context.meta`: recipe and 
 def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterator[Fault]:
     """Plan the search for the command, and yield what is wrong with its keys and files."""
     from pipeline.serving.deployments import recipe_of
-    from pipeline.store import Store
 
     try:
         from pipeline.bench.tune.run import SearchPlan
         from pipeline.bench.tune.search_space import fixed_values
     except ImportError as error:
         raise missing("tuning", error, "tune", "bench") from error
-    fixed = [value for _, value in fixed_values(settings.fix) if value]
-    recipe = recipe_of(arguments["recipe"], (*arguments["overrides"], *fixed), Store.at(arguments["store"]))
+    fixed = [value for _, value in fixed_values(settings.study.fix) if value]
+    recipe = recipe_of(arguments["recipe"], (*arguments["overrides"], *fixed), open_store())
     try:
-        plan = SearchPlan.of(recipe, settings, may_exist=arguments["list_keys"])
+        plan = SearchPlan.of(recipe, settings, may_exist=arguments["dry_run"])
     except InvalidInput as error:
         yield from error.faults
     else:
         click.get_current_context().meta[_PLANNED] = (recipe, plan)
 
 
-@click.command(name="tune")
+@click.command(name="tune", cls=Verb)
 @recipe_argument
-@store_option
 @options_of(TuneSettings, check=_plan_faults)
 @allow_option
 @click.option(
-    "--list-keys", is_flag=True, help="Print what would be tried, with which values, and why; try nothing."
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Print the trials and how long they take; build and serve nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Print the trials, how long they take, and what is tried with which values and why; build and serve nothing.",
 )
 @json_option
 def command(
-    store: Path | None,
     settings: TuneSettings,
     allowed: frozenset[str],
-    list_keys: bool,
     dry_run: bool,
     as_json: bool,
     **_named: object,
@@ -67,8 +62,8 @@ def command(
 
     \b
     pipeline tune tiny-cpu --set slo.itl_p95_ms=50
-    pipeline tune my.yaml --objective throughput --keys limits.max_concurrency,limits.max_batch_tokens --trials 8
-    pipeline tune my.yaml --draft-lengths 0-8
+    pipeline tune my.yaml --load chat.yaml --study objective=throughput --study trials=8
+    pipeline tune my.yaml --study draft_lengths=0-8 --dry-run
     pipeline tune llama-3.1-8b-fp8 --executor print; pipeline tune llama-3.1-8b-fp8 --adopt llama-3.1-8b-fp8-tune
 
     Exit code 0 also where the recipe is best as it is; 2 where the options are wrong.
@@ -77,27 +72,21 @@ def command(
     from pipeline.bench.tune.page import report_lines, write_tune_page
     from pipeline.bench.tune.run import tune
     from pipeline.cli.render.tune import TrialLines, plan_lines, report_table, space_json, space_table
-    from pipeline.store import Store
 
     recipe, plan = click.get_current_context().meta[_PLANNED]
-    if list_keys:
-        if as_json:
-            print_json(space_json(plan.space))
-        else:
-            print_rich(space_table(plan.space), width=110)
-        return
     if dry_run:
         shown = plan_lines(plan)
         if as_json:
-            print_json(shown)
+            print_json({**shown, "space": space_json(plan.space)})
         else:
             click.echo("\n".join(f"{key:<11}{value}" for key, value in shown.items()))
+            print_rich(space_table(plan.space), width=110)
         return
     progress = reporter(silent=as_json)
     lines = TrialLines(plan.space, plan.objectives, progress.say)
     result = tune(
         recipe,
-        Store.at(store),
+        open_store(),
         settings,
         plan,
         progress,
@@ -114,7 +103,7 @@ def command(
         note(f"{recipe.name}: run it where the recipe can be served, for {count} measurements; then")
         note(f"next: pipeline tune … --adopt {result.results} with the same options")
         return
-    for file in filter(None, (Path(result.folder) / "report.html", settings.page)):
+    for file in (Path(result.folder) / "report.html", *settings.outputs(".html")):
         write_tune_page(result, file)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))

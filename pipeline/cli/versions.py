@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from pipeline.cli.options import json_option
+from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import print_json, print_rich
 from pipeline.contracts.releases import TRACKS, Release, Track, candidate_lines, containers, release, releases
 from pipeline.errors import UserError
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 
 
-@click.command(name="versions")
+@click.command(name="versions", cls=Verb)
 @click.argument("version", metavar="[VERSION]", required=False)
-@click.option(
-    "--check", is_flag=True, help="Say whether the combination exists, and why not; exit code 2 if not."
-)
 @click.option("--runtime", type=click.Choice(TRACKS), help="Only this runtime.")
 @click.option("--gpu", metavar="GPU", help="On this GPU, such as h100-sxm-80g.")
 @click.option(
@@ -44,7 +41,6 @@ _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 @json_option
 def command(
     version: str | None,
-    check: bool,
     runtime: Track | None,
     gpu: str | None,
     quantization: str,
@@ -53,15 +49,18 @@ def command(
 ) -> None:
     """Print the releases of TensorRT-LLM with their runtimes, containers and pins, or check one combination.
 
+    With a GPU, a format, or a VERSION and a runtime it says whether the combination exists, and why not; then exit code
+    2 if it does not.
+
     \b
     pipeline versions
     pipeline versions 1.2.1
-    pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
+    pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
     """
     from pipeline.plan.compatibility import check_compatibility
 
-    combining = bool(gpu or quantization != "none" or kv_cache != "auto")
-    if check or combining:
+    combining = gpu or quantization != "none" or kv_cache != "auto" or (version and runtime)
+    if combining:
         versions = (version,) if version else tuple(one.version for one in releases())
         runtimes: tuple[Track, ...] = (runtime,) if runtime else TRACKS
         answers = [

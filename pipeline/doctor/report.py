@@ -13,7 +13,7 @@ from pipeline.machine.inventory import Inventory
 from pipeline.machine.packages import Extra, PythonFacts
 
 SCHEMA = 1
-SCHEMA_FILE = Path(__file__).with_name("report.schema.json")  # `pipeline doctor --schema`
+SCHEMA_FILE = Path(__file__).with_name("report.schema.json")  # `pipeline recipes schema doctor`
 State = Literal[
     "ok",
     "note",  # worth knowing, nothing to do

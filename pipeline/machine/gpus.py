@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 import sys
@@ -128,6 +129,12 @@ def visible(
     return tuple(
         gpu for gpu in gpus for name in names if str(gpu.index) == name or gpu.uuid.startswith(f"{name}")
     )
+
+
+def allowed_devices(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """Read the indexes in CUDA_VISIBLE_DEVICES; empty where it is not set, or names GPUs otherwise."""
+    names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return tuple(map(int, names)) if all(name.isdecimal() for name in names) else ()
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # the heading is underlined, even in a pipe

@@ -52,7 +52,6 @@ class PreparationSettings(Settings):
         description="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists "
         "them.",
     )
-    offline: bool = Field(default=False, description="Ask no hub; use what the store has.")
 
 
 class PackageSettings(PreparationSettings):
@@ -107,7 +106,6 @@ class InitSettings(Settings):
     max_output_tokens: Annotated[int | None, Option(metavar="N")] = Field(
         default=None, ge=1, description="Longest answer."
     )
-    offline: bool = Field(default=False, description="Ask no hub; use what is known, and what the store has.")
 
 
 def _gpus_named(text: str) -> tuple[str, ...]:

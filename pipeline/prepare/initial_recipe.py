@@ -101,7 +101,7 @@ def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | N
         InvalidInput: The model fits nowhere; with a fault for each option.
         SourceError: The Hub does not give the model.
     """
-    draft = _Draft(request, store, request.offline or is_offline(), progress or Silent())
+    draft = _Draft(request, store, is_offline(), progress or Silent())
     kinds = draft.settle_place()
     draft.settle_model()
     if kinds == ("cpu",):
@@ -166,7 +166,7 @@ class _Draft:
         probe = probe_models(base, self.store, offline=self.offline, progress=self.progress).get(TARGET)
         if probe is None:
             raise UserError(
-                f"{source}: its sizes are not among those that are known, and the Hub is not asked: leave out --offline"
+                f"{source}: its sizes are not among those that are known, and HF_HUB_OFFLINE forbids to ask the Hub"
             )
         if probe.sizes is None:
             classes = ", ".join(engine_memory.counted_classes())

@@ -21,7 +21,7 @@ from pipeline.plan.model_facts import recipe_checkpoints
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
-from pipeline.sources import find_fetched
+from pipeline.sources import find_fetched, is_offline
 from pipeline.store import Store
 
 _CONFIG = "config.json"
@@ -56,7 +56,7 @@ def probe_models(
     faults: list[Fault] = []
     for role, checkpoint in recipe_checkpoints(recipe).items():
         try:
-            probe = _probe(checkpoint, store, offline, progress or Silent())
+            probe = _probe(checkpoint, store, offline or is_offline(), progress or Silent())
         except InvalidInput as error:
             faults += error.faults
             continue

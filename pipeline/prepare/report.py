@@ -153,7 +153,7 @@ def compare_recipe(
     sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
     for role in recipe_checkpoints(recipe):
         if role not in probes:
-            raise UserError(f"the sizes of the {role} are not among those that we know; leave out --offline")
+            raise UserError(f"the sizes of the {role} are not among those that we know; unset HF_HUB_OFFLINE")
         if role not in sizes:
             raise UserError(f"the {role} is a {probes[role].architecture}, whose sizes cannot be read")
     models = facts_from_sizes(sizes)

@@ -185,8 +185,3 @@ def schema_text() -> str:
     return (
         json.dumps(head | {key: value for key, value in schema.items() if key not in head}, indent=2) + "\n"
     )
-
-
-def schema_is_current() -> bool:
-    """Whether the checked-in file is what the models say."""
-    return SCHEMA_FILE.is_file() and SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()

@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from pipeline import resources
 from pipeline.document_faults import MOST_FAULTS, fault_at, field_at, located_errors
-from pipeline.documents import Document, KeyPath, KeyPlace, dotted, read_document, read_value
+from pipeline.documents import Document, KeyPath, apply_overrides, dotted, read_document
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden_questions import read_questions
 from pipeline.reading import UnreadableFile
@@ -207,37 +207,6 @@ def _read(file: Path) -> bytes:
     if len(raw) > _MAX_BYTES:
         raise InvalidInput(str(file), [Fault("is larger than 1 MiB, so it is not a recipe", where=str(file))])
     return raw
-
-
-def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
-    """Change the document's data; an override that cannot be applied becomes a fault of the document."""
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        path: KeyPath = tuple(key.strip().split("."))
-        if not equals or not all(part and part.strip() == part for part in path if isinstance(part, str)):
-            document.faults.append(
-                Fault("is not an override", where="--set", key=override, fix="write --set section.key=value")
-            )
-            continue
-        before = len(document.faults)
-        value = read_value(text, document, path)
-        if len(document.faults) == before:
-            _put(document, path, value, text)
-
-
-def _put(document: Document, path: KeyPath, value: object, text: str) -> None:
-    section = document.data
-    for depth, part in enumerate(path[:-1], start=1):
-        if section.get(str(part)) is None:
-            section[str(part)] = {}
-            document.places[path[:depth]] = KeyPlace("--set")
-        inner = section[str(part)]
-        if not isinstance(inner, dict):
-            problem = f"{dotted(path[:depth])} is not a section"
-            document.faults.append(Fault(problem, where="--set", key=dotted(path), value=text))
-            return
-        section = inner
-    section[str(path[-1])] = value
 
 
 def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:

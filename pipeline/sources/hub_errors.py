@@ -123,7 +123,7 @@ def explain(error: Exception, subject: HubSubject) -> SourceError:
     if isinstance(error, httpx.TransportError | BrokenTransfer):
         return SourceError(
             f"{subject.label}: {subject.site} cannot be reached ({_brief(error)}); check the network, HF_ENDPOINT and "
-            "proxies; what the store has already can be built with --offline"
+            "proxies; what the store has already can be built with HF_HUB_OFFLINE=1"
         )
     return SourceError(
         f"{subject.label}: {subject.site} does not answer like a Hugging Face Hub ({error}); "

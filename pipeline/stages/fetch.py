@@ -82,7 +82,7 @@ def _hub_download(resolved: HubCheckpoint, into: Path, progress: Progress) -> Do
     if resolved.offline:
         raise SourceError(
             f"{resolved.label} at {resolved.commit} is not in the store, and the Hub is not asked in offline mode; "
-            "build once without --offline (and without HF_HUB_OFFLINE)"
+            "build once without HF_HUB_OFFLINE"
         )
     try:
         from pipeline.sources.hub import HubClient

@@ -13,7 +13,7 @@ MEANING = {
     "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache, and of the one "
     "of gateway.limits_redis.",
     "PIPELINE_LIMITS_REDIS": "Server in which gateways share limits, for recipes without gateway.limits_redis.",
-    "PIPELINE_API_KEY": "Key of the gateway that `pipeline bench` and `pipeline compare` ask; as `--api-key`.",
+    "PIPELINE_API_KEY": "Key of the gateway that `bench`, `compare`, `stream`, `chat` and `generate` ask.",
     "PIPELINE_VERIFY_KEY": "File of public Ed25519 keys (PEM), by one of which packages must be signed that are pulled "
     "or served; `pipeline deploy --target kubernetes` gives it to pods.",
     "PIPELINE_PACKAGE": "Container only: folder of the package that is served. Default: `/deployment`.",
@@ -39,9 +39,10 @@ MEANING = {
 OTHERS = {
     "HF_TOKEN": "Token for gated and private repositories of the Hugging Face Hub.",
     "HF_ENDPOINT": "Another hub, such as a mirror.",
-    "HF_HUB_OFFLINE": "1: ask no hub; as `--offline`.",
+    "HF_HUB_OFFLINE": "1: ask no hub, use what the store has; of `init`, `plan`, `build`, `serve` and all others.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "OTLP/HTTP receiver of spans, unless gateway.traces names one.",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same, as the URL of traces itself: http://host:4318/v1/traces.",
+    "CUDA_VISIBLE_DEVICES": "GPUs that `compare`, `tune` and `accept` may use; otherwise all that are needed.",
     "NO_COLOR": "Any value: no colours.",
 }
 

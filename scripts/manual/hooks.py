@@ -23,6 +23,7 @@ from manual import (  # noqa: E402
     errors,
     fleet,
     house,
+    loads,
     metrics,
     parameters,
     recipe,
@@ -39,6 +40,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/access-log.md": access_log.page,
     "reference/errors.md": errors.page,
     "reference/environment.md": environment.page,
+    "reference/loads.md": loads.page,
+    "reference/options-moved.md": loads.moved,
     "explanation/house.svg": house.drawing,
 }
 TABLES: dict[str, Callable[[], str]] = {

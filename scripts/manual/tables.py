@@ -31,7 +31,7 @@ def releases_and_gpus() -> str:
         "## Releases of TensorRT-LLM",
         "",
         "What recipes may name as `runtime.version`, from `pipeline/contracts/data/releases.yaml`, where each row has",
-        "its source. `pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq` says whether a",
+        "its source. `pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq` says whether a",
         f"combination exists, and why not. Of {', '.join(candidate_lines())} only candidates are known, such as"
         f" `{candidate_lines()[0]}rc4`.",
         "",

@@ -18,7 +18,7 @@ from pipeline.prepare.report import make_report
 from pipeline.recipe import Slo, load_recipe
 from pipeline.serving.served import gpu_memory_mib
 from pipeline.store import Store
-from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.machines import line, put_nvidia_smi
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 

@@ -15,7 +15,8 @@ from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, Lev
 from pipeline.bench.settings import Load
 from pipeline.bench.verdict import verdict, warnings
 from tests.support.benched import failed_level, level, result
-from tests.support.browser import Unavailable, chromium, opened
+from tests.support.browser import opened
+from tests.support.downloads import Unavailable, chromium
 
 LOADS = (1, 4, 16, 32)
 FORECAST = BenchForecast(

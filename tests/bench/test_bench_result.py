@@ -38,7 +38,7 @@ def result() -> BenchResult:
             max_answer=20,
             slo=Slo(ttft_p95_ms=1e6),
         )
-        settings = LoadSettings(concurrency=(2,), requests=16, warm_up_s=0)
+        settings = LoadSettings(concurrency=(2,), requests=16, warmup_s=0)
         found = run_bench(subject, settings, Silent(), sweep_to=8)
         lengths = {request.tensors["max_tokens"][0] for request in server.requests}
         assert lengths == {20}

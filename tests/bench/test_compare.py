@@ -31,7 +31,7 @@ from pipeline.store import Store
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 from tests.support.served import package_support_pair
 
 QUESTIONS = ("Is there a warranty?", "What is <b>E62</b>?", "Where is my parcel?")
@@ -94,21 +94,21 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 LOAD = (
-    "--concurrency",
-    "1",
-    "--requests",
-    "2",
-    "--warmup",
-    "0",
-    "--prompt-tokens",
-    "8",
-    "--output-tokens",
-    "2",
+    "--load",
+    "concurrency=1",
+    "--load",
+    "requests=2",
+    "--load",
+    "warmup_s=0",
+    "--load",
+    "prompt_tokens=8",
+    "--load",
+    "output_tokens=2",
 )
 
 
 def test_both_get_the_same_load_in_turns(pair: Pair) -> None:
-    result = pair.result("--rounds", "4", *LOAD, "--skip-golden")
+    result = pair.result("--criteria", "rounds=4", *LOAD, "--criteria", "skip_golden=true")
     order = [side for side, _ in pair.asked]
     assert order == [side for side in "abbaabba" for _ in range(2)]
     of = {side: [prompt for one, prompt in pair.asked if one == side] for side in "ab"}
@@ -124,7 +124,15 @@ def test_both_get_the_same_load_in_turns(pair: Pair) -> None:
 
 
 def test_ctrl_c_ends_with_what_whole_rounds_have_shown(pair: Pair) -> None:
-    words = ("--rounds", "40", *LOAD, "--skip-golden", "--max-regression", "0.9")
+    words = (
+        "--criteria",
+        "rounds=40",
+        *LOAD,
+        "--criteria",
+        "skip_golden=true",
+        "--criteria",
+        "max_regression=0.9",
+    )
     pair.ctrl_c_at = 13  # of two requests a load: A B B A A B, and one of the seventh load
     result = pair.result(*words, code=130)
     assert (result.interrupted, result.rounds, result.budgets) == (True, 3, ())
@@ -143,9 +151,16 @@ def questions(folder: Path) -> Path:
 
 
 def test_answers_are_compared_and_held_to_budgets(pair: Pair, tmp_path: Path) -> None:
-    words = ("--rounds", "0", "--questions", str(questions(tmp_path)), "--min-passed", "0.5")
+    words = (
+        "--criteria",
+        "rounds=0",
+        "--criteria",
+        f"questions={questions(tmp_path)}",
+        "--criteria",
+        "min_passed=0.5",
+    )
     page, output = tmp_path / "page.html", tmp_path / "result.json"
-    done = pair.run(*words, "--min-similar", "0.6", "--page", str(page), "--output", str(output))
+    done = pair.run(*words, "--criteria", "min_similar=0.6", "--output", str(page), "--output", str(output))
     result = CompareResult.read(output)
     answers = result.answers
     assert answers is not None
@@ -166,8 +181,8 @@ def test_answers_are_compared_and_held_to_budgets(pair: Pair, tmp_path: Path) ->
     shown = re.sub(r"</?(del|ins)>", "", html)
     for text in (*ANSWERS["a"], *ANSWERS["b"]):
         assert text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in shown
-    assert pair.run(*words, "--min-equal", "0.5").return_value == 3
-    assert pair.run(*words, "--max-perplexity-increase", "0.1").return_value == 3, (
+    assert pair.run(*words, "--criteria", "min_equal=0.5").return_value == 3
+    assert pair.run(*words, "--criteria", "max_perplexity_increase=0.1").return_value == 3, (
         "what is not known does not pass"
     )
 
@@ -175,7 +190,7 @@ def test_answers_are_compared_and_held_to_budgets(pair: Pair, tmp_path: Path) ->
 def test_questions_and_budgets_of_the_package_are_used(pair: Pair, tmp_path: Path) -> None:
     golden = GoldenSet((GoldenQuestion(prompt=QUESTIONS[0]),), GoldenBudgets(min_equal=1.0))
     write_document(golden.document, tmp_path / "b")
-    result = pair.result("--rounds", "0")
+    result = pair.result("--criteria", "rounds=0")
     assert result.passed
     assert [one.budget for one in result.budgets] == ["min_passed", "min_equal"]
     assert {prompt for _, prompt in pair.asked} == {QUESTIONS[0]}, "a text goes without the chat template"
@@ -221,21 +236,37 @@ def test_a_judge_is_asked_in_both_orders(
     pair: Pair, judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
-    asks = ("--rounds", "0", "--questions", str(questions(tmp_path)), "--min-passed", "0.1", "--judge", judge)
+    asks = (
+        "--criteria",
+        "rounds=0",
+        "--criteria",
+        f"questions={questions(tmp_path)}",
+        "--criteria",
+        "min_passed=0.1",
+        "--criteria",
+        f"judge={judge}",
+    )
     result = pair.result(
-        *asks, "--judge-model", "wise", "--judge-key-env", "MY_KEY", "--max-lost", "0.2", code=3
+        *asks,
+        "--criteria",
+        "judge_model=wise",
+        "--criteria",
+        "judge_key_env=MY_KEY",
+        "--criteria",
+        "max_lost=0.2",
+        code=3,
     )
     assert result.answers is not None
     assert [one.preferred for one in result.answers.questions] == ["tie", "tie", "a"]
     assert JudgeHandler.asked == [("Bearer secret", "wise")] * 4, "equal answers need no judge"
     assert [one.budget for one in result.budgets if not one.passed] == ["max_lost"]
     assert "secret" not in result.model_dump_json()
-    chatty = pair.result(*asks, "--judge-model", "chatty").answers
+    chatty = pair.result(*asks, "--criteria", "judge_model=chatty").answers
     assert chatty is not None
     assert chatty.judged == {"a": 0, "b": 0, "tie": 1, "none": 2}
     assert "I like both of them!" in chatty.questions[1].no_verdict
     with pytest.raises(ServerError, match="answered none of 4 requests: HTTP 503"):
-        pair.run(*asks, "--judge-model", "broken")
+        pair.run(*asks, "--criteria", "judge_model=broken")
 
 
 @pytest.mark.parametrize(
@@ -258,11 +289,13 @@ def test_everything_wrong_with_a_command_line_is_told_at_once(tmp_path: Path) ->
             CliRunner().invoke(cli, ["compare", *words], catch_exceptions=False, standalone_mode=False)
         return {fault.key or fault.problem for fault in caught.value.faults}
 
-    assert faults(str(file), str(tmp_path / "b.json"), "--rounds", "9", "--judge", "x", "--min-equal", "2") == {
-        "B", "--rounds", "--judge", "--min-equal", "--judge and --judge-model go together",
+    wrong = ("--criteria", "rounds=9", "--criteria", "judge=x", "--criteria", "min_equal=2")
+    assert faults(str(file), str(tmp_path / "b.json"), *wrong) == {
+        "B", "rounds", "judge", "min_equal", "judge and judge_model go together",
     }  # fmt: skip
-    assert faults("a", str(tmp_path), "--rounds", "2", "--skip-golden", "--min-similar", "1", "--slo", "x") == {
-        "B", "--rounds", "--min-similar", "--slo",
+    wrong = ("--criteria", "rounds=2", "--criteria", "skip_golden=true", "--criteria", "min_similar=1")
+    assert faults("a", str(tmp_path), *wrong, "--slo", "x") == {
+        "B", "rounds", "min_similar", "--slo",
     }  # fmt: skip
     assert faults(str(file), "a") == {"a stored run cannot be compared with what runs"}
 
@@ -284,8 +317,9 @@ def test_two_packages_are_served_and_compared(tmp_path: Path) -> None:
         assert done.exception is None, done.output
         return CompareResult.model_validate_json(done.stdout)
 
-    load = ["--concurrency=2", "--requests=4", "--warmup=0", "--prompt-tokens=16", "--output-tokens=8"]
-    result = compared("--rounds", "3", *load, "--max-perplexity-increase", "0.01")
+    keys = ("concurrency=2", "requests=4", "warmup_s=0", "prompt_tokens=16", "output_tokens=8")
+    load = [f"--load={key}" for key in keys]
+    result = compared("--criteria", "rounds=3", *load, "--criteria", "max_perplexity_increase=0.01")
     assert not result.by_turns
     assert (result.loads[0].requests, result.loads[0].failed) == ((12, 12), (0, 0))
     assert all(len(one.rounds) == 3 for one in result.loads[0].metrics)
@@ -297,7 +331,7 @@ def test_two_packages_are_served_and_compared(tmp_path: Path) -> None:
     assert found.a_of_a > 1
     for other in (found.b_of_a, found.b_of_b, found.a_of_b):
         assert other == pytest.approx(found.a_of_a, rel=1e-3)
-    again = compared("--rounds", "0", "--by-turns")
+    again = compared("--criteria", "rounds=0", "--criteria", "by_turns=true")
     assert again.by_turns
     assert again.answers is not None
     assert again.answers.questions == result.answers.questions

@@ -23,7 +23,7 @@ from pipeline.store import Store
 from tests.support.tuning import Fake, FakeRunner, level, result
 
 LOADS = (Load("concurrency", 4),)
-LOAD = LoadSettings(concurrency=(4,), prompt_tokens=Lengths(64), seconds=5.0, seed=3)
+LOAD = LoadSettings(concurrency=(4,), prompt_tokens=Lengths(64), duration_s=5.0, seed=3)
 # Writes what it is called with; `bench` copies figures, `serve` fails for one of the values.
 STAND_IN = """#!/bin/sh
 echo "$*" >> "$CALLS"
@@ -86,7 +86,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         calls = run_script(handed.script, tmp_path, figures)
         benches = [call for call in calls if call.startswith("bench")]
         assert len(benches) == 4
-        assert "--concurrency 4 --prompt-tokens 64 --duration 5 --seed 3" in benches[0]
+        assert "--load concurrency=4 --load prompt_tokens=64 --load duration_s=5 --load seed=3" in benches[0]
         assert sum(call.startswith("serve") for call in calls) == 5
         assert calls.count("stop tiny-cpu") == 5
         assert load_recipe(results / "recipe.yaml").limits == recipe.limits

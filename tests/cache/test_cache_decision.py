@@ -13,8 +13,7 @@ from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.guards import GUARDS
 from pipeline.cache.semantic.onnx_export import write_onnx
 from pipeline.recipe.response_cache import GuardName, SemanticSettings
-from tests.support.encoder import write_encoder
-from tests.support.minilm import minilm
+from tests.support.encoder import minilm, write_encoder
 from tests.support.phenomena import TRAPS
 
 FLOOR = SemanticSettings().min_similarity

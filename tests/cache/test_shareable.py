@@ -14,7 +14,7 @@ from pipeline.cache.semantic.layer import LETTERS, MAX_CHARS, SemanticLayer, is_
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.recipe.response_cache import Language, SemanticSettings
 from tests.support.cache_asking import question
-from tests.support.minilm import minilm
+from tests.support.encoder import minilm
 
 # "Open the door" and "close the door", or the like.
 SCRIPTS = {

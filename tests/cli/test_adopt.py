@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.cli.main import main
 from tests.support import CHECKPOINTS
-from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.machines import line, put_nvidia_smi
 from tests.support.trtllm_build import put_trtllm_build
 
 

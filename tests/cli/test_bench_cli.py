@@ -20,7 +20,7 @@ from tests.support.command import Command
 from tests.support.waiting import wait_for
 
 TOKENIZER = str(CHECKPOINTS / "support-target")
-SHORT = ("--requests", "40", "--warmup", "0", "--seed", "3")
+SHORT = ("--load", "requests=40", "--load", "warmup_s=0", "--load", "seed=3")
 
 
 def bench(*arguments: str, catch: bool = False) -> Result:
@@ -36,24 +36,26 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     prompts.write_text("{\n")
     with pytest.raises(InvalidInput) as caught:
         bench(
-            *("--url", "nowhere", "--way", "triton", "--concurrency", "0,2", "--rate", "1,x", "--most", "4"),
+            *("--url", "nowhere", "--way", "triton", "--load", "concurrency=0,2", "--load", "rate=1,x"),
             *(
                 "--sweep",
-                "--cancel",
-                "2",
-                "--prompt-tokens",
-                "many",
-                "--prompts",
-                str(prompts),
-                "--turns",
-                "2",
+                "--load",
+                "cancel=2",
+                "--load",
+                "prompt_tokens=many",
+                "--load",
+                f"prompts={prompts}",
+                "--load",
+                "turns=2",
             ),
-            *("--slo", "speed=1", "--output", "/nowhere/x.json", "--speed", "2"),
+            *("--slo", "speed=1", "--output", "/nowhere/x.json", "--load", "speed=2"),
         )
     text = str(caught.value)
     for one in (
-        "--url = nowhere", "--way", "--concurrency = 0", "--rate = x", "--cancel = 2", "--prompt-tokens = many",
-        "--turns", "--slo = speed=1", "--output = /nowhere/x.json", "--speed", f"{prompts}:1",
+        "--url = nowhere", "--way", "--load: concurrency = 0,2: must be at least 1", 
+        "--load: rate = 1,x: must be a number", "cancel = 2",
+        "prompt_tokens = many",
+        "turns", "--slo = speed=1", "--output = /nowhere/x.json", "speed", f"{prompts}:1",
     ):  # fmt: skip
         assert one in text, one
     assert caught.value.exit_code == 2
@@ -63,12 +65,12 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ((), "name a running deployment"),
-        (("--url", "http://h:1", "--prompts", "calibration"), "--model"),
+        (("--url", "http://h:1", "--load", "prompts=calibration"), "--model"),
         (("--url", "h:1"), "--tokenizer"),
-        (("x", "--rate", "1", "--concurrency", "1"), "exclude each other"),
-        (("x", "--trace", "/nowhere.jsonl"), "no such file"),
-        (("x", "--sweep", "--rate", "1,2"), "begins with one load"),
-        (("x", "--raw", "--turns", "2"), "chat template"),
+        (("x", "--load", "rate=1", "--load", "concurrency=1"), "exclude each other"),
+        (("x", "--load", "trace=/nowhere.jsonl"), "no such file"),
+        (("x", "--sweep", "--load", "rate=1,2,4"), "takes the first load, and the largest"),
+        (("x", "--load", "raw=true", "--load", "turns=2"), "chat template"),
     ],
 )
 def test_faults_of_options_together(arguments: tuple[str, ...], words: str) -> None:
@@ -80,18 +82,18 @@ def test_a_deployment_that_does_not_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="pipeline serve tiny-cpu"):
         bench("tiny-cpu", "--store", str(tmp_path))
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:9"):
-        bench("--url", "127.0.0.1:9", "--prompts", "calibration", "--tokenizer", TOKENIZER)
+        bench("--url", "127.0.0.1:9", "--load", "prompts=calibration", "--tokenizer", TOKENIZER)
     with pytest.raises(UserError, match="chat template"):
-        bench("--url", "127.0.0.1:9", "--prompts", "calibration")
+        bench("--url", "127.0.0.1:9", "--load", "prompts=calibration")
     with pytest.raises(InvalidInput, match="needs an SLO"):
-        bench("--url", "127.0.0.1:9", "--prompts", "calibration", "--sweep")
+        bench("--url", "127.0.0.1:9", "--load", "prompts=calibration", "--sweep")
 
 
 def test_a_dry_run_sends_nothing() -> None:
     with FakeServer() as server:
         shown = bench(
-            *("--url", server.url, "--tokenizer", TOKENIZER, "--rate", "2,4", "--requests", "60"),
-            *("--prompt-tokens", "100~20", "--slo", "ttft_p95_ms=500", "--dry-run", "--json"),
+            *("--url", server.url, "--tokenizer", TOKENIZER, "--load", "rate=2,4", "--load", "requests=60"),
+            *("--load", "prompt_tokens=100~20", "--slo", "ttft_p95_ms=500", "--dry-run", "--json"),
         )
         assert server.requests == []
     plan = json.loads(shown.stdout)
@@ -106,7 +108,7 @@ def test_the_table_shows_loads_verdicts_and_warnings(tmp_path: Path) -> None:
     file = ("--output", str(tmp_path / "x.json"))
     with FakeServer(Reply("abcd", draft_tokens=4, accepted_tokens=3, queue_ms=2.0)) as server:
         shown = ask(
-            server, "--concurrency", "1,3", "--slo", "ttft_p95_ms=1e6", "--slo", "itl_p99_ms=1e6", *file
+            server, "--load", "concurrency=1,3", "--slo", "ttft_p95_ms=1e6", "--slo", "itl_p99_ms=1e6", *file
         )
         assert len(server.requests) == 80
     assert shown.exit_code == 0
@@ -126,10 +128,9 @@ def test_json_is_the_result_and_nothing_else(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Once", "max_tokens": 5}\n')
     with FakeServer() as server:
-        shown = ask(server, "--prompts", str(prompts), "--json")
+        shown = ask(server, "--load", f"prompts={prompts}", "--json")
         assert {one.prompt for one in server.requests} == {"Once"}
     assert shown.stderr == ""
-    assert bench("--schema").stdout == json_schema()
     jsonschema.validate(json.loads(shown.stdout), json.loads(json_schema()))
 
 
@@ -144,22 +145,40 @@ def test_json_is_the_result_and_nothing_else(tmp_path: Path) -> None:
 )
 def test_exit_codes_are_for_ci(script: Reply, arguments: tuple[str, ...], code: int) -> None:
     with FakeServer(script) as server:
-        assert ask(server, "--requests", "6", "--prompts", "calibration", *arguments).exit_code == code
+        assert (
+            ask(server, "--load", "requests=6", "--load", "prompts=calibration", *arguments).exit_code == code
+        )
 
 
 def test_lengths_that_a_deployment_cannot_take_are_refused_before_a_request() -> None:
     with FakeServer() as server:
         with pytest.raises(UserError, match="output tokens"):
-            ask(server, "--output-tokens", "100000")
+            ask(server, "--load", "output_tokens=100000")
         assert server.requests == []
 
 
 def test_ctrl_c_reports_what_was_measured(tmp_path: Path) -> None:
     with FakeServer(Reply(delay_s=0.05)) as server:
         arguments = [
-            *(sys.executable, "-m", "pipeline.cli.main", "bench", "--url", server.url, "--duration", "600"),
-            *("--prompts", "calibration", "--concurrency", "2,4", "--output", str(tmp_path / "x.json")),
-            *("--warmup", "0", "--tokenizer", TOKENIZER),
+            *(
+                sys.executable,
+                "-m",
+                "pipeline.cli.main",
+                "bench",
+                "--url",
+                server.url,
+                "--load",
+                "duration_s=600",
+            ),
+            *(
+                "--load",
+                "prompts=calibration",
+                "--load",
+                "concurrency=2,4",
+                "--output",
+                str(tmp_path / "x.json"),
+            ),
+            *("--load", "warmup_s=0", "--tokenizer", TOKENIZER),
         ]
         with Command(arguments, tmp_path / "log", {}) as running:
             wait_for(lambda: len(server.requests) > 4 or running.process.poll() is not None, "requests")

@@ -62,13 +62,13 @@ def test_audit_finds_what_may_not_be_kept(file: Path) -> None:
     assert found["checked"] == 3
     assert [row["holds"] for row in found["held"]] == ["e-mail"]
     key = found["held"][0]["key"]
-    assert "1 removed" in run(file, "purge", "--key", key[:12], "--yes").output
+    assert "1 removed" in run(file, "purge", "--only", f"key={key[:12]}", "--yes").output
     assert run(file, "audit").exit_code == 0
 
 
 def test_purge_by_age_and_all(file: Path) -> None:
-    assert run(file, "purge", "--older-than", "soon", "--yes").exit_code == 2
-    assert "1 removed" in run(file, "purge", "--older-than", "90m", "--yes").output
+    assert run(file, "purge", "--only", "older_than=soon", "--yes").exit_code == 2
+    assert "1 removed" in run(file, "purge", "--only", "older_than=90m", "--yes").output
     assert run(file, "purge", input="n\n").exit_code == 1
     assert "2 removed" in run(file, "purge", input="y\n").output
 

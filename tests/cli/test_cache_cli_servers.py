@@ -56,22 +56,22 @@ def by_recipe(verb: str, address: str, *rest: str) -> Result:
 
 def test_stats_and_show_by_recipe_and_by_address(address: str) -> None:
     told = json.loads(by_recipe("stats", address, "--json").output)
-    assert told == json.loads(run("stats", address, "--name", "tiny-cpu", "--json").output)
+    assert told == json.loads(run("stats", f"{address}#tiny-cpu", "--json").output)
     assert told["entries"] == 4
     assert told["kind"] in ("redis", "valkey", "pgvector")
-    assert json.loads(run("stats", address, "--name", "another", "--json").output)["entries"] == 0
+    assert json.loads(run("stats", f"{address}#another", "--json").output)["entries"] == 0
     rows = json.loads(by_recipe("show", address, "--json").output)
     assert [row["answer"] for row in rows] == [f"answer {n}" for n in (3, 2, 1, 0)]
 
 
 def test_purge_by_tenant_engine_and_scope(address: str) -> None:
     rows = json.loads(by_recipe("show", address, "--json").output)
-    assert "1 removed" in by_recipe("purge", address, "--tenant", "bo", "--yes").output
+    assert "1 removed" in by_recipe("purge", address, "--only", "tenant=bo", "--yes").output
     engine = next(row["engine"] for row in rows if row["question"] == "question 1")
-    assert "1 removed" in by_recipe("purge", address, "--engine", engine, "--yes").output
-    assert "2 removed" in by_recipe("purge", address, "--scope", rows[-1]["scope"], "--yes").output
-    assert by_recipe("purge", address, "--scope", "no hex", "--yes").exit_code == 2
-    assert by_recipe("purge", address, "--key", "00", "--tenant", "bo", "--yes").exit_code == 2
+    assert "1 removed" in by_recipe("purge", address, "--only", f"engine={engine}", "--yes").output
+    assert "2 removed" in by_recipe("purge", address, "--only", f"scope={rows[-1]['scope']}", "--yes").output
+    assert by_recipe("purge", address, "--only", "scope=no hex", "--yes").exit_code == 2
+    assert by_recipe("purge", address, "--only", "key=00", "--only", "tenant=bo", "--yes").exit_code == 2
 
 
 def test_audit_and_export(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_every_id_that_is_wrong_is_named_and_nothing_is_marked(file: Path, tmp_p
 
 @pytest.mark.usefixtures("_nearest_drawn")
 def test_an_answer_that_has_gone_meanwhile(file: Path, tmp_path: Path) -> None:
-    run(file, "purge", "--key", str(listed(file)[0]["key"]), "--yes")
+    run(file, "purge", "--only", f"key={listed(file)[0]['key']}", "--yes")
     assert listed(file)[0]["answer"] is None
     result = run(file, "review", "--pairs", str(tmp_path / "pairs.jsonl"), input="w\nq\n")
     assert "(the answer is gone)" in result.output

@@ -30,14 +30,15 @@ FOLDERS = (
 )  # fmt: skip
 FILES = {
     "questions.jsonl": '{"prompt": "Hi"}\n', "log.jsonl": "Hi\n", "mine.jsonl": "Hi\n", "keys.yaml": "keys: []\n",
+    "chat.yaml": "concurrency: 4\n", "release.yaml": "min_similar: 0.9\n",
     "before.json": "{}", "after.json": "{}", "bench-1.json": "{}", "bench-2.json": "{}", "packages.key": "",
     "pairs.jsonl": '{"a": "Hi", "b": "Hello", "same": 1}\n', "accept-llama-3.1-8b-fp8-2026-11-30.json": "{}",
 }  # fmt: skip
 HOSTS = re.compile(r"^(http://)?(?:gpu-host:80[08][01]|gpu:8000|triton:8001)")
 # What makes a command stop before it acts.
 HOLD_BACK = {
-    "init": ("--offline",), "build": ("--dry-run", "--offline"), "tune": ("--dry-run",), "accept": ("--dry-run",),
-    "serve": ("--dry-run", "--offline"), "rollout": ("--dry-run",), "top": ("--interval", "0.1"),
+    "build": ("--dry-run",), "tune": ("--dry-run",), "accept": ("--dry-run",),
+    "serve": ("--dry-run",), "rollout": ("--dry-run",), "top": ("--interval", "0.1"),
     "doctor": ("--timeout-s", "1"),
 }  # fmt: skip
 # They would run until they are ended, ask an object store, or compute for long what other tests show.

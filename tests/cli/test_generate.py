@@ -98,7 +98,7 @@ def test_the_verbs_share_the_cache_of_the_recipe(tmp_path: Path) -> None:
         said = run("chat", "tiny-cpu", *CACHED, store=tmp_path, stdin="Hi\n/stats\n")
         assert len(server.requests) == 1
         other = run("stream", "tiny-cpu", "Hi", *CACHED, "--tenant", "shop", store=tmp_path)
-        none = run("stream", "tiny-cpu", "Hi", *CACHED, "--no-cache", store=tmp_path)
+        none = run("stream", "tiny-cpu", "Hi", *CACHED, "--set", "cache.enabled=false", store=tmp_path)
         assert len(server.requests) == 3
     assert first.stdout == again.stdout == other.stdout == none.stdout == said.stdout == "Hello\n"
     assert "from the cache (exact)" in again.stderr

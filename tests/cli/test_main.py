@@ -55,7 +55,7 @@ from pipeline.cli.main import cli
 assert CliRunner().invoke(cli, ["--help"]).exit_code == 0
 assert ShellComplete(cli, {}, "pipeline", "X").get_completions([], "b")
 light = {"pipeline", "pipeline.cli", "pipeline.cli.main", "pipeline.cli.output", "pipeline.errors"}
-light |= {"pipeline.printable"}
+light |= {"pipeline.cli.options", "pipeline.printable"}
 print(sorted({name for name in sys.modules if name.startswith("pipeline")} - light))
 print([name for name in ("numpy", "pydantic", "rich", "tritonclient", "yaml") if name in sys.modules])
 """

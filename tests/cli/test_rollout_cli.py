@@ -15,7 +15,7 @@ from pipeline.recipe.library import find_recipe
 from pipeline.serving.exchange import find_running, next_recipe
 from pipeline.store import Store
 from pipeline.triton.running import RunningServer
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 
 EARLIER = ("limits.max_concurrency=4", "limits.max_output_tokens=64")
 
@@ -37,7 +37,9 @@ def store(tmp_path: Path, file: Path) -> Store:
 
 def rollout(store: Store, *words: str) -> Result:
     """It ends with what it lacks: the package is not built."""
-    done = CliRunner().invoke(cli, ["rollout", *words, "--store", str(store.root), "--offline"])
+    done = CliRunner().invoke(
+        cli, ["rollout", *words, "--store", str(store.root)], env={"HF_HUB_OFFLINE": "1"}
+    )
     assert "is not built as its recipe says now" in str(done.exception)
     return done
 

@@ -39,9 +39,7 @@ def test_all_rules_are_listed() -> None:
     assert [row["id"] for row in json.loads(listed)] == [one.id for one in all_rules()]
     table = ok(CliRunner().invoke(rules.command, [])).stdout
     assert all(f"  {one.id} " in table for one in all_rules())
-    some = ok(
-        CliRunner().invoke(rules.command, ["--group", "host", "--severity", "note", "--runtime", "cpu"])
-    )
+    some = ok(CliRunner().invoke(rules.command, ["host", "note", "cpu"]))
     assert [line.split()[0] for line in some.stdout.splitlines() if line.startswith("  ")] == ["host.ports"]
 
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline.client.testing import Ending, FakeServer, Reply
 from pipeline.triton.deployment import Deployment, DeploymentLimits
 from pipeline.triton.running import RunningServer
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints" / "support-target"
 SLOW = Reply(["word "] * 1000, delay_s=0.02)
@@ -75,7 +75,16 @@ def test_an_answer_and_its_figures(tmp_path: Path) -> None:
     )
     with FakeServer(reply) as server:
         serve(server, tmp_path)
-        done = run("stream", "tiny-cpu", "How do I log in?", "--top-k", "1", "--stop", "\n", store=tmp_path)
+        done = run(
+            "stream",
+            "tiny-cpu",
+            "How do I log in?",
+            "--param",
+            "top_k=1",
+            "--param",
+            'stop="\\n"',
+            store=tmp_path,
+        )
     assert done.stdout == "Open the 안녕 menu 😀.\n"
     assert re.search(
         r"TTFT \d+\.\d ms, ITL p50 \d+\.\d p95 \d+\.\d p99 \d+\.\d ms\n6 tokens in \d", done.stderr
@@ -108,7 +117,7 @@ def test_json(tmp_path: Path) -> None:
 
 def test_without_a_recipe() -> None:
     with FakeServer() as server:
-        raw = run("stream", "--url", server.url, "--raw", "--no-stats", "-", stdin="Once upon")
+        raw = run("stream", "--url", server.url, "--raw", "-q", "-", stdin="Once upon")
         templated = run("stream", "--url", server.url, "--tokenizer", str(TOKENIZER), "Hi")
         neither = run("stream", "--url", server.url, "Hi")
     assert (raw.stdout, raw.stderr) == ("Hello world\n", "")
@@ -190,7 +199,7 @@ def test_ctrl_c_stops_the_answer_on_the_server() -> None:
 
 def test_a_reader_that_has_enough() -> None:
     with FakeServer(SLOW) as server:
-        words = command("stream", "--url", server.url, "--raw", "Hi", "--no-stats")
+        words = command("stream", "--url", server.url, "--raw", "Hi", "-q")
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             process.stdout.read(5)

@@ -36,18 +36,18 @@ def as_json(*arguments: str) -> Any:
 
 
 def test_the_keys_are_listed_with_values_and_reasons() -> None:
-    told = as_json("tiny-cpu", "--list-keys", "--fix", "runtime.threads")
-    keys = {one["key"]: one for one in told["keys"]}
+    told = as_json("tiny-cpu", "--dry-run", "--study", "fix=runtime.threads")
+    keys = {one["key"]: one for one in told["space"]["keys"]}
     assert keys["limits.max_concurrency"]["own"] == 16
     assert all(len(one["values"]) > 1 and one["reason"] for one in keys.values())
-    assert told["left_out"]["runtime.threads"] == "by --fix"
-    assert "does not read it" in told["left_out"]["kv_cache.memory_fraction"]
-    printed = CliRunner().invoke(command, ["tiny-cpu", "--list-keys"])
+    assert told["space"]["left_out"]["runtime.threads"] == "by fix"
+    assert "does not read it" in told["space"]["left_out"]["kv_cache.memory_fraction"]
+    printed = CliRunner().invoke(command, ["tiny-cpu", "--dry-run"])
     assert "[16]" in printed.stdout
 
 
 def test_a_dry_run_says_what_would_be_tried_and_serves_nothing(tmp_path: Path) -> None:
-    told = as_json("tiny-cpu", "--dry-run", "--trials", "5", "--fix", "limits.max_concurrency=8")
+    told = as_json("tiny-cpu", "--dry-run", "--study", "trials=5", "--study", "fix=limits.max_concurrency=8")
     assert told["trials"] == 5
     assert "limits.max_concurrency" not in told["keys"]
     # Of the value that is fixed, not of the file.
@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_would_be_tried_and_serves_nothing(tmp_path: Path) -
     assert told["prompts"] == "calibration"
     assert told["objective"].startswith("throughput")
     assert "minutes" in told["time"]
-    judged = as_json("tiny-cpu", "--dry-run", "--set", "slo.itl_p95_ms=50", "--draft-lengths", "0-3")
+    judged = as_json("tiny-cpu", "--dry-run", "--set", "slo.itl_p95_ms=50", "--study", "draft_lengths=0-3")
     assert judged["objective"].startswith("goodput")
     assert (judged["trials"], judged["keys"]) == (4, "draft.max_draft_tokens")
     assert not (tmp_path / "store" / "tuning").exists()
@@ -63,24 +63,34 @@ def test_a_dry_run_says_what_would_be_tried_and_serves_nothing(tmp_path: Path) -
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "tiny-cpu-tuned.yaml").write_text("")
-    words = ["tiny-cpu", "--trials", "0", "--keys", "limits.max_conc,scheduler.policy", "--fix", "nothing"]
-    result = CliRunner().invoke(command, [*words, "--concurrency", "x", "--rounds", "-1"])
+    words = [
+        "tiny-cpu",
+        "--study",
+        "trials=0",
+        "--study",
+        "keys=limits.max_conc,scheduler.policy",
+        "--study",
+        "fix=nothing",
+    ]
+    result = CliRunner().invoke(command, [*words, "--load", "concurrency=x", "--study", "rounds=-1"])
     assert isinstance(result.exception, InvalidInput)
     assert result.exception.exit_code == 2
     text = str(result.exception)
     for told in (
-        "--trials",
+        "trials",
         "did you mean limits.max_concurrency",
         "scheduler.policy",
-        "--fix = nothing",
-        "--concurrency",
+        "--study: fix = nothing",
+        "--load: concurrency",
     ):
         assert told in text
-    assert "--rounds" in text
+    assert "--study: rounds = -1" in text
     assert "give --force" in text
     # Other names are faults, too, if a sweep looks at one key alone.
-    swept = CliRunner().invoke(command, ["phi-4-fp8", "--draft-lengths", "0-4", "--keys", "kv_cache.reuse"])
-    assert "goes without --draft-lengths" in str(swept.exception)
+    swept = CliRunner().invoke(
+        command, ["phi-4-fp8", "--study", "draft_lengths=0-4", "--study", "keys=kv_cache.reuse"]
+    )
+    assert "goes without draft_lengths" in str(swept.exception)
     assert "has no draft" in str(swept.exception)
 
 
@@ -92,8 +102,15 @@ def test_a_real_search_is_killed_goes_on_and_ends_with_advice(tmp_path: Path) ->
     words = [
         *(sys.executable, "-m", "pipeline.cli.main", "tune", "tiny-cpu", "--json", "--output", str(output)),
         *("--set", "slo.ttft_p95_ms=60000", "--set", "slo.itl_p95_ms=60000"),
-        *("--keys", "draft.max_draft_tokens,limits.max_concurrency", "--trials", "3", "--rounds", "2"),
-        *("--concurrency", "4", "--requests", "8", "--warmup", "0"),
+        *(
+            "--study",
+            "keys=draft.max_draft_tokens,limits.max_concurrency",
+            "--study",
+            "trials=3",
+            "--study",
+            "rounds=2",
+        ),
+        *("--load", "concurrency=4", "--load", "requests=8", "--load", "warmup_s=0"),
     ]
     first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     kept = wait_for(tmp_path / "store" / "tuning", "*/trial-000.json", first)

@@ -88,7 +88,8 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("1.2.1",), 0, "1.2.1 tensorrt: yes, nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
+        (("1.2.1", "--runtime", "tensorrt"), 0,
+         "1.2.1 tensorrt: yes, nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
         (("0.21.0", "--runtime", "pytorch"), 2, "0.21.0 is not supported; the oldest is 1.0.0"),
         (("1.3.0rc14", "--runtime", "tensorrt"), 2, "1.2.1 is the last of them that has trtllm-build"),
         (("1.2.1", "--runtime", "tensorrt", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 2,
@@ -100,17 +101,17 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
         (("1.2.1", "--gpu", "h100"), 2, "GPU h100 is not known; known: h100-sxm-80g, h100-pcie-80g, h100-nvl-94g"),
         (("1.2.1", "--runtime", "tensorrt", "--quantization", "int4_awq", "--kv-cache", "fp8"), 0,
          "leaves no reuse, no chunked context and no draft"),
-        (("9.9.9",), 2, "9.9.9 pytorch: no"),
+        (("9.9.9", "--runtime", "pytorch"), 2, "9.9.9 pytorch: no"),
     ],
 )  # fmt: skip
 def test_check(run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
-    done = run("--check", *arguments)
+    done = run(*arguments)
     assert (done.code, done.err) == (code, "")
     assert said in done.out
 
 
 def test_check_without_a_release_goes_over_all(run: Run) -> None:
-    done = run("--check", "--gpu", "b300-sxm-288g", "--runtime", "tensorrt", "--json")
+    done = run("--gpu", "b300-sxm-288g", "--runtime", "tensorrt", "--json")
     assert done.code == 0
     assert [answer["version"] for answer in done.json if answer["offered"]] == ["1.1.0", "1.2.0", "1.2.1"]
     refused = next(answer for answer in done.json if answer["version"] == "1.0.0")
@@ -119,9 +120,7 @@ def test_check_without_a_release_goes_over_all(run: Run) -> None:
 
 
 def test_all_reasons_at_once(run: Run) -> None:
-    done = run(
-        "--check", "0.21.0", "--runtime", "pytorch", "--gpu", "a10-24g", "--quantization", "nvfp4", "--json"
-    )
+    done = run("0.21.0", "--runtime", "pytorch", "--gpu", "a10-24g", "--quantization", "nvfp4", "--json")
     assert done.code == 2
     assert len(done.json[0]["reasons"]) == 2
 
@@ -134,4 +133,4 @@ def test_wrong_use(run: Run) -> None:
 def test_help_shows_an_example(run: Run) -> None:
     done = run("--help")
     assert done.code == 0
-    assert "  pipeline versions --check 1.2.1 --gpu b200-sxm-180g --quantization int4_awq" in done.out
+    assert "  pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq" in done.out

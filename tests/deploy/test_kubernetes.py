@@ -17,19 +17,23 @@ import pytest
 
 from pipeline.recipe import GatewaySection, load_recipe, packaged
 from pipeline.serving.launch import drain_s
-from tests.support.kubernetes import Object, faults, least_level, objects, pod_specs
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     BUILD,
     GATEWAY,
     ONE,
     SERVE,
     VERSIONS,
+    Object,
     arguments,
     case,
     cluster_files,
     containers,
     every_case,
+    faults,
     gateway_values,
+    least_level,
+    objects,
+    pod_specs,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "kubernetes"

@@ -12,8 +12,17 @@ import pytest
 import yaml
 
 from tests.support.api_server import ApiServer
-from tests.support.kubernetes import Object, documents, faults, least_level, pod_specs
-from tests.support.kubernetes_cases import VERSIONS, case, every_case, gateway_values
+from tests.support.kubernetes import (
+    VERSIONS,
+    Object,
+    case,
+    documents,
+    every_case,
+    faults,
+    gateway_values,
+    least_level,
+    pod_specs,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 

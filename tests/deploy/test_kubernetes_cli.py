@@ -14,7 +14,7 @@ from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import load_recipe
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CPU,
     MANY,
     PUBLIC_KEY,
@@ -62,9 +62,10 @@ def test_the_command_writes_a_recipe_that_is_not_built_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from pipeline.cli.deploy import command
 
-    words = ["llama-3.1-8b-fp8", "--target", "kubernetes", "--offline", "--output", str(tmp_path / "cluster")]
+    words = ["llama-3.1-8b-fp8", "--target", "kubernetes", "--output", str(tmp_path / "cluster")]
     way_in = "kubernetes={hostname: llm.example, expose: 'gateway:infra/public'}"
     done = CliRunner().invoke(command, [*words, "--set", way_in])
     assert done.exit_code == 0, done.output
@@ -78,7 +79,7 @@ def test_the_command_writes_a_recipe_that_is_not_built_yet(
 
 
 def test_what_a_person_changed_is_not_written_again(tmp_path: Path) -> None:
-    words = ("llama-3.1-8b-fp8", "--target", "kubernetes", "--offline", "--output", str(tmp_path / "cluster"))
+    words = ("llama-3.1-8b-fp8", "--target", "kubernetes", "--output", str(tmp_path / "cluster"))
     assert run(*words, store=tmp_path).exit_code == 0
     own, other = (
         tmp_path / f"cluster/{path}" for path in ("overlays/site/kustomization.yaml", "base/server.yaml")
@@ -95,7 +96,7 @@ def test_the_key_of_the_environment_is_that_of_the_cluster(
 ) -> None:
     (tmp_path / "packages.pem").write_text(PUBLIC_KEY)
     monkeypatch.setenv("PIPELINE_VERIFY_KEY", str(tmp_path / "packages.pem"))
-    words = ("llama-3.1-8b-fp8", "--target", "kubernetes", "--offline", "--output", str(tmp_path / "cluster"))
+    words = ("llama-3.1-8b-fp8", "--target", "kubernetes", "--output", str(tmp_path / "cluster"))
     done = run(*words, store=tmp_path)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "cluster/base/packages.pem").read_text() == PUBLIC_KEY

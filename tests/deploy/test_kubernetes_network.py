@@ -8,13 +8,15 @@ import pytest
 import yaml
 
 from pipeline.recipe import load_recipe
-from tests.support.kubernetes import Object, objects, pod_specs
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CASES,
     PUBLIC_KEY,
+    Object,
     case,
     cluster_files,
     every_case,
+    objects,
+    pod_specs,
     recipe_text,
 )
 

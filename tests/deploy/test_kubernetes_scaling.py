@@ -11,11 +11,12 @@ from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.recipe import load_recipe
 from tests.deploy.test_monitoring import engine_metrics
-from tests.support.kubernetes import documents, objects
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CASES,
     case,
+    documents,
     every_case,
+    objects,
 )
 
 

@@ -12,14 +12,16 @@ import yaml
 from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, packaged
 from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
-from tests.support.kubernetes import documents, objects, pod_specs
-from tests.support.kubernetes_cases import (
+from tests.support.kubernetes import (
     CASES,
     MANY,
     arguments,
     case,
     containers,
+    documents,
     every_case,
+    objects,
+    pod_specs,
     run,
 )
 
@@ -86,7 +88,7 @@ def test_a_packaged_recipe_is_spread_over_two_machines(tmp_path: Path) -> None:
         line for line in packaged()[name].read_text().splitlines() if line.startswith("# Over the machines")
     )
     words = line.partition("pipeline deploy ")[2].split()
-    done = run(*words, "--offline", "--output", str(tmp_path / "cluster"), store=tmp_path / "store")
+    done = run(*words, "--output", str(tmp_path / "cluster"), store=tmp_path / "store")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "cluster/base/server.yaml").read_text()
     (group,) = (one for one in documents(text) if one["kind"] == "LeaderWorkerSet")
@@ -96,15 +98,8 @@ def test_a_packaged_recipe_is_spread_over_two_machines(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_a_draft_says_how_it_could_be_spread(tmp_path: Path) -> None:
-    words = (
-        "llama-3.3-70b-fp8",
-        "--target",
-        "kubernetes",
-        "--set",
-        "kubernetes.gpus_per_node=2",
-        "--offline",
-        "--dry-run",
-    )
+    few = ("--set", "kubernetes.gpus_per_node=2")
+    words = ("llama-3.3-70b-fp8", "--target", "kubernetes", *few, "--dry-run")
     refused = run(*words, store=tmp_path)
     assert isinstance(refused.exception, InvalidInput)
     assert "--set draft=null" in str(refused.exception)

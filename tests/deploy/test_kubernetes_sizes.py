@@ -21,8 +21,13 @@ from pipeline.prepare.model_probe import probe_models
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes import runtime_of
 from pipeline.store import Store
-from tests.support.kubernetes import Object, objects, pod_specs
-from tests.support.kubernetes_cases import cluster_files, recipe_text
+from tests.support.kubernetes import (
+    Object,
+    cluster_files,
+    objects,
+    pod_specs,
+    recipe_text,
+)
 
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 PLACES = {"volume": None, "object store": "s3://models/packages"}

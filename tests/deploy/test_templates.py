@@ -13,8 +13,15 @@ from pipeline.deploy.templates import render, yaml_block, yaml_scalar
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
-from tests.support.kubernetes import documents, objects, pod_specs
-from tests.support.kubernetes_cases import ONE, PORTS, cluster_files, with_sections
+from tests.support.kubernetes import (
+    ONE,
+    PORTS,
+    cluster_files,
+    documents,
+    objects,
+    pod_specs,
+    with_sections,
+)
 
 HOSTILE = (
     "", "true", "8080", "1e3", "null", "~", "a: b", "a #b", "- a", "{a: b}", "[a", "a, b}", "'", '"', "\\",

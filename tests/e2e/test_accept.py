@@ -23,7 +23,16 @@ from pipeline.triton.running import RunningServer
 from tests.e2e.conftest import pipeline
 from tests.support.waiting import wait_for
 
-SMALL = ("--prompt-tokens", "24", "--output-tokens", "8", "--rounds", "2", "--questions", "8")
+SMALL = (
+    "--load",
+    "prompt_tokens=24",
+    "--load",
+    "output_tokens=8",
+    "--load",
+    "rounds=2",
+    "--load",
+    "questions=8",
+)
 # Two engines, so that a request can do without the draft.
 RECIPE = ("tiny-cpu", "--set", "runtime.speculation=bls", "--set", "limits.max_concurrency=4")
 # What upstream's file does, as far as its command line and its exit code show it.
@@ -110,7 +119,16 @@ def test_a_build_that_fails_is_told_with_all_that_could_not_be_checked(store: Pa
 
 
 def test_wrong_options_are_told_together_before_anything_runs(store: Path, tmp_path: Path) -> None:
-    wrong = ("--skip", "serve", "--skip", "nothing", "--prompt-tokens", "100000", "--output-tokens", "100000")
+    wrong = (
+        "--skip",
+        "serve",
+        "--skip",
+        "nothing",
+        "--load",
+        "prompt_tokens=100000",
+        "--load",
+        "output_tokens=100000",
+    )
     done = pipeline("accept", "tiny-cpu", *wrong, "--output", str(tmp_path / "new"), store=store)
     assert done.returncode == 2
     assert "4 faults" in done.stderr

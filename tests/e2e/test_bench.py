@@ -19,8 +19,17 @@ from tests.e2e.conftest import Build, pipeline
 
 REQUESTS, PROMPT, OUTPUT = 40, 60, 20
 LOAD = (
-    *("--requests", str(REQUESTS), "--warmup", "0", "--concurrency", "4", "--seed", "5"),
-    *("--prompt-tokens", str(PROMPT), "--output-tokens", str(OUTPUT)),
+    *(
+        "--load",
+        f"requests={REQUESTS}",
+        "--load",
+        "warmup_s=0",
+        "--load",
+        "concurrency=4",
+        "--load",
+        "seed=5",
+    ),
+    *("--load", f"prompt_tokens={PROMPT}", "--load", f"output_tokens={OUTPUT}"),
     *("--slo", "ttft_p95_ms=600000", "--slo", "itl_p95_ms=600000"),
 )
 
@@ -90,7 +99,7 @@ class Counts:
 def test_counts_are_those_of_the_server(way: str, served: RunningServer, store: Path, tmp_path: Path) -> None:
     before = Counts.settled(served)
     page = tmp_path / "bench.html"
-    result = bench(store, *LOAD, "--page", str(page))
+    result = bench(store, *LOAD, "--output", str(page))
     assert result["target"]["way"] == way
     after, level = Counts.settled(served), result["levels"][0]
     checks = after.checks - before.checks
@@ -131,8 +140,9 @@ def test_conversations_with_a_shared_prefix_find_their_blocks_again(
 
     before = reused()
     result = bench(
-        store, "--requests", "30", "--warmup", "0", "--concurrency", "2", "--prefix-tokens", "128", "--turns", "3",
-        "--prompt-tokens", "20", "--output-tokens", "10", "--cancel", "0.2",
+        store, "--load", "requests=30", "--load", "warmup_s=0", "--load", "concurrency=2", 
+        "--load", "prefix_tokens=128", "--load", "turns=3",
+        "--load", "prompt_tokens=20", "--load", "output_tokens=10", "--load", "cancel=0.2",
     )  # fmt: skip
     outcomes = result["levels"][0]["requests"]
     assert outcomes["complete"] + outcomes["left"] == sum(outcomes.values()) == 30

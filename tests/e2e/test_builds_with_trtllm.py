@@ -19,8 +19,8 @@ from pipeline.store import Manifest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import launch, pipeline
 from tests.support import CHECKPOINTS
-from tests.support.builder_docker import DIGEST, BuilderDocker
-from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.builders import DIGEST, BuilderDocker
+from tests.support.machines import line, put_nvidia_smi
 from tests.support.trtllm_build import FAILS, put_trtllm_build
 from tests.support.waiting import wait_for
 

@@ -26,8 +26,11 @@ from pipeline.recipe import load_recipe
 from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
-from tests.support.kubernetes import pod_specs
-from tests.support.kubernetes_cases import cluster_files, recipe_text
+from tests.support.kubernetes import (
+    cluster_files,
+    pod_specs,
+    recipe_text,
+)
 from tests.support.names import HostsFile
 from tests.support.pods import Pod, secret_values
 from tests.support.servers import PostgresServer, RedisServer

@@ -33,7 +33,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
 from pipeline.recipe.deployment import MetricNames, Spread
-from tests.support.servers.started import Servers, started_servers
+from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}

@@ -50,7 +50,7 @@ def test_turns_of_a_chat_and_several_questions(start: Start) -> None:
     assert (done.exit_code, done.stdout) == (0, "One.\nTwo.\n")
     assert running.upstream.requests[1].prompt == "user: first\nassistant: One.\nuser: second\n"
     running = start(Reply(["yes"]))
-    done = run(running, "generate", "a", "b", "--json", "--no-stats")
+    done = run(running, "generate", "a", "b", "--json", "-q")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(row["index"], row["text"], row["finish_reason"]) for row in rows] == [
         (0, "yes", "stop"),
@@ -58,12 +58,13 @@ def test_turns_of_a_chat_and_several_questions(start: Start) -> None:
     ]
 
 
-def test_a_key_is_sent(start: Start) -> None:
+def test_a_key_is_sent(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(tenants=Tenants({sha256(b"secret").hexdigest(): Tenant("a", TenantLimits())}))
     refused = run(running, "stream", "Hi")
     assert isinstance(refused.exception, UserError)
     assert "HTTP 401: No API key provided" in str(refused.exception)
-    assert run(running, "stream", "Hi", "--api-key", "secret").stdout == "Hello world\n"
+    monkeypatch.setenv("PIPELINE_API_KEY", "secret")
+    assert run(running, "stream", "Hi").stdout == "Hello world\n"
 
 
 def test_refusals_name_what_was_typed(start: Start) -> None:

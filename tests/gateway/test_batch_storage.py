@@ -20,7 +20,7 @@ from pipeline.gateway.api.batches.objects import BatchObject, FileObject
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from pipeline.gateway.errors import ApiError
 from tests.gateway.conftest import opened_place, places
-from tests.support.servers.started import Servers
+from tests.support.servers import Servers
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
 

@@ -13,7 +13,8 @@ from pipeline.gateway.api import model_answer
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
-from tests.support.browser import Page, Unavailable, chromium, opened
+from tests.support.browser import Page, opened
+from tests.support.downloads import Unavailable, chromium
 
 LAST = "[...document.querySelectorAll('.assistant .body')].at(-1)"
 IDLE = "document.querySelector('#send').textContent === 'Send'"

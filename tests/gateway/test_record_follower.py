@@ -20,7 +20,7 @@ from pipeline.gateway.served_model import ServedModel
 from pipeline.triton.running import RunningServer, State
 from tests.gateway.conftest import Start, Upstream
 from tests.support import waiting
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:

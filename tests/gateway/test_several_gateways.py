@@ -42,7 +42,7 @@ from tests.gateway.test_gateway_batches import (
 )
 from tests.gateway.test_gateway_responses import create as respond
 from tests.gateway.test_gateway_responses import events_of
-from tests.support.servers.started import Servers
+from tests.support.servers import Servers
 from tests.support.state_gateway import gateway_process
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for

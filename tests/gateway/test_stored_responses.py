@@ -29,7 +29,7 @@ from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start, opened_place, places
 from tests.gateway.test_gateway_responses import create, events_of, judged
-from tests.support.servers.started import Servers
+from tests.support.servers import Servers
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
 

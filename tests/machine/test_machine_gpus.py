@@ -12,8 +12,7 @@ from pipeline.machine.gpus import GpuSeen, Link, parse, read_gpus, read_topology
 from pipeline.machine.nvml import survey
 from pipeline.machine.probe import CommandOutput
 from pipeline.plan.machine_facts import GpuLink
-from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.tools import HANGS, put_tool
+from tests.support.machines import HANGS, line, put_nvidia_smi, put_tool
 
 # As drivers 525 to 590 print it: tabs between columns, the heading underlined, network cards beside the GPUs.
 FOUR_H100 = """\

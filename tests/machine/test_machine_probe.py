@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.machine.probe import Late, at_once, run_command
-from tests.support.tools import HANGS, put_tool
+from tests.support.machines import HANGS, put_tool
 from tests.support.waiting import wait_for
 
 

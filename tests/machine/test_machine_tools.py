@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.machine.docker import read_docker
 from pipeline.machine.programs import EngineBuilder, Mpi, read_builder, read_mpi, read_triton
-from tests.support.tools import HANGS, put_tool
+from tests.support.machines import HANGS, put_tool
 
 RUNC = {"io.containerd.runc.v2": {"path": "runc"}, "runc": {"path": "runc"}}
 INFO = {

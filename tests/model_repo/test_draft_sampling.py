@@ -17,8 +17,7 @@ import pytest
 
 from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
-from tests.support.engine import Answer
-from tests.support.fake_model import FakeModel, next_logits
+from tests.support.engine import Answer, FakeModel, next_logits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "model_repo" / "tensorrt_llm_bls" / "1"))
 from draft_calls import EnginePair

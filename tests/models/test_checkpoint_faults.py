@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 
 from pipeline.errors import CheckpointError
 from pipeline.models import CheckpointReader, TensorFiles
-from tests.support.models import make_checkpoint
-from tests.support.quantized import quantize_checkpoint
+from tests.support.models import make_checkpoint, quantize_checkpoint
 
 BLOCK = "model.layers.1.self_attn."
 Tensors = dict[str, np.ndarray]

@@ -13,8 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from pipeline.models import CheckpointReader, Format
 from pipeline.models.layers import LinearLayer, round_e4m3, unpack_e2m1, unpack_rows
-from tests.support.models import make_checkpoint
-from tests.support.quantized import quantize_checkpoint
+from tests.support.models import make_checkpoint, quantize_checkpoint
 
 INT4 = arrays(
     np.int8, st.tuples(st.integers(1, 5).map(lambda n: 2 * n), st.integers(1, 7)), elements=st.integers(-8, 7)

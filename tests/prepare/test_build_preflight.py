@@ -17,8 +17,7 @@ from pipeline.progress import Silent
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.stages import Builder
 from pipeline.store import Store
-from tests.support.checkpoints import CONFIG, whole
-from tests.support.hub import LoopbackHub
+from tests.support.hub import CONFIG, LoopbackHub, whole
 
 REPO = "org/nobody-knows"
 

@@ -23,8 +23,7 @@ from pipeline.recipe.catalog import annotated_yaml
 from pipeline.sources import hub_errors
 from pipeline.store import Store
 from tests.support import CHECKPOINTS
-from tests.support.checkpoints import TOKENIZER
-from tests.support.hub import LoopbackHub
+from tests.support.hub import TOKENIZER, LoopbackHub
 from tests.support.machines import h100s
 
 LLAMA_8B, LLAMA_70B = (
@@ -106,18 +105,23 @@ def test_what_is_written_is_what_the_plan_lets_pass(
     assert all(" ".join(first.reasons[key].split()) in comments for key in derived)
 
 
+@pytest.mark.usefixtures("offline")
 def test_the_gpus_of_this_machine_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "take", lambda **_: h100s(2))
-    first = initial_recipe(InitRequest(source=LLAMA_70B, runtime="tensorrt", offline=True), store)
+    first = initial_recipe(InitRequest(source=LLAMA_70B, runtime="tensorrt"), store)
     assert first.place == "2 x h100-sxm-80g"
     assert first.reasons["runtime.gpu"] == "what this machine has: 2 x NVIDIA H100 80GB HBM3"
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.usefixtures("offline")
 def test_what_fits_nowhere_is_refused_with_what_each_option_lacks(store: Store) -> None:
     with pytest.raises(InvalidInput) as refused:
-        initial_recipe(
-            InitRequest(source=LLAMA_70B, gpu="l4-24g", gpus=1, runtime="tensorrt", offline=True), store
-        )
+        initial_recipe(InitRequest(source=LLAMA_70B, gpu="l4-24g", gpus=1, runtime="tensorrt"), store)
     said = str(refused.value)
     for form in ("none", "fp8", "int4_awq"):
         assert f"1 x l4-24g {form}, runtime tensorrt" in said
@@ -125,12 +129,13 @@ def test_what_fits_nowhere_is_refused_with_what_each_option_lacks(store: Store) 
     assert "--gpus = 1: is not enough (2 x l4-24g" in said or "--gpus = 1: is not enough (4 x l4-24g" in said
 
 
+@pytest.mark.usefixtures("offline")
 def test_what_this_machine_has_no_memory_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "serving_memory_bytes", lambda _: 16 << 30)
     with pytest.raises(
         InvalidInput, match=r"int4_awq: does not fit: .* GiB too much for this machine's memory"
     ):
-        initial_recipe(InitRequest(source=LLAMA_70B, runtime="cpu", offline=True), store)
+        initial_recipe(InitRequest(source=LLAMA_70B, runtime="cpu"), store)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +147,13 @@ def test_what_this_machine_has_no_memory_for(store: Store, monkeypatch: pytest.M
         ),
         (InitRequest(source=LLAMA_8B, runtime="tensorrt"), "this machine has no GPU"),
         (InitRequest(source=LLAMA_8B, gpu="l4-24g", runtime="cpu"), "leave out --gpu and --gpus"),
-        (InitRequest(source=HubSource("org/unknown")), "leave out --offline"),
+        (InitRequest(source=HubSource("org/unknown")), "HF_HUB_OFFLINE forbids"),
     ],
 )
+@pytest.mark.usefixtures("offline")
 def test_what_cannot_be_asked_for(request_: InitRequest, said: str, store: Store) -> None:
     with pytest.raises(UserError, match=said):
-        initial_recipe(request_.model_copy(update={"offline": True}), store)
+        initial_recipe(request_, store)
 
 
 def test_a_model_of_the_hub_by_its_headers(

@@ -20,8 +20,7 @@ from pipeline.prepare.report import make_report
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.sources import hub_errors
 from pipeline.store import Store
-from tests.support.checkpoints import TOKENIZER, index
-from tests.support.hub import LoopbackHub
+from tests.support.hub import TOKENIZER, LoopbackHub, index
 
 REPO = "org/nobody-knows"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, InvalidRequest, SamplingParams
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.sampler import accept_or_resample, gumbel
-from tests.support.engine import Answer, answer, request
-from tests.support.fake_model import VOCAB, FakeModel, next_logits
+from tests.support.engine import VOCAB, Answer, FakeModel, answer, next_logits, request
 
 PROMPT = [1, 2, 3]
 

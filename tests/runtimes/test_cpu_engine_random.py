@@ -24,8 +24,7 @@ from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.sampler import SamplingRow, choose
 from pipeline.runtimes.cpu.engine.sequence import Sequence
-from tests.support.engine import Answer, add, finish_all, matcher_of
-from tests.support.fake_model import VOCAB, FakeModel, next_logits
+from tests.support.engine import VOCAB, Answer, FakeModel, add, finish_all, matcher_of, next_logits
 
 IDS = st.integers(0, VOCAB - 1)
 WORDS = st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)

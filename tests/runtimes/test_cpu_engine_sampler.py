@@ -15,8 +15,7 @@ from pipeline.runtimes.cpu.engine import EngineRequest, EngineSettings, InvalidR
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.sampler import RandomDraw, SamplingRow, choose, gumbel, sample
 from pipeline.runtimes.cpu.engine.sequence import Sequence
-from tests.support.engine import answer, request
-from tests.support.fake_model import FakeModel
+from tests.support.engine import FakeModel, answer, request
 
 VOCAB = 50
 DRAWS = 20_000

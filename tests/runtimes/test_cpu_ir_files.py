@@ -20,8 +20,7 @@ from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.weights import Weights
 from tests.support.decoding import Stateful, paged_logits, prompt, reference, reference_logits
-from tests.support.models import make_checkpoint
-from tests.support.quantized import quantize_checkpoint
+from tests.support.models import make_checkpoint, quantize_checkpoint
 
 FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
 PACKED = {"fp8": "f8e4m3", "int4_awq": "i4", "w4a8_awq": "i4", "int8_sq": "i8"}

@@ -10,10 +10,8 @@ from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.executors import BuildJob
 from pipeline.runtimes.tensorrt.executors.remote import AdoptExecutor, read_facts
-from tests.support.build_jobs import job_in
-from tests.support.build_scripts import handovers, run_script, script_in
-from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.builders import ScriptedBuilder, handovers, job_in, run_script, script_in
+from tests.support.machines import line, put_nvidia_smi
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.runtimes.tensorrt.executors import executor_of
-from tests.support.build_jobs import job_in
-from tests.support.builder_docker import DIGEST, BuilderDocker
-from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.builders import DIGEST, BuilderDocker, ScriptedBuilder, job_in
 
 IMAGE = container("1.2.1").image
 

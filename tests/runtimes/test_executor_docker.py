@@ -13,10 +13,8 @@ import pytest
 from pipeline.errors import ServerError, StageError, UserError
 from pipeline.progress import Lines, Silent
 from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor, container_name
-from tests.support.build_jobs import job_in
-from tests.support.builder_docker import DIGEST, BuilderDocker
-from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.builders import DIGEST, BuilderDocker, ScriptedBuilder, job_in
+from tests.support.machines import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
@@ -140,7 +138,7 @@ import sys
 from pathlib import Path
 from pipeline.progress import Lines
 from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor
-from tests.support.build_jobs import job_in
+from tests.support.builders import job_in
 DockerExecutor().run(job_in(Path(sys.argv[1])), Lines())
 """
 

@@ -20,11 +20,16 @@ from pipeline.runtimes.tensorrt.executors.remote import (
     read_sums,
     render,
 )
-from tests.support.build_jobs import job_in
-from tests.support.build_scripts import handovers, run_script, script_in
-from tests.support.builder_docker import DIGEST, BuilderDocker
-from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.builders import (
+    DIGEST,
+    BuilderDocker,
+    ScriptedBuilder,
+    handovers,
+    job_in,
+    run_script,
+    script_in,
+)
+from tests.support.machines import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
 GOLDEN = Path(__file__).parent / "golden" / "build-script.sh"

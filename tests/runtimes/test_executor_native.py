@@ -18,9 +18,8 @@ from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.programs import tensorrt_llm_of
 from pipeline.progress import Lines, Silent
 from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
-from tests.support.build_jobs import job_in
-from tests.support.nvidia_smi import line, put_nvidia_smi
-from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.builders import ScriptedBuilder, job_in
+from tests.support.machines import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
 
@@ -180,7 +179,7 @@ import sys
 from pathlib import Path
 from pipeline.progress import Lines
 from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
-from tests.support.build_jobs import job_in
+from tests.support.builders import job_in
 NativeExecutor().run(job_in(Path(sys.argv[1])), Lines())
 """
 

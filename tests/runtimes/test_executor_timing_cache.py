@@ -11,8 +11,7 @@ import pytest
 from pipeline.errors import StageError
 from pipeline.progress import Lines, Silent
 from pipeline.runtimes.tensorrt.executors.builder import NativeExecutor
-from tests.support.build_jobs import job_in
-from tests.support.scripted_builder import ScriptedBuilder
+from tests.support.builders import ScriptedBuilder, job_in
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pipeline.runtimes.tensorrt.building import build_job
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
 from pipeline.runtimes.tensorrt.runtime import TensorRTBackend
-from tests.support.rank_checkpoints import make_ranks
+from tests.support.tensorrt import make_ranks
 from tests.support.trtllm_build import FAILS, FAILURES, put_trtllm_build
 
 NATIVE = ExecutorChoice("native")

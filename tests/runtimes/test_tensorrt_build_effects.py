@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.trtllm_build import data, versions
 from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects, parse_message
-from tests.support.rank_checkpoints import rank_config
+from tests.support.tensorrt import rank_config
 
 LLAMA = "LlamaForCausalLM"
 SIZES = {"max_batch_size": 64, "max_seq_len": 4096, "max_input_len": 3072, "max_num_tokens": 8192}

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import StageError
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from tests.support.engine_folders import make_engine
+from tests.support.tensorrt import make_engine
 
 
 def test_the_values_of_an_engine(tmp_path: Path) -> None:

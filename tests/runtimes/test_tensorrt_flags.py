@@ -43,8 +43,7 @@ from pipeline.runtimes.tensorrt.flags import (
     trtllm_build_flags,
 )
 from pipeline.runtimes.tensorrt.runtime import TensorRTBackend
-from tests.support.rank_checkpoints import rank_config
-from tests.support.tensorrt_recipes import FORMATS, recipe, recipes, roles
+from tests.support.tensorrt import FORMATS, rank_config, recipe, recipes, roles
 
 GOLDEN = Path(__file__).parent / "golden" / "trtllm_build.txt"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from pipeline.recipe import Recipe
 from pipeline.runtimes.tensorrt.flags import engine_limits
-from tests.support.tensorrt_recipes import recipe, recipes, roles
+from tests.support.tensorrt import recipe, recipes, roles
 
 
 @given(recipes)

@@ -25,7 +25,7 @@ from pipeline.store import Artifact, Json, Store
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from tests.support import CHECKPOINTS
-from tests.support.engine_folders import make_engine
+from tests.support.tensorrt import make_engine
 
 LIMITS = "limits={max_input_tokens: 512, max_output_tokens: 256, max_concurrency: 16}"
 

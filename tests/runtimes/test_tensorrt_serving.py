@@ -13,7 +13,7 @@ from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
-from tests.support.engine_folders import make_engine
+from tests.support.tensorrt import make_engine
 
 GIB = 2**30
 GPU = 80 * GIB

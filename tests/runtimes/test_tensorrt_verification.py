@@ -15,7 +15,7 @@ from pipeline.recipe import load_recipe
 from pipeline.runtimes.tensorrt.build_effects import CheckpointConfig, effects
 from pipeline.runtimes.tensorrt.flags import trtllm_build_flags
 from pipeline.runtimes.tensorrt.verification import verify
-from tests.support.rank_checkpoints import make_ranks
+from tests.support.tensorrt import make_ranks
 from tests.support.trtllm_build import Machine, main
 
 VERSION = "1.2.1"

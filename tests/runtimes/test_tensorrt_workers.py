@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.runtimes import ExecutorChoice
 from pipeline.runtimes.tensorrt.building import offered, workers
-from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.machines import line, put_nvidia_smi
 
 GIB = 2**30
 NATIVE = ExecutorChoice("native")

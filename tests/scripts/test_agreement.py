@@ -26,7 +26,7 @@ def test_what_we_measure_contains_what_the_server_did(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}"
         subject = Subject("stand-in", "gateway", url, "stand-in", None, max_prompt=64, max_answer=64)
         settings = LoadSettings(
-            concurrency=(1,), prompts=str(prompts), output_tokens=Lengths(8), requests=4, warm_up_s=0
+            concurrency=(1,), prompts=prompts, output_tokens=Lengths(8), requests=4, warmup_s=0
         )
         (level,) = run_bench(subject, settings, Silent()).levels
         with urllib.request.urlopen(f"{url}/told", timeout=30) as answer:

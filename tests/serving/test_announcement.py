@@ -15,7 +15,7 @@ from pipeline.keeper import HealthIssue, Keeper, RestartPolicy
 from pipeline.progress import Silent
 from pipeline.serving.announcement import Announcement
 from pipeline.triton.running import SUPERVISED, RunningServer, metrics_targets
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 
 
 class Heard(Silent):

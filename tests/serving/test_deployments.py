@@ -18,8 +18,7 @@ from pipeline.serving.deployments import find_deployment, recipe_of
 from pipeline.store import Store
 from pipeline.triton.deployment import LaunchSpec
 from pipeline.triton.running import RunningServer
-from tests.support.deployments import gpu_deployment
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES, gpu_deployment
 
 SETS = ("limits.max_concurrency=3", "cache.enabled=true")
 

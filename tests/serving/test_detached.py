@@ -28,7 +28,7 @@ from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 from tests.support.waiting import wait_for
 
 DEADLINE_S = 240
@@ -139,9 +139,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
 
     logs = shell.run("logs", "support").stdout
     assert "triton  | " in logs
-    assert (
-        "Started GRPCInferenceService" in shell.run("logs", "support", "--triton", "--lines", "2000").stdout
-    )
+    assert "Started GRPCInferenceService" in shell.run("logs", "support", "triton", "--lines", "2000").stdout
     follow = [sys.executable, "-m", "pipeline.cli.main", "logs", "support", "-f"]
     following = subprocess.Popen(follow, stdout=subprocess.PIPE, text=True)
     stopped = shell.run("stop", "support")
@@ -149,7 +147,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     # Who follows sees the end, and ends with it.
     assert "stopped Triton for support" in following.communicate(timeout=DEADLINE_S)[0]
     assert shell.ps() == {}
-    assert "stopped Triton for support" in shell.run("logs", "support", "--supervisor").stdout
+    assert "stopped Triton for support" in shell.run("logs", "support", "supervisor").stdout
     assert (
         "no such deployment; nothing is served from this store" in shell.run("stop", "support", code=2).stderr
     )
@@ -354,8 +352,8 @@ def test_deployments_of_one_supervisor_have_its_log(
         record_of(other, cpu_package, control=control).write(shell.store / "running", name)
     (shell.store / "logs" / "one").mkdir(parents=True)
     (shell.store / "logs" / "one" / "serve.log").write_text("starting Triton\nready after 3 s\n")
-    assert shell.run("logs", "two", "--supervisor", "--lines", "1").stdout == "ready after 3 s\n"
-    assert "two has no such log here" in shell.run("logs", "two", "--gateway", code=2).stderr
+    assert shell.run("logs", "two", "supervisor", "--lines", "1").stdout == "ready after 3 s\n"
+    assert "two has no such log here" in shell.run("logs", "two", "gateway", code=2).stderr
 
 
 def test_a_record_is_not_forgotten_while_its_lock_is_held(

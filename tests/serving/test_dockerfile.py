@@ -25,8 +25,8 @@ from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import CONTAINER_ROOT, LaunchSpec
 from tests.support.deployments import gpu_deployment
-from tests.support.dockerfile import parse
-from tests.support.tools import put_tool
+from tests.support.machines import put_tool
+from tests.support.pods import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest, verify
 from tests.support import CHECKPOINTS
-from tests.support.engine_folders import make_engine
+from tests.support.tensorrt import make_engine
 
 TOKENIZER = CHECKPOINTS / "support-target"
 LIMITS = DeploymentLimits(

@@ -22,7 +22,7 @@ from pipeline.serving.ports import Ports
 from pipeline.serving.preflight import check_local, port_findings, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
-from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.machines import line, put_nvidia_smi
 
 MIB, GIB = 1 << 20, 1 << 30
 H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")

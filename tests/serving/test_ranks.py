@@ -19,7 +19,7 @@ from pipeline.errors import ServerError
 from pipeline.machine import process_guard
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
-from tests.support.ranks import leader_of, two_ranks
+from tests.support.launchers import leader_of, two_ranks
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.servers

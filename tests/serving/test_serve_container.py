@@ -16,8 +16,8 @@ from pipeline.machine.programs import Software
 from pipeline.serving.ports import Ports
 from pipeline.triton.running import RunningServer
 from tests.support.command import Command
-from tests.support.containers import DIGEST, StandInDocker
-from tests.support.nvidia_smi import line, put_nvidia_smi
+from tests.support.launchers import DIGEST, StandInDocker
+from tests.support.machines import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.servers

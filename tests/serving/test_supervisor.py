@@ -37,7 +37,7 @@ from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
-from tests.support.records import ADDRESSES
+from tests.support.deployments import ADDRESSES
 from tests.support.waiting import wait_for
 
 WAIT_S = 120.0

@@ -29,7 +29,7 @@ from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import DeploymentLimits
 from pipeline.triton.text_models import OURS
-from tests.support.engine_folders import make_engine
+from tests.support.tensorrt import make_engine
 
 GOLDEN = Path(__file__).parent / "golden" / "tensorrt"
 IDS = TokenIds(end=128001, pad=128001, stop=(128008, 128009), vocab_size=128256)

@@ -11,9 +11,8 @@ from pipeline.progress import Silent
 from pipeline.sources import HubCheckpoint, resolve_checkpoint
 from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Store
-from tests.support.checkpoints import sharded, whole
-from tests.support.hub import LoopbackHub
-from tests.support.hub_fetching import REPO, SHARDS, Asked, Recorder, get, held
+from tests.support.fetching import REPO, SHARDS, Asked, Recorder, get, held
+from tests.support.hub import LoopbackHub, sharded, whole
 
 
 def test_revisions_become_commits(hub: LoopbackHub) -> None:

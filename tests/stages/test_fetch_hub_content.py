@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.checkpoints import CONFIG, index, sharded, weights, whole
-from tests.support.hub import LoopbackHub
-from tests.support.hub_fetching import REPO, SHARDS, Asked, get, held, refused
+from tests.support.fetching import REPO, SHARDS, Asked, get, held, refused
+from tests.support.hub import CONFIG, LoopbackHub, index, sharded, weights, whole
 
 
 def test_too_small_a_disk_is_found_before_the_weights(

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import CONFIG, whole
-from tests.support.hub import LoopbackHub
-from tests.support.hub_fetching import REPO, Asked, get, held, refused
+from tests.support.fetching import REPO, Asked, get, held, refused
+from tests.support.hub import CONFIG, LoopbackHub, whole
 
 
 def test_a_gated_model_without_a_token(hub: LoopbackHub, into: Path) -> None:
@@ -105,7 +104,7 @@ def test_no_network(into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert message.startswith(
         "hf:org/name: http://127.0.0.1:9 cannot be reached ([Errno 111] Connection refused)"
     )
-    assert message.endswith("what the store has already can be built with --offline")
+    assert message.endswith("what the store has already can be built with HF_HUB_OFFLINE=1")
     monkeypatch.setenv("HF_ENDPOINT", "somewhere")
     assert "somewhere cannot be reached" in refused(into)
 

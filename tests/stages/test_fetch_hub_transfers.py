@@ -9,9 +9,8 @@ import pytest
 from huggingface_hub import constants
 
 from pipeline.stages import download
-from tests.support.checkpoints import sharded, whole
-from tests.support.hub import LoopbackHub
-from tests.support.hub_fetching import REPO, SHARDS, Recorder, get, held, refused
+from tests.support.fetching import REPO, SHARDS, Recorder, get, held, refused
+from tests.support.hub import LoopbackHub, sharded, whole
 
 
 def test_a_broken_transfer_goes_on_where_it_broke(hub: LoopbackHub, into: Path) -> None:

@@ -22,8 +22,8 @@ from pipeline.recipe import LocalSource
 from pipeline.sources import LocalCheckpoint, resolve_checkpoint
 from pipeline.stages.fetch import fetch
 from pipeline.store import Artifact, ArtifactKey, Store, files
-from tests.support.checkpoints import CONFIG, index, sharded, weights, whole
 from tests.support.hashed import HashedFiles
+from tests.support.hub import CONFIG, index, sharded, weights, whole
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.store import Store, verify
-from tests.support import fetcher
-from tests.support.checkpoints import whole
-from tests.support.hub import LoopbackHub
+from tests.support import fetching
+from tests.support.hub import LoopbackHub, whole
 from tests.support.waiting import wait_for
 
 REPO = "org/name"
@@ -41,7 +40,7 @@ def start(hub: LoopbackHub, tmp_path: Path) -> Iterator[Start]:
     }
 
     def begin() -> subprocess.Popen[str]:
-        command = [sys.executable, fetcher.__file__, str(tmp_path / "store"), REPO]
+        command = [sys.executable, fetching.__file__, str(tmp_path / "store"), REPO]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

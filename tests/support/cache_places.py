@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.backends import file_of, open_backend
@@ -15,22 +16,12 @@ from tests.support.servers import Server
 _names = count()
 
 
-class Storage(Protocol):
-    """What lies behind an address."""
-
-    def raw(self, url: str) -> bytes:
-        """Everything that is stored there."""
-
-    def damage(self, url: str, name: str, key: bytes) -> None:
-        """Change a byte of an answer."""
-
-
 @dataclass
 class Place:
-    """One cache, that no other test uses."""
+    """One cache, that no other test uses; `kind` is memory, sqlite, redis or pgvector."""
 
+    kind: str
     url: str
-    storage: Storage
     server: Server | None = None
     name: str = field(default_factory=lambda: f"cache-{next(_names)}")
     opened: list[Backend] = field(default_factory=list)
@@ -38,100 +29,95 @@ class Place:
 
     def open(self, capacity: Capacity | None = None, codec: Codec | None = None, name: str = "") -> Backend:
         name = name or self.name
-        if self.url == "memory://":
+        if self.kind == "memory":
             backend = self.in_memory.setdefault(name, open_backend(self.url, capacity))
         else:
             backend = open_backend(self.url, capacity, name=name, codec=codec)
         self.opened.append(backend)
         return backend
 
-    def raw(self) -> bytes:
-        return self.storage.raw(self.url)
-
-    def damage(self, key: bytes) -> None:
-        self.storage.damage(self.url, self.name, key)
-
     @property
     def is_shared(self) -> bool:
         """Whether other processes can use it."""
-        return not self.url.startswith("memory")
+        return self.kind != "memory"
+
+    def raw(self) -> bytes:
+        """Everything that is stored there."""
+        if self.kind == "sqlite":
+            file = file_of(self.url)
+            return b"".join(path.read_bytes() for path in sorted(file.parent.glob(file.name + "*")))
+        if self.kind == "pgvector":
+            return postgres_rows(self.url, "pipeline_cache_1")
+        assert self.kind == "redis"
+        return redis_values(self.url)
+
+    def damage(self, key: bytes) -> None:
+        """Change a byte of an answer."""
+        if self.kind == "sqlite":
+            connection = sqlite3.connect(file_of(self.url))
+            with connection:
+                (kept,) = connection.execute("SELECT answer FROM entries WHERE key = ?", (key,)).fetchone()
+                connection.execute("UPDATE entries SET answer = ? WHERE key = ?", (_damaged(kept), key))
+            connection.close()
+        elif self.kind == "pgvector":
+            import psycopg
+
+            entries, one, where = "pipeline_cache_1.entries", "cache = %s AND key = %s", (self.name, key)
+            with psycopg.connect(self.url) as connection:
+                query = f"SELECT answer FROM {entries} WHERE {one}"
+                (kept,) = connection.execute(query, where).fetchone() or (b"",)
+                connection.execute(f"UPDATE {entries} SET answer = %s WHERE {one}", (_damaged(kept), *where))
+        else:
+            assert self.kind == "redis"
+            client = redis_client(self.url)
+            at = f"pipeline:{{{self.name}}}:entry:".encode() + key
+            client.hset(at, "answer", _damaged(client.hget(at, "answer")))
+            client.close()
 
 
-def damaged(kept: bytes) -> bytes:
+def postgres_rows(url: str, schema: str) -> bytes:
+    """The values of all rows of a schema's tables."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        names = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)
+        ).fetchall()
+        rows = [
+            row
+            for (name,) in names
+            for row in connection.execute(f"SELECT * FROM {schema}.{name}").fetchall()
+        ]
+    return b"\n".join(
+        value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
+    )
+
+
+def redis_values(url: str) -> bytes:
+    """Everything in a database of Redis, keys included."""
+    client = redis_client(url)
+    readers: dict[bytes, Any] = {
+        b"hash": client.hgetall,
+        b"zset": lambda key: client.zrange(key, 0, -1),
+        b"string": client.get,
+        b"set": client.smembers,
+        # Keys may run out meanwhile.
+        b"none": lambda _: None,
+    }
+    found = b"\n".join(key + _flat(readers[client.type(key)](key)) for key in client.scan_iter(count=1000))
+    client.close()
+    return found
+
+
+def redis_client(url: str) -> Any:
+    import redis
+
+    return redis.Redis.from_url(url.replace("valkey://", "redis://"), protocol=2)
+
+
+def _damaged(kept: bytes) -> bytes:
     middle = len(kept) // 2
     return kept[:middle] + bytes([kept[middle] ^ 1]) + kept[middle + 1 :]
-
-
-class NoStorage:
-    def raw(self, url: str) -> bytes:
-        raise NotImplementedError
-
-    def damage(self, url: str, name: str, key: bytes) -> None:
-        raise NotImplementedError
-
-
-class SqliteStorage:
-    def raw(self, url: str) -> bytes:
-        file = file_of(url)
-        return b"".join(path.read_bytes() for path in sorted(file.parent.glob(file.name + "*")))
-
-    def damage(self, url: str, name: str, key: bytes) -> None:  # noqa: ARG002
-        import sqlite3
-
-        with sqlite3.connect(file_of(url)) as connection:
-            (kept,) = connection.execute("SELECT answer FROM entries WHERE key = ?", (key,)).fetchone()
-            connection.execute("UPDATE entries SET answer = ? WHERE key = ?", (damaged(kept), key))
-        connection.close()
-
-
-class RedisStorage:
-    def raw(self, url: str) -> bytes:
-        client = self._client(url)
-        readers = {
-            b"hash": client.hgetall,
-            b"zset": lambda key: client.zrange(key, 0, -1),
-            b"string": client.get,
-            b"set": client.smembers,
-        }
-        kinds = ((key, client.type(key)) for key in client.scan_iter(count=1000))
-        # Keys of other tests may run out meanwhile.
-        found = b"".join(key + _flat(readers[kind](key)) for key, kind in kinds if kind != b"none")
-        client.close()
-        return found
-
-    def damage(self, url: str, name: str, key: bytes) -> None:
-        client = self._client(url)
-        at = f"pipeline:{{{name}}}:entry:".encode() + key
-        client.hset(at, "answer", damaged(client.hget(at, "answer")))
-        client.close()
-
-    @staticmethod
-    def _client(url: str) -> Any:
-        import redis
-
-        return redis.Redis.from_url(url.replace("valkey://", "redis://"), protocol=2)
-
-
-class PgvectorStorage:
-    def raw(self, url: str) -> bytes:
-        import psycopg
-
-        with psycopg.connect(url) as connection:
-            rows = connection.execute("SELECT * FROM pipeline_cache_1.entries").fetchall()
-        return b"".join(
-            value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
-        )
-
-    def damage(self, url: str, name: str, key: bytes) -> None:
-        import psycopg
-
-        with psycopg.connect(url) as connection:
-            where = "FROM pipeline_cache_1.entries WHERE cache = %s AND key = %s"
-            (kept,) = connection.execute(f"SELECT answer {where}", (name, key)).fetchone() or (b"",)
-            connection.execute(
-                "UPDATE pipeline_cache_1.entries SET answer = %s WHERE cache = %s AND key = %s",
-                (damaged(kept), name, key),
-            )
 
 
 def _flat(value: Any) -> bytes:
@@ -143,16 +129,16 @@ def _flat(value: Any) -> bytes:
 
 
 def in_memory() -> Place:
-    return Place("memory://", NoStorage())
+    return Place("memory", "memory://")
 
 
 def sqlite(folder: Path) -> Place:
-    return Place(str(folder / "cache.db"), SqliteStorage())
+    return Place("sqlite", str(folder / "cache.db"))
 
 
 def pgvector(server: Any) -> Place:
-    return Place(server.url, PgvectorStorage(), server)
+    return Place("pgvector", server.url, server)
 
 
 def redis(server: Any) -> Place:
-    return Place(server.url, RedisStorage(), server)
+    return Place("redis", server.url, server)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from pipeline.triton.deployment import Deployment, DeploymentLimits, LaunchSpec, Requirements
 
+# For `RunningServer.of`.
+ADDRESSES = {
+    "grpc_url": "127.0.0.1:1",
+    "http_url": "http://127.0.0.1:1",
+    "metrics_url": "http://127.0.0.1:1/metrics",
+}
+
+
 FIVE = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 
 

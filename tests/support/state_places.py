@@ -23,7 +23,8 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponses,
 )
 from pipeline.gateway.database import PostgresDatabase
-from tests.support.servers.running import Server
+from tests.support.cache_places import postgres_rows, redis_client, redis_values
+from tests.support.servers import Server
 
 _databases = count()
 
@@ -91,30 +92,8 @@ class StatePlace:
             with closing(sqlite3.connect(self.folder / "responses.sqlite")) as file:
                 return repr(file.execute("SELECT * FROM responses").fetchall()).encode()
         if self.kind == "postgres":
-            import psycopg
-
-            with psycopg.connect(self.url, options="-c search_path=pipeline_state_1") as connection:
-                tables = connection.execute(
-                    "SELECT tablename FROM pg_tables WHERE schemaname = 'pipeline_state_1'"
-                )
-                rows = [
-                    row
-                    for (name,) in tables.fetchall()
-                    for row in connection.execute(f"SELECT * FROM {name}")
-                ]
-            return b"\n".join(
-                value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row
-            )
-        client = _redis(self.url)
-        readers: dict[bytes, Any] = {
-            b"hash": client.hgetall,
-            b"zset": lambda key: client.zrange(key, 0, -1),
-            # It has expired meanwhile.
-            b"none": lambda _: None,
-        }
-        found = [key + repr(readers[client.type(key)](key)).encode() for key in client.scan_iter()]
-        client.close()
-        return b"\n".join(found)
+            return postgres_rows(self.url, "pipeline_state_1")
+        return redis_values(self.url)
 
     def close(self) -> None:
         """Close all that was opened."""
@@ -139,7 +118,7 @@ def _fresh(kind: str, server: Any) -> str:
     """Address of a database without anything in it."""
     url: str = server.url
     if kind != "postgres":
-        client = _redis(url)
+        client = redis_client(url)
         client.flushall()
         client.close()
         return url
@@ -149,9 +128,3 @@ def _fresh(kind: str, server: Any) -> str:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return url.rpartition("/")[0] + f"/{name}"
-
-
-def _redis(url: str) -> Any:
-    import redis
-
-    return redis.Redis.from_url(url.replace("valkey://", "redis://"), protocol=2)

@@ -159,7 +159,7 @@ def undrafted(run: AcceptanceRun) -> Checks:
 
 
 def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
-    asked, tokens = questions(run.settings.questions), min(64, run.deployment.limits.max_output_tokens)
+    asked, tokens = questions(run.settings.load.questions), min(64, run.deployment.limits.max_output_tokens)
     answers = [client.generate(one, temperature=0.0, max_tokens=tokens, **sampling) for one in asked]
     return DraftedTexts(
         tuple(one.text for one in answers),
@@ -250,7 +250,7 @@ def answers(run: AcceptanceRun) -> Checks:
 
 def _heldout(run: AcceptanceRun) -> list[list[int]]:
     """Read the beginnings of held-out samples: of the recipe's set where it is calibrated, else of the packaged one."""
-    count, limits = run.settings.questions, run.deployment.limits
+    count, limits = run.settings.load.questions, run.deployment.limits
     dataset = None
     if run.prepared is not None and "dataset" in run.prepared.plan:
         dataset = run.store.find(run.prepared.plan["dataset"].key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.bench.accept.judging import at_most, expect, memory_checks, skipped
 from pipeline.bench.accept.report import AcceptanceCheck
 from pipeline.bench.accept.state import KV_BLOCKS, REQUESTS, AcceptanceRun, Checks, questions
+from pipeline.machine.gpus import allowed_devices
 from pipeline.machine.packages import Need, missing_text
 from pipeline.plan.settings import WorkloadOptions
 from pipeline.prepare import prepare
@@ -27,12 +28,10 @@ def plan(run: AcceptanceRun) -> Checks:
     """Plan of memory and speed, at the lengths that will be measured."""
     limits, settings = run.recipe.limits, run.settings
     workload = WorkloadOptions(
-        prompt_tokens=settings.prompt_tokens or min(1024, limits.max_input_tokens),
-        output_tokens=settings.output_tokens or min(128, limits.max_output_tokens),
+        prompt_tokens=settings.load.prompt_tokens or min(1024, limits.max_input_tokens),
+        output_tokens=settings.load.output_tokens or min(128, limits.max_output_tokens),
     )
-    run.plan = make_report(
-        run.recipe, run.store, offline=settings.offline, allowed=run.allowed, workload=workload
-    )
+    run.plan = make_report(run.recipe, run.store, allowed=run.allowed, workload=workload)
     errors = [str(finding.problem) for finding in run.plan.findings if finding.stops]
     yield expect(
         "plan", not run.plan.refused, "fits, refused by no rule", run.plan.verdict, "; ".join(errors)
@@ -46,11 +45,9 @@ def plan(run: AcceptanceRun) -> Checks:
 def build(run: AcceptanceRun) -> Checks:
     """Builds everything that the store lacks, up to the package."""
     outcomes: list[StepOutcome] = []
-    run.prepared = prepare(
-        run.recipe, run.store, offline=run.settings.offline, progress=run.progress, allowed=run.allowed
-    )
+    run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.prepared.check(run.store)
-    choice = ExecutorChoice("auto", None, run.settings.gpus)
+    choice = ExecutorChoice("auto", None, allowed_devices())
     builder = Builder(run.prepared, run.store, run.progress, choice, outcomes.append)
     try:
         run.package = builder.run().path
@@ -72,9 +69,7 @@ def build(run: AcceptanceRun) -> Checks:
 
 def find(run: AcceptanceRun) -> Checks:
     """In place of `build`, with --skip build: the package that the store has."""
-    run.prepared = prepare(
-        run.recipe, run.store, offline=run.settings.offline, progress=run.progress, allowed=run.allowed
-    )
+    run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.package = Builder(run.prepared, run.store, run.progress).finished().path
     yield skipped("package", f"not built by this run; the store has {run.deployment.digest[:16]}")
 
@@ -82,12 +77,12 @@ def find(run: AcceptanceRun) -> Checks:
 def serve(run: AcceptanceRun) -> Checks:
     """`pipeline serve`, until it is ready."""
     if run.on_gpu:
-        run.before_mib = gpu_memory_mib(run.settings.gpus)
+        run.before_mib = gpu_memory_mib(allowed_devices())
     deadline_s = run.settings.start_timeout_s or run.deployment.start_deadline_s
     argv = (*run.recipe.words, *run.store.words, "--set", f"triton.start_timeout_s={deadline_s:g}")
     argv += tuple(part for rule in sorted(run.allowed) for part in ("--allow", rule))
-    if run.settings.gpus:
-        argv += ("--gpus", ",".join(map(str, run.settings.gpus)))
+    if allowed_devices():
+        argv += ("--gpus", ",".join(map(str, allowed_devices())))
     if missing := missing_text([Need("gateway", "the gateway")]):
         yield skipped("gateway", f"it needs distributions that are not installed here:\n{missing}")
         argv += ("--no-gateway",)
@@ -110,7 +105,7 @@ def stop(run: AcceptanceRun) -> Checks:
     yield expect("processes that are left", not left, "none", ", ".join(left) or "none", f"{seconds:.1f} s")
     yield expect("exit code", code == 0, "0", str(code))
     if run.on_gpu:
-        after = gpu_memory_mib(run.settings.gpus)
+        after = gpu_memory_mib(allowed_devices())
         for name, mib in after.items():
             yield at_most(
                 f"{name} holds more than before", mib - run.before_mib.get(name, 0.0), _FREED_MIB, "MiB"
@@ -120,7 +115,7 @@ def stop(run: AcceptanceRun) -> Checks:
 def memory(run: AcceptanceRun) -> Checks:
     """Memory after full load, and blocks of the KV cache, against the plan of memory."""
     if run.on_gpu:
-        now = gpu_memory_mib(run.settings.gpus)
+        now = gpu_memory_mib(allowed_devices())
         used = {name: mib - run.before_mib.get(name, 0.0) for name, mib in now.items()}
         used = {name: mib for name, mib in used.items() if mib > 0}
     else:

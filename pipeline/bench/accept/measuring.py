@@ -19,7 +19,7 @@ _LEVEL_S = 120.0  # in which streams of one load begin requests
 
 def latency(run: AcceptanceRun) -> Checks:
     """Time to the first token and between tokens of one request alone, against the plan's forecast."""
-    level = _load(run, 1, max(8, run.settings.rounds), run.undrafted)
+    level = _load(run, 1, max(8, run.settings.load.rounds), run.undrafted)
     run.figures["alone"] = figures = _figures(level)
     yield from _no_fault(level)
     if not figures["requests"]:
@@ -38,7 +38,7 @@ def load(run: AcceptanceRun) -> Checks:
     levels = sorted({2**power for power in range(1, most.bit_length()) if 2**power < most} | {most})
     measured = []
     for streams in levels:
-        level = _load(run, streams, run.settings.rounds, run.undrafted)
+        level = _load(run, streams, run.settings.load.rounds, run.undrafted)
         measured.append(figures := _figures(level))
         yield from _no_fault(level)
         if not figures["requests"]:
@@ -66,7 +66,7 @@ def load(run: AcceptanceRun) -> Checks:
         )
     as_deployed = figures
     if run.separate_draft:
-        level = _load(run, most, run.settings.rounds, {})
+        level = _load(run, most, run.settings.load.rounds, {})
         run.figures["with_draft"] = as_deployed = _figures(level)
         yield from _no_fault(level)
         gain = as_deployed["tokens_per_s"] / figures["tokens_per_s"] if figures["tokens_per_s"] else 0.0

@@ -93,10 +93,10 @@ def run_faults(recipe: Recipe, settings: AcceptSettings) -> Iterator[Fault]:
             fix = f"there are {', '.join(SKIPPABLE)}"
             yield Fault("is no step that can be skipped", key="--skip", value=name, fix=fix)
     for name, limit in (("prompt_tokens", "max_input_tokens"), ("output_tokens", "max_output_tokens")):
-        length, most = getattr(settings, name), getattr(recipe.limits, limit)
+        length, most = getattr(settings.load, name), getattr(recipe.limits, limit)
         if length is not None and length > most:
-            key = f"--{name.replace('_', '-')}"
-            yield Fault(f"is more than limits.{limit}, which is {most}", key=key, value=length)
+            problem = f"is more than limits.{limit}, which is {most}"
+            yield Fault(problem, where="--load", key=name, value=length)
 
 
 def accept(

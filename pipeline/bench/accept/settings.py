@@ -7,8 +7,29 @@ from typing import Annotated
 
 from pydantic import DirectoryPath, Field, FilePath
 
-from pipeline.bench.settings import read_gpu
 from pipeline.settings import Option, Settings
+
+
+class AcceptLoad(Settings):
+    """Requests that a recipe is checked by."""
+
+    prompt_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="Length of the prompts that are measured; if not given, up to 1,024 of the recipe's limit.",
+        examples=[512],
+    )
+    output_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="Length of the answers that are measured; if not given, up to 128 of the recipe's limit.",
+    )
+    rounds: int = Field(
+        default=3, ge=1, description="Requests of each stream that are measured under each load."
+    )
+    questions: int = Field(
+        default=32, ge=1, le=320, description="Answers that draft equality and the gate are judged by."
+    )
 
 
 class AcceptSettings(Settings):
@@ -26,17 +47,8 @@ class AcceptSettings(Settings):
         default=None,
         description="Take over what passed in this report, if the package is still the same.",
     )
-    prompt_tokens: Annotated[int | None, Option(metavar="N", default="up to 1,024 of the recipe's limit")] = (
-        Field(default=None, ge=2, description="Length of the prompts that are measured.")
-    )
-    output_tokens: Annotated[int | None, Option(metavar="N", default="up to 128 of the recipe's limit")] = (
-        Field(default=None, ge=2, description="Length of the answers that are measured.")
-    )
-    rounds: int = Field(
-        default=3, ge=1, description="Requests of each stream that are measured under each load."
-    )
-    questions: int = Field(
-        default=32, ge=1, le=320, description="Answers that draft equality and the gate are judged by."
+    load: AcceptLoad = Field(
+        default=AcceptLoad(), description="Lengths and numbers of requests: a YAML file, or one key of it."
     )
     upstream: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
         default=None,
@@ -47,7 +59,3 @@ class AcceptSettings(Settings):
         ge=1,
         description="Time in which the server must be ready; by default 120, and more for large models.",
     )
-    gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
-        default=(), description="GPUs that may be used; by default all that are needed."
-    )
-    offline: bool = Field(default=False, description="Ask no hub; use the models in the store.")

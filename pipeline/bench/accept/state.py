@@ -164,12 +164,12 @@ class AcceptanceRun:
     @property
     def prompt_tokens(self) -> int:
         """Length of the prompts that are measured."""
-        return self.settings.prompt_tokens or min(1024, self.deployment.limits.max_input_tokens)
+        return self.settings.load.prompt_tokens or min(1024, self.deployment.limits.max_input_tokens)
 
     @property
     def output_tokens(self) -> int:
         """Length of the answers that are measured."""
-        return self.settings.output_tokens or min(128, self.deployment.limits.max_output_tokens)
+        return self.settings.load.output_tokens or min(128, self.deployment.limits.max_output_tokens)
 
     @property
     def separate_draft(self) -> bool:

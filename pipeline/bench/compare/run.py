@@ -10,6 +10,7 @@ beside each other where two fit, and else by turns: each is started anew for its
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from pipeline.bench.compare.settings import CompareSettings
 from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource, PackageSource
 from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
 from pipeline.bench.run import run_bench
+from pipeline.bench.settings import section_argv
 from pipeline.bench.statistics import LEAST_ROUNDS
 from pipeline.golden import BudgetCheck, GoldenSet
 from pipeline.prepare.second_server import memory_beside
@@ -108,6 +110,7 @@ def compare_deployments(
         InvalidInput: The file of prompts has faults.
         KeyboardInterrupt: Ctrl-C came before both had three rounds. What was started has ended.
     """
+    criteria = settings.criteria
     run = _Comparison({"a": a, "b": b}, settings, golden, progress)
     interrupted = False
     with ExitStack() as stack:
@@ -120,11 +123,11 @@ def compare_deployments(
                 raise
     rounds = run.complete_rounds
     levels_a, levels_b = run.levels["a"][:rounds], run.levels["b"][:rounds]
-    comparison = compare_rounds(levels_a, levels_b, settings.threshold) if rounds else ()
+    comparison = compare_rounds(levels_a, levels_b, criteria.threshold) if rounds else ()
     answers, checks = None, list[BudgetCheck]()
     if run.study is not None and golden is not None and not interrupted:
         answers = asyncio.run(run.study.result(judge))
-        checks += answer_checks(run.study.comparison, answers, golden.budgets, settings.max_lost)
+        checks += answer_checks(run.study.comparison, answers, golden.budgets, criteria.max_lost)
     return CompareResult(
         made=_now(),
         a=_side(a, run.seen["a"]),
@@ -132,12 +135,12 @@ def compare_deployments(
         rounds=rounds,
         interrupted=interrupted,
         by_turns=run.by_turns,
-        threshold=settings.threshold,
+        threshold=criteria.threshold,
         loads=comparison,
         answers=answers,
         budgets=()
         if interrupted
-        else _budgets([*checks, *_speed_checks(comparison, settings.max_regression)]),
+        else _budgets([*checks, *_speed_checks(comparison, criteria.max_regression)]),
         warnings=(*run.warnings(), *_warnings(comparison), *([_CUT_SHORT] if interrupted else ())),
     )
 
@@ -184,18 +187,24 @@ def comparison_plan(
     a: DeploymentSource, b: DeploymentSource, settings: CompareSettings, golden: GoldenSet | None
 ) -> dict[str, Any]:
     """List what a comparison would do, and how long the loads take."""
-    seconds, loads = settings.duration_s, settings.loads
+    load, rounds = settings.load, settings.criteria.rounds
     takes = "as long as the requests take"
-    if seconds is not None:
-        takes = f"{2 * settings.rounds * len(loads) * (seconds + settings.warm_up):.0f} s of load"
+    if load.period_s is not None:
+        takes = f"{2 * rounds * len(load.loads) * (load.period_s + load.uncounted_s):.0f} s of load"
     return {
         "a": f"{a.given}, from {a.package}",
         "b": f"{b.given}, from {b.package}",
-        "rounds": f"{settings.rounds} of each, in turns: A B B A",
-        "loads": ", then ".join(map(str, loads)),
+        "rounds": f"{rounds} of each, in turns: A B B A",
+        "loads": ", then ".join(map(str, load.loads)),
         "questions": len(golden.questions) if golden else 0,
-        "judge": settings.judge_model or "none",
+        "judge": settings.criteria.judge_model or "none",
         "takes": takes,
+        "again": shlex.join(
+            [
+                *("pipeline", "compare", a.given, b.given, *section_argv("--load", load)),
+                *section_argv("--criteria", settings.criteria),
+            ]
+        ),
     }
 
 
@@ -214,7 +223,7 @@ class _Comparison:
 
     def __post_init__(self) -> None:
         self.study = (
-            None if self.golden is None else AnswerStudy(self.golden, timeout_s=self.settings.timeout_s)
+            None if self.golden is None else AnswerStudy(self.golden, timeout_s=self.settings.load.timeout_s)
         )
 
     @property
@@ -225,7 +234,7 @@ class _Comparison:
     def open(self, stack: ExitStack) -> None:
         """Start both, where that does not make one slower than it would be alone."""
         packages = [one.package for one in self.sources.values() if isinstance(one, PackageSource)]
-        self.by_turns = bool(packages) and (self.settings.by_turns or not _fit(packages))
+        self.by_turns = bool(packages) and (self.settings.criteria.by_turns or not _fit(packages))
         for side, source in self.sources.items():
             if not (self.by_turns and isinstance(source, PackageSource)):
                 self._up[side] = stack.enter_context(self._started(side, source))
@@ -234,7 +243,7 @@ class _Comparison:
         """Measure the rounds, and ask the golden questions."""
         turns: list[Side] = ["a", "b", "b", "a"]
         schedule: list[tuple[Side, int | None]] = [
-            (turns[at % 4], at // 2) for at in range(2 * self.settings.rounds)
+            (turns[at % 4], at // 2) for at in range(2 * self.settings.criteria.rounds)
         ]
         if self.study is not None:
             # The first visit asks the questions; a later one has each score the other's answers.
@@ -253,8 +262,9 @@ class _Comparison:
                         self._measure(side, number, deployment)
 
     def _measure(self, side: Side, number: int, deployment: ComparedDeployment) -> None:
-        load = self.settings.model_copy(update={"seed": self.settings.seed + _SEEDS * number})
-        with self.progress.task(f"round {number + 1} of {self.settings.rounds}, {side.upper()}"):
+        load = self.settings.load
+        load = load.model_copy(update={"seed": load.seed + _SEEDS * number})
+        with self.progress.task(f"round {number + 1} of {self.settings.criteria.rounds}, {side.upper()}"):
             result = run_bench(deployment.subject, load, Silent())
         if any(level.interrupted for level in result.levels):
             raise KeyboardInterrupt

@@ -11,80 +11,75 @@ from pydantic import Field
 
 from pipeline.bench.settings import (
     LoadSettings,
-    folder_faults,
-    option_name,
-    read_gpu,
+    output_faults,
     read_slo_target,
 )
 from pipeline.errors import Fault
-from pipeline.settings import Option
+from pipeline.settings import Option, Settings
 
-# Fields that two stored runs may be compared with; all others say how something is measured or asked.
-_OF_FILES = frozenset({"threshold", "max_regression", "output", "page"})
+# What two stored runs may be compared with; all else says how something is measured or asked.
+_OF_FILES = frozenset({"threshold", "max_regression"})
 _OF_ANSWERS = ("judge", "min_passed", "min_equal", "min_similar", "max_perplexity_increase", "max_lost")
-_SHARE = Option(metavar="SHARE")
 
 Kind = Literal["file", "package", "deployment"]
 
 
-class CompareSettings(LoadSettings):
-    """How two deployments are compared."""
+class CompareCriteria(Settings):
+    """Rounds and questions of a comparison, and how much worse B may be."""
 
-    rounds: Annotated[int, Option(metavar="N")] = Field(
+    rounds: int = Field(
         default=6,
         ge=0,
         le=400,
         description="Loads on A and B each, in turns: A B B A. With 0 only answers are compared.",
     )
-    threshold: Annotated[float, _SHARE] = Field(
+    threshold: float = Field(
         default=0.05,
         gt=0,
         le=1,
         description="Difference of speed that you want to see; where the rounds cannot show it, the number of rounds "
         "that can is printed.",
     )
-    questions: Annotated[Path | None, Option(metavar="FILE")] = Field(
+    questions: Path | None = Field(
         default=None,
         description="Golden questions, as JSON lines; by default those that the package of B carries, or else that of "
         "A.",
     )
     skip_golden: bool = Field(default=False, description="Ask no golden questions.")
-    judge: Annotated[str | None, Option(metavar="URL")] = Field(
+    judge: str | None = Field(
         default=None, description="Have a model judge the answers: any server of OpenAI's API."
     )
-    judge_model: Annotated[str | None, Option(metavar="NAME")] = Field(
-        default=None, description="Model of the judge."
-    )
-    judge_key_env: Annotated[str, Option(metavar="NAME")] = Field(
+    judge_model: str | None = Field(default=None, description="Model of the judge.")
+    judge_key_env: str = Field(
         default="JUDGE_API_KEY", description="Environment variable that holds the API key of the judge."
     )
-    max_regression: Annotated[float | None, _SHARE] = Field(
+    max_regression: float | None = Field(
         default=None,
         ge=0,
         le=1,
         description="Budget: how much worse a figure of speed may be than that of A, noise left out.",
     )
-    min_passed: Annotated[float | None, _SHARE] = Field(
+    min_passed: float | None = Field(
         default=None, gt=0, le=1, description="Budget: share of the questions that B must answer right."
     )
-    min_equal: Annotated[float | None, _SHARE] = Field(
+    min_equal: float | None = Field(
         default=None,
         ge=0,
         le=1,
         description="Budget: share of the questions that B must answer as A does, word for word.",
     )
-    min_similar: Annotated[float | None, _SHARE] = Field(
+    min_similar: float | None = Field(
         default=None,
         ge=0,
         le=1,
         description="Budget: share of the questions whose answers must be similar.",
     )
-    max_perplexity_increase: Annotated[float | None, _SHARE] = Field(
+    max_perplexity_increase: float | None = Field(
         default=None,
         ge=0,
         description="Budget: how much more perplexed B may be by the answers of A than A is.",
     )
-    max_lost: Annotated[float | None, _SHARE] = Field(
+    max_lost: float | None = Field(
         default=None,
         ge=0,
         le=1,
@@ -93,58 +88,58 @@ class CompareSettings(LoadSettings):
     by_turns: bool = Field(
         default=False, description="Start packages anew for each part of the rounds, though two fit."
     )
+
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield keys that exclude or need each other."""
+        if self.questions is not None and self.skip_golden:
+            yield Fault("questions and skip_golden exclude each other")
+        if (self.judge is None) != (self.judge_model is None):
+            yield Fault("judge and judge_model go together")
+        if self.judge is not None and not self.judge.startswith(("http://", "https://")):
+            yield Fault("must be http://host:port, or https://…", key="judge", value=self.judge)
+        if self.skip_golden:
+            for name in _OF_ANSWERS:
+                if getattr(self, name) is not None:
+                    yield Fault("goes with golden questions", key=name)
+        if self.max_lost is not None and self.judge is None:
+            yield Fault("goes with judge", key="max_lost")
+        if self.rounds == 0 and self.skip_golden:
+            yield Fault("leaves nothing to compare", key="rounds", value=0)
+        if self.rounds == 0 and self.max_regression is not None:
+            yield Fault("needs rounds", key="max_regression")
+        if 0 < self.rounds < 3:
+            yield Fault("must be 0, or at least 3: fewer show nothing", key="rounds", value=self.rounds)
+        if 0 < self.rounds < 5 and self.max_regression is not None:
+            yield Fault("needs rounds: 5 or more", key="max_regression")
+
+
+class CompareSettings(Settings):
+    """How two deployments are compared."""
+
+    load: LoadSettings = Field(
+        default=LoadSettings(), description="Load to put on both: a YAML file, or one key of it."
+    )
+    criteria: CompareCriteria = Field(
+        default=CompareCriteria(),
+        description="Rounds, questions and budgets: a YAML file, or one key of it.",
+    )
     way: Literal["gateway", "triton"] = Field(
         default="triton",
         description="Load the gateways, or Triton itself. A gateway's response cache is then part of the figures.",
-    )
-    api_key: Annotated[str | None, Option(envvar="PIPELINE_API_KEY", metavar="KEY")] = Field(
-        default=None,
-        repr=False,
-        description="Key of the gateways. In the environment it is not seen by others on this machine.",
     )
     slo: Annotated[tuple[tuple[str, float], ...], Option(parse=read_slo_target, metavar="KEY=MS")] = Field(
         default=(),
         description="A target for goodput, such as ttft_p95_ms=500, instead of the recipe's. May be repeated.",
     )
-    gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
-        default=(), description="GPUs that may be used; by default all that are needed."
-    )
-    store: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
-        default=None,
-        description="Where artifacts lie; by default $PIPELINE_STORE, or ~/.cache/pipeline/store.",
-    )
-    output: Annotated[Path | None, Option(metavar="FILE.json")] = Field(
-        default=None, description="Write the result as JSON."
-    )
-    page: Annotated[Path | None, Option(metavar="FILE.html")] = Field(
-        default=None,
-        description="Write the result as one HTML page, with the answers that differ side by side.",
+    output: Annotated[tuple[Path, ...], Option(metavar="FILE.json|FILE.html")] = Field(
+        default=(),
+        description="Write the result as JSON, or as one HTML page with the answers that differ side by side. May be "
+        "repeated.",
     )
 
     def conflicts(self) -> Iterator[Fault]:
-        """Yield options that exclude or need each other."""
-        yield from super().conflicts()
-        if self.questions is not None and self.skip_golden:
-            yield Fault("--questions and --skip-golden exclude each other")
-        if (self.judge is None) != (self.judge_model is None):
-            yield Fault("--judge and --judge-model go together")
-        if self.judge is not None and not self.judge.startswith(("http://", "https://")):
-            yield Fault("must be http://host:port, or https://…", key="--judge", value=self.judge)
-        if self.skip_golden:
-            for name in _OF_ANSWERS:
-                if getattr(self, name) is not None:
-                    yield Fault("goes with golden questions", key=f"--{name.replace('_', '-')}")
-        if self.max_lost is not None and self.judge is None:
-            yield Fault("goes with --judge", key="--max-lost")
-        if self.rounds == 0 and self.skip_golden:
-            yield Fault("leaves nothing to compare", key="--rounds", value=0)
-        if self.rounds == 0 and self.max_regression is not None:
-            yield Fault("needs rounds", key="--max-regression")
-        if 0 < self.rounds < 3:
-            yield Fault("must be 0, or at least 3: fewer show nothing", key="--rounds", value=self.rounds)
-        if 0 < self.rounds < 5 and self.max_regression is not None:
-            yield Fault("needs --rounds 5 or more", key="--max-regression")
-        yield from folder_faults(output=self.output, page=self.page)
+        """Yield files that cannot be written."""
+        yield from output_faults(self.output, ".json", ".html")
 
 
 def source_kind(name: str) -> Kind:
@@ -168,5 +163,7 @@ def source_faults(names: Sequence[str], settings: CompareSettings) -> Iterator[F
         yield Fault("a stored run cannot be compared with what runs", fix=fix)
     if kinds == ["file", "file"]:
         problem = "says how something is measured or asked, and two stored runs have been"
-        for name in sorted(settings.model_fields_set - _OF_FILES):
-            yield Fault(problem, key=option_name(CompareSettings, name))
+        for name in sorted(settings.model_fields_set - {"criteria", "output"}):
+            yield Fault(problem, key=f"--{name}")
+        for name in sorted(settings.criteria.model_fields_set - _OF_FILES):
+            yield Fault(problem, where="--criteria", key=name)

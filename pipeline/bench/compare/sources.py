@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.bench.compare.judge import Judge
-from pipeline.bench.compare.settings import CompareSettings, source_kind
+from pipeline.bench.compare.settings import CompareCriteria, CompareSettings, source_kind
 from pipeline.bench.settings import SubjectSettings
 from pipeline.bench.subject import Subject, Way, find_subject
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import GoldenBudgets, GoldenSet
+from pipeline.machine.gpus import allowed_devices
 from pipeline.recipe import Slo
 from pipeline.serving.deployments import find_deployment
 from pipeline.serving.served import ServedDeployment
@@ -114,8 +115,13 @@ class PackageSource:
 DeploymentSource = RunningSource | PackageSource
 
 
-def find_source(name: str, settings: CompareSettings) -> DeploymentSource:
+def find_source(name: str, settings: CompareSettings, store: Store) -> DeploymentSource:
     """Find a package, or a deployment that runs.
+
+    Args:
+        name: Folder of the package, or name of the deployment.
+        settings: How it is reached.
+        store: Store where deployments are announced.
 
     Raises:
         ServerError: The deployment does not run.
@@ -123,42 +129,39 @@ def find_source(name: str, settings: CompareSettings) -> DeploymentSource:
     """
     if source_kind(name) == "package":
         slo = Slo(**dict(settings.slo)) if settings.slo else None
-        return PackageSource(name, Path(name), slo, settings.way, settings.gpus)
-    store = Store.at(settings.store)
+        return PackageSource(name, Path(name), slo, settings.way, allowed_devices())
     record = find_deployment(name, (), store).require_server(store)
-    reach = SubjectSettings(
-        way=settings.way, api_key=settings.api_key, slo=settings.slo, store=settings.store
-    )
-    return RunningSource(name, find_subject(name, reach), record)
+    reach = SubjectSettings(way=settings.way, slo=settings.slo)
+    return RunningSource(name, find_subject(name, reach, store), record)
 
 
-def golden_questions(settings: CompareSettings, a: DeploymentSource, b: DeploymentSource) -> GoldenSet | None:
-    """Read the golden questions, with the budgets of the command line in place of their own; None asks none.
+def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: DeploymentSource) -> GoldenSet | None:
+    """Read the golden questions, with the budgets of the criteria in place of their own; None asks none.
 
     Raises:
-        InvalidInput: There are none, and options need them.
+        InvalidInput: There are none, and keys need them.
     """
-    if settings.skip_golden:
+    if criteria.skip_golden:
         return None
-    if settings.questions is not None:
-        golden: GoldenSet | None = GoldenSet.read(settings.questions)
+    if criteria.questions is not None:
+        golden: GoldenSet | None = GoldenSet.read(criteria.questions)
     else:
         golden = GoldenSet.load(b.package) or GoldenSet.load(a.package)
     budgets = {
-        name: value for name in GoldenBudgets.model_fields if (value := getattr(settings, name)) is not None
+        name: value for name in GoldenBudgets.model_fields if (value := getattr(criteria, name)) is not None
     }
     if golden is not None:
         return GoldenSet(golden.questions, golden.budgets.model_copy(update=budgets))
-    needing = [f"--{name.replace('_', '-')}" for name in (*budgets, *(["judge"] if settings.judge else []))]
-    if needing or not settings.rounds:
-        fix = "neither package carries any: give --questions FILE"
+    needing = [*budgets, *(["judge"] if criteria.judge else [])]
+    if needing or not criteria.rounds:
+        fix = "neither package carries any: give --criteria questions=FILE"
         fault = Fault("needs golden questions", key=", ".join(needing), fix=fix)
         raise InvalidInput("pipeline compare", [fault])
     return None
 
 
-def answer_judge(settings: CompareSettings) -> Judge | None:
+def answer_judge(criteria: CompareCriteria) -> Judge | None:
     """Make the judge of answers; None for none."""
-    if settings.judge is None or settings.judge_model is None:
+    if criteria.judge is None or criteria.judge_model is None:
         return None
-    return Judge(settings.judge, settings.judge_model, os.environ.get(settings.judge_key_env, ""))
+    return Judge(criteria.judge, criteria.judge_model, os.environ.get(criteria.judge_key_env, ""))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.bench.result import BenchResult
-from pipeline.bench.settings import LoadSettings, load_argv
+from pipeline.bench.settings import LoadSettings, section_argv
 from pipeline.bench.tune.conclusion import final_rounds
 from pipeline.bench.tune.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings
@@ -160,6 +160,7 @@ def _script(
         trial() {{
             file=$results/$1.json
             failed=$results/$1.failed
+            part=$results/.$1.part.json
             shift
             if [ -s "$file" ]; then return; fi
             rm -f "$failed"
@@ -168,11 +169,11 @@ def _script(
                 pipeline stop {name} >/dev/null 2>&1
                 return
             fi
-            pipeline bench {name} --way triton {shlex.join(load_argv(load))} --output "$file.part"
+            pipeline bench {name} --way triton {shlex.join(section_argv("--load", load))} --output "$part"
             code=$?
             pipeline stop {name}
             if [ $code -eq 0 ] || [ $code -eq {_SLO_MISSED} ]; then
-                mv "$file.part" "$file"
+                mv "$part" "$file"
                 rm -f "$failed"
             fi
         }}

@@ -25,6 +25,7 @@ from pipeline.bench.tune.settings import Objective, TuneSettings
 from pipeline.bench.tune.study import TrialRecord, open_study
 from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
 from pipeline.errors import Fault, InvalidInput
+from pipeline.machine.gpus import allowed_devices
 from pipeline.progress import Progress
 from pipeline.recipe import SERVED_SECTIONS, Recipe
 from pipeline.runtimes import ExecutorChoice
@@ -58,7 +59,7 @@ class SearchPlan:
         """Plan the search of a recipe.
 
         Args:
-            recipe: The recipe as it is, with the values of --fix.
+            recipe: The recipe as it is, with the values that the study fixes.
             settings: Settings of the search.
             may_exist: Whether the tuned recipe's file may exist, because it will not be written.
 
@@ -66,44 +67,45 @@ class SearchPlan:
             InvalidInput: Keys or lengths are wrong, or the file exists; lists everything that is wrong.
         """
         faults, space = list[Fault](), None
-        keys = [key.strip() for names in settings.keys for key in names.split(",")]
+        study = settings.study
         try:
-            if settings.draft_lengths:
-                space = draft_lengths(recipe, settings.draft_lengths)
+            if study.draft_lengths:
+                space = draft_lengths(recipe, study.draft_lengths)
             else:
-                space = search_space(recipe, keys, [key for key, _ in fixed_values(settings.fix)])
+                space = search_space(recipe, study.keys, [key for key, _ in fixed_values(study.fix)])
         except InvalidInput as error:
             faults += error.faults
-        output = settings.output or tuned_file(recipe)
+        named = settings.outputs(".yaml", ".yml")
+        output = named[0] if named else tuned_file(recipe)
         if output.exists() and not settings.force and not may_exist:
             fix = "give --force to overwrite it, or name another file"
             faults.append(Fault("exists", key="--output", value=str(output), fix=fix))
         if faults or space is None:
             raise InvalidInput("pipeline tune", faults)
         judged = recipe.slo.ttft_p95_ms is not None or recipe.slo.itl_p95_ms is not None
-        load = _usual_load(recipe, settings)
+        load = _usual_load(recipe, settings.load)
         options = SearchOptions(
             loads=tuple(sorted(load.loads, key=lambda one: -one.value)),
-            trials=settings.trials,
-            sweep=lengths_of(space) if settings.draft_lengths else (),
+            trials=study.trials,
+            sweep=lengths_of(space) if study.draft_lengths else (),
             ahead=settings.elsewhere,
         )
         usual: Objective = "goodput" if judged else "throughput"
-        objectives = tuple(dict.fromkeys(settings.objectives)) or (usual,)
-        return cls(space, objectives, load, options, settings.rounds, output)
+        objectives = tuple(dict.fromkeys(study.objective)) or (usual,)
+        return cls(space, objectives, load, options, study.rounds, output)
 
 
-def _usual_load(recipe: Recipe, settings: TuneSettings) -> TuneSettings:
+def _usual_load(recipe: Recipe, load: LoadSettings) -> LoadSettings:
     """Fill in the load: by default three levels up to the recipe's limit, with the questions it is calibrated for."""
     changes: dict[str, Any] = {}
-    loads: tuple[Load, ...] = settings.loads
-    if not (settings.concurrency or settings.rate or settings.trace):
+    loads: tuple[Load, ...] = load.loads
+    if not (load.concurrency or load.rate or load.trace):
         most = recipe.limits.max_concurrency
         loads = tuple(Load("concurrency", n) for n in sorted({most, max(1, most // 2), max(1, most // 4)}))
-    random_words = settings.prompts or settings.prompt_tokens or settings.trace or settings.prefix_tokens
+    random_words = load.prompts or load.prompt_tokens or load.trace or load.prefix_tokens
     if not random_words and recipe.quantization.calibration is not None:
         changes["prompts"] = "calibration"
-    return settings.at(*loads, **changes)
+    return load.at(*loads, **changes)
 
 
 def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
         plan: The search.
         machine: Machine that measures.
     """
-    load = plan.load.model_dump(mode="json", include=set(LoadSettings.model_fields))
+    load = plan.load.model_dump(mode="json")
     return {
         "recipe": recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS)),
         "loads": [str(one) for one in plan.options.loads],
@@ -152,7 +154,7 @@ def tune(
         The report; or a script for another machine, if trials are left that it is to measure.
     """
     machine = "another" if settings.elsewhere else platform.node()
-    executor = ExecutorChoice("auto" if settings.elsewhere else settings.executor, devices=settings.gpus)
+    executor = ExecutorChoice("auto" if settings.elsewhere else settings.executor, devices=allowed_devices())
     with open_study(
         store,
         recipe.name,
@@ -160,7 +162,7 @@ def tune(
         plan.space,
         plan.objectives,
         seed=plan.load.seed,
-        restart=settings.restart,
+        restart=settings.study.restart,
     ) as study:
         runner = DeploymentRunner(
             recipe,
@@ -172,8 +174,7 @@ def tune(
             progress,
             executor,
             allowed,
-            settings.offline,
-            settings.gpus,
+            allowed_devices(),
         )
         if settings.adopt is not None:
             taken = take_results(study, settings.adopt, recipe, plan.options, plan.rounds)
@@ -196,6 +197,6 @@ def tune(
         )
         if report.recommendation.verdict == "tuned":
             report = write_tuned(recipe, report, plan.output, force=settings.force)
-        for file in filter(None, (study.folder / "report.json", settings.report)):
+        for file in (study.folder / "report.json", *settings.outputs(".json")):
             report.write(file)
         return report

@@ -45,7 +45,6 @@ class DeploymentRunner:
         progress: Reporter of what is done.
         executor: Executor that builds engines.
         allowed: Rules of preflight whose errors are let pass.
-        offline: Ask no hub.
         devices: GPUs; empty for all that are needed.
     """
 
@@ -58,7 +57,6 @@ class DeploymentRunner:
     progress: Progress
     executor: ExecutorChoice = AUTO
     allowed: frozenset[str] = frozenset()
-    offline: bool = False
     devices: tuple[int, ...] = ()
 
     def judge(self, settings: Settings) -> TrialJudgement:
@@ -130,7 +128,7 @@ class DeploymentRunner:
         """Build the package, and tell whether an engine was built for it."""
         outcomes: list[StepOutcome] = []
         with self.progress.task("building"):
-            prepared = prepare(changed, self.store, offline=self.offline, allowed=self.allowed)
+            prepared = prepare(changed, self.store, allowed=self.allowed)
             prepared.check(self.store, self.executor)
             package = Builder(prepared, self.store, Silent(), self.executor, outcomes.append).run().path
         return package, any(one.made and one.step.stage == "build" for one in outcomes)
@@ -153,7 +151,7 @@ class DeployedTrial:
         number = self._loads.setdefault((load, first_seconds), len(self._loads))
         settings = self.runner.load.at(load, seed=self.runner.load.seed + _SEEDS_APART * number)
         if first_seconds:
-            first = {"seconds": self.runner.first_seconds, "requests": None, "warm_up_s": 0.0}
+            first = {"duration_s": self.runner.first_seconds, "requests": None, "warmup_s": 0.0}
             settings = settings.model_copy(update=first)
         return run_bench(subject, settings, self.runner.progress)
 

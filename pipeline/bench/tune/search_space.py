@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 
 from pipeline.bench.tune.settings import MAX_LENGTH
 from pipeline.errors import Fault, InvalidInput, UserError
@@ -199,7 +200,7 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
     """Cut the table to what a recipe's runtime reads and a user wants.
 
     Args:
-        recipe: The recipe as it is, with the values of --fix.
+        recipe: The recipe as it is, with the values that the study fixes.
         keys: Keys that are tried; empty for all.
         fixed: Keys that are not.
 
@@ -210,7 +211,7 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
     known = {one.key: one for one in TUNABLE_KEYS}
     left_out = {one.key: reason for one in TUNABLE_KEYS if (reason := _no_use(one, recipe))}
     faults = []
-    for option, names in (("--keys", keys), ("--fix", fixed)):
+    for option, names in (("keys", keys), ("fix", fixed)):
         for name in names:
             if name not in known:
                 near = get_close_matches(name, known, n=1, cutoff=0.4)
@@ -218,22 +219,25 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
                 faults.append(
                     Fault(
                         "is no key that is tuned",
+                        where="--study",
                         key=option,
                         value=name,
-                        fix=f"{fix}--list-keys names them all",
+                        fix=f"{fix}--dry-run names them all",
                     )
                 )
-            elif name in left_out and option == "--keys":
-                faults.append(Fault(f"is not tuned here: {left_out[name]}", key=option, value=name))
+            elif name in left_out and option == "keys":
+                faults.append(
+                    Fault(f"is not tuned here: {left_out[name]}", where="--study", key=option, value=name)
+                )
     both = [name for name in keys if name in fixed]
-    faults += [Fault("is in --fix, too", key="--keys", value=name) for name in both]
-    left_out |= {one: "by --fix" for one in fixed if one in known and one not in left_out}
-    left_out |= {one: "not in --keys" for one in known if keys and one not in keys and one not in left_out}
+    faults += [Fault("is in fix, too", where="--study", key="keys", value=name) for name in both]
+    left_out |= {one: "by fix" for one in fixed if one in known and one not in left_out}
+    left_out |= {one: "not in keys" for one in known if keys and one not in keys and one not in left_out}
     dimensions = [_dimension(one, recipe) for one in TUNABLE_KEYS if one.key not in left_out]
     left_out |= {one.key: "it can have one value only" for one in dimensions if len(one.values) < 2}
     chosen = tuple(one for one in dimensions if len(one.values) > 1)
     if not chosen and not faults:
-        faults.append(Fault("nothing is left to try", fix="name other --keys, or fewer with --fix"))
+        faults.append(Fault("nothing is left to try", fix="name other keys, or fix fewer"))
     if faults:
         raise InvalidInput("command line", faults)
     return SearchSpace(chosen, left_out)
@@ -250,7 +254,13 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
         InvalidInput: The recipe has no draft; or lengths are out of bounds.
     """
     faults = [
-        Fault("is no length of drafts", key="--draft-lengths", value=length, fix=f"write 0 to {MAX_LENGTH}")
+        Fault(
+            "is no length of drafts",
+            where="--study",
+            key="draft_lengths",
+            value=length,
+            fix=f"write 0 to {MAX_LENGTH}",
+        )
         for length in lengths
         if not 0 <= length <= MAX_LENGTH
     ]
@@ -258,17 +268,22 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
     if not named:
         faults.append(
             Fault(
-                "the recipe has no draft and no n-grams, whose length could be tried", key="--draft-lengths"
+                "the recipe has no draft and no n-grams, whose length could be tried",
+                where="--study",
+                key="draft_lengths",
             )
         )
     elif len(set(lengths)) < 2 and not faults:
-        faults.append(Fault("needs two lengths or more to compare", key="--draft-lengths"))
+        faults.append(_fault("needs two lengths or more to compare"))
     if faults:
         raise InvalidInput("command line", faults)
     whole = _dimension(named[0], recipe)
     values = tuple(sorted({*lengths}))
     one = Dimension(whole.key, whole.reason, values, whole.own, _is_compiled(recipe, whole, values))
-    return SearchSpace((one,), {key.key: "--draft-lengths" for key in TUNABLE_KEYS if key.key != one.key})
+    return SearchSpace((one,), {key.key: "draft_lengths" for key in TUNABLE_KEYS if key.key != one.key})
+
+
+_fault = partial(Fault, where="--study", key="draft_lengths")
 
 
 def lengths_of(space: SearchSpace) -> tuple[Settings, ...]:
@@ -290,7 +305,7 @@ def variant(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def fixed_values(values: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Split KEY and KEY=VALUE of --fix into keys and overrides; the override of a bare KEY is empty."""
+    """Split KEY and KEY=VALUE of `fix` into keys and overrides; the override of a bare KEY is empty."""
     for value in values:
         key, equals, _ = value.partition("=")
         yield key.strip(), value if equals else ""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import DirectoryPath, Field
+from pydantic import BeforeValidator, DirectoryPath, Field
 
-from pipeline.bench.settings import LoadSettings, folder_faults, read_gpu
+from pipeline.bench.settings import LoadSettings, Several, output_faults
+from pipeline.document_faults import refusal
 from pipeline.errors import Fault
-from pipeline.settings import Option
+from pipeline.settings import Option, Settings
 
 Objective = Literal["goodput", "throughput", "latency"]
 
@@ -36,34 +37,41 @@ def read_lengths(text: str) -> tuple[int, ...]:
     return tuple(sorted(lengths))
 
 
-class TuneSettings(LoadSettings):
-    """How values of a recipe are searched."""
+def _lengths(value: Any) -> Any:
+    try:
+        return read_lengths(str(value)) if isinstance(value, str | int) else value
+    except ValueError as error:
+        raise refusal(str(error)) from None
 
-    objectives: Annotated[tuple[Objective, ...], Option("--objective")] = Field(
+
+class StudySettings(Settings):
+    """Search space and length of a search."""
+
+    objective: Annotated[tuple[Objective, ...], Several] = Field(
         default=(),
         description="Figure to improve within the recipe's SLO: goodput (requests a second that each meet it), "
-        "throughput (tokens a second) or latency (of whole requests, p95, at the largest load). Given twice or more, "
-        "trials are spread over the front of them, and the first decides.  [default: goodput; throughput without an "
-        "SLO]",
+        "throughput (tokens a second) or latency (of whole requests, p95, at the largest load). Of two or more, trials "
+        "are spread over the front of them, and the first decides. If not given, goodput; throughput without an SLO.",
+        examples=["throughput"],
     )
-    trials: Annotated[int, Option(metavar="N")] = Field(
+    trials: int = Field(
         default=12,
         ge=1,
         le=1000,
         description="Trials that are measured. An earlier search goes on to so many.",
     )
-    keys: Annotated[tuple[str, ...], Option(metavar="KEY[,KEY…]")] = Field(
-        default=(), description="Try these only; by default all that the recipe's runtime reads."
+    keys: Annotated[tuple[str, ...], Several] = Field(
+        default=(), description="Try these keys only; if not given, all that the recipe's runtime reads."
     )
-    fix: Annotated[tuple[str, ...], Option(metavar="KEY[=VALUE]")] = Field(
-        default=(), description="Leave this one as the recipe has it, or at a value. May be repeated."
+    fix: Annotated[tuple[str, ...], Several] = Field(
+        default=(), description="Leave these as the recipe has them (KEY), or at a value (KEY=VALUE)."
     )
-    draft_lengths: Annotated[Sequence[int], Option(parse=read_lengths, metavar="LOW-HIGH")] = Field(
+    draft_lengths: Annotated[tuple[int, ...], BeforeValidator(_lengths)] = Field(
         default=(),
         description="Try the number of drafted tokens alone, such as 0-8 or 0,2,4 (0: no draft), and recommend one or "
         "none.",
     )
-    rounds: Annotated[int, Option(metavar="N")] = Field(
+    rounds: int = Field(
         default=3,
         ge=0,
         le=100,
@@ -71,7 +79,26 @@ class TuneSettings(LoadSettings):
         "turns; 0: none, and nothing is recommended.",
     )
     restart: bool = Field(
-        default=False, description="Forget the trials of this search; by default it goes on where it was."
+        default=False,
+        description="Forget the trials of this search; if not given, it goes on where it was.",
+    )
+
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield keys that exclude each other."""
+        for name, values in (("keys", self.keys), ("fix", self.fix)):
+            if values and self.draft_lengths:
+                yield Fault("goes without draft_lengths, which tries one key alone", key=name)
+
+
+class TuneSettings(Settings):
+    """How values of a recipe are searched."""
+
+    load: LoadSettings = Field(
+        default=LoadSettings(), description="Load of the trials: a YAML file, or one key of it."
+    )
+    study: StudySettings = Field(
+        default=StudySettings(),
+        description="Keys and number of trials: a YAML file, or one key of it.",
     )
     executor: Literal["auto", "native", "docker", "print"] = Field(
         default="auto",
@@ -81,21 +108,12 @@ class TuneSettings(LoadSettings):
     adopt: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
         default=None, description="Take in the figures that such a script left."
     )
-    output: Annotated[Path | None, Option(metavar="FILE")] = Field(
-        default=None,
-        description="Where the tuned recipe goes; by default NAME-tuned.yaml beside the recipe.",
+    output: Annotated[tuple[Path, ...], Option(metavar="FILE.yaml|FILE.json|FILE.html")] = Field(
+        default=(),
+        description="Where the tuned recipe goes (.yaml), by default NAME-tuned.yaml beside the recipe; or write all "
+        "trials as JSON, or the page with the front, there too. May be repeated.",
     )
-    force: bool = Field(default=False, description="Overwrite that file.")
-    report: Annotated[Path | None, Option(metavar="FILE.json")] = Field(
-        default=None, description="Write all trials as JSON there, too."
-    )
-    page: Annotated[Path | None, Option(metavar="FILE.html")] = Field(
-        default=None, description="Write the page with the front there, too."
-    )
-    gpus: Annotated[tuple[int, ...], Option(parse=read_gpu, separator=",", metavar="0,1,…")] = Field(
-        default=(), description="GPUs that may be used; by default all that are needed."
-    )
-    offline: bool = Field(default=False, description="Ask no hub; use the models in the store.")
+    force: bool = Field(default=False, description="Overwrite the tuned recipe's file.")
 
     @property
     def elsewhere(self) -> bool:
@@ -103,11 +121,16 @@ class TuneSettings(LoadSettings):
         return self.executor == "print" or self.adopt is not None
 
     def conflicts(self) -> Iterator[Fault]:
-        """Yield options that exclude each other."""
-        yield from super().conflicts()
-        for name, values in (("--keys", self.keys), ("--fix", self.fix)):
-            if values and self.draft_lengths:
-                yield Fault("goes without --draft-lengths, which tries one key alone", key=name)
-        if self.adopt is not None and self.restart:
-            yield Fault("forgets the trials that --adopt has figures of", key="--restart")
-        yield from folder_faults(report=self.report, page=self.page)
+        """Yield options that exclude each other, and files that cannot be written."""
+        if self.adopt is not None and self.study.restart:
+            yield Fault("forgets the trials that --adopt has figures of", where="--study", key="restart")
+        if len(self.outputs(".yaml", ".yml")) > 1:
+            yield Fault("names two files for the tuned recipe", key="--output")
+        yield from output_faults(self.outputs(".json", ".html"), ".json", ".html")
+        for file in self.output:
+            if file.suffix not in (".yaml", ".yml", ".json", ".html"):
+                yield Fault("must end in .yaml, .json or .html", key="--output", value=str(file))
+
+    def outputs(self, *suffixes: str) -> list[Path]:
+        """List the files of `--output` with these endings."""
+        return [file for file in self.output if file.suffix in suffixes]

@@ -360,7 +360,7 @@ def _take(folder: Path) -> lock.Lock:
     if held is None:
         raise UserError(
             f"{lock.holder(guard) or 'another process'} works on this search ({folder}); wait for it, or ask for "
-            "another one, with other --keys, --seed or loads"
+            "another one, with other keys, seed or loads"
         )
     return held
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from pipeline.bench.tune.report import TrialReport, TuneReport
 from pipeline.bench.tune.search_space import Value, variant
-from pipeline.documents import read_document
+from pipeline.documents import apply_overrides, read_document
 from pipeline.recipe import Recipe, packaged
 from pipeline.recipe.catalog import annotated_yaml, write_recipe
-from pipeline.recipe.loading import apply_overrides
 from pipeline.recipe.validators import RecipeValues
 
 # Keys whose values may be paths, relative to the recipe's folder.

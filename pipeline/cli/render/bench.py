@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from pipeline.bench.conversations import BenchWorkload
 from pipeline.bench.load import LoadRecords
 from pipeline.bench.result import BenchResult, Distribution, LevelResult
 from pipeline.bench.run import Watcher
-from pipeline.bench.settings import BenchSettings, Load
+from pipeline.bench.settings import BenchSettings, Load, LoadSettings, section_argv
 from pipeline.bench.statistics import percentiles
 from pipeline.bench.subject import Subject
 from pipeline.bench.verdict import verdict, warnings
@@ -38,7 +39,7 @@ Ended = Callable[[LevelResult], None]
 
 
 @contextmanager
-def watching(settings: BenchSettings, *, quiet: bool) -> Iterator[tuple[Watcher | None, Ended | None]]:
+def watching(settings: LoadSettings, *, quiet: bool) -> Iterator[tuple[Watcher | None, Ended | None]]:
     """Show the progress of a benchmark on standard error: live on a terminal, else a line every five seconds.
 
     Yields:
@@ -76,11 +77,11 @@ def watching(settings: BenchSettings, *, quiet: bool) -> Iterator[tuple[Watcher 
         yield watch, ended
 
 
-def _live_line(load: Load, records: LoadRecords, now_s: float, settings: BenchSettings) -> str:
+def _live_line(load: Load, records: LoadRecords, now_s: float, settings: LoadSettings) -> str:
     """Progress of a load, and figures of its latest requests."""
     counted = records.counted[-_LATEST:]
-    warm = not counted and now_s < settings.warm_up
-    whole_s = None if settings.duration_s is None else settings.duration_s + settings.warm_up
+    warm = not counted and now_s < settings.uncounted_s
+    whole_s = None if settings.period_s is None else settings.period_s + settings.uncounted_s
     parts = [
         f"{load}:",
         f"{now_s:.0f}{'' if whole_s is None else f'/{whole_s:g}'} s{', warming up' if warm else ''},",
@@ -148,7 +149,8 @@ def bench_table(result: BenchResult, width: int) -> Group:
 
 def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkload) -> dict[str, Any]:
     """List what a benchmark would do; `takes` is how long at least."""
-    loads = [str(load) for load in settings.loads]
+    load = settings.measured
+    loads = [str(one) for one in load.loads]
     if settings.sweep_to is not None:
         loads = [f"from {loads[0]}, doubled until the SLO breaks or {settings.sweep_to:g} is reached"]
     asked = ", ".join(
@@ -160,14 +162,15 @@ def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkloa
         "loads": ", then ".join(loads),
         "prompts": asked,
         "slo": ", ".join(f"{key} {value:g}" for key, value in slo.items()) or "none",
-        "takes": _takes(settings, workload),
+        "takes": _takes(load, workload, sweep=settings.sweep),
+        "again": shlex.join(section_argv("--load", settings.load)) or "--load with no key: the default",
     }
 
 
-def _takes(settings: BenchSettings, workload: BenchWorkload) -> str:
+def _takes(settings: LoadSettings, workload: BenchWorkload, *, sweep: bool) -> str:
     seconds = []
     for load in settings.loads:
-        bounds = [settings.duration_s]
+        bounds = [settings.period_s]
         bounds += [settings.requests / load.value] if load.kind == "rate" and settings.requests else [None]
         bounds += (
             [workload.span_s / load.value] if load.kind == "trace" and workload.span_s is not None else [None]
@@ -175,8 +178,8 @@ def _takes(settings: BenchSettings, workload: BenchWorkload) -> str:
         known = [bound for bound in bounds if bound is not None]
         if not known:
             return f"as long as {settings.requests} requests take, for each load"
-        seconds.append(min(known) + (0.0 if load.kind == "trace" else settings.warm_up))
-    each = "for each load; how many there are shows" if settings.sweep else "in all"
+        seconds.append(min(known) + (0.0 if load.kind == "trace" else settings.uncounted_s))
+    each = "for each load; how many there are shows" if sweep else "in all"
     return f"{sum(seconds):.0f} s {each}, and until the last answers have come"
 
 

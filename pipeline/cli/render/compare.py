@@ -74,7 +74,7 @@ def _answers(answers: AnswerComparison) -> Iterator[str]:
     for one in differing[:_DIFFERING]:
         yield from _difference(one)
     if len(differing) > _DIFFERING:
-        yield f"  and {len(differing) - _DIFFERING} more that differ: --page or --output has them all"
+        yield f"  and {len(differing) - _DIFFERING} more that differ: --output FILE has them all"
 
 
 def _difference(one: QuestionResult) -> Iterator[str]:

@@ -212,7 +212,7 @@ def _doubts(calibration: BenchCalibration) -> Iterator[str]:
                 f"{errors.before:.0%} before: the calibration makes it no better"
             )
     if all(errors.left_out is None for errors in made.errors.values()):
-        yield "with one load alone nothing is left to test the constants on: measure several (--concurrency 1,4,16)"
+        yield "with one load alone nothing is left to test the constants on: bench with --load concurrency=1,4,16"
     if calibration.limited:
         yield (
             "the load generator may have been the limit, and its delays are then part of the constants: "

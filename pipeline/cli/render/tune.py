@@ -102,7 +102,7 @@ def plan_lines(plan: SearchPlan) -> dict[str, Any]:
     space, options, load = plan.space, plan.options, plan.load
     trials, rounds = min(len(options.sweep) or options.trials, space.size), 2 * plan.rounds
     # As many seconds as are known: answers under way at the end, and loads by count, take longer.
-    load_s = (load.duration_s or 0.0) + load.warm_up + FIRST_SECONDS
+    load_s = (load.period_s or 0.0) + load.uncounted_s + FIRST_SECONDS
     loads = 1 if plan.objectives[0] == "latency" else len(options.loads)
     least, most = load_s + _SERVE_S, loads * load_s + _SERVE_S
     measured, compiled = trials + rounds, [one.key for one in space.dimensions if one.compiled]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import cache_places as places
-from tests.support.servers.started import SERVERS, Servers, started_servers
+from tests.support.servers import SERVERS, Servers, started_servers
 
 PLACES: dict[str, Callable[[Any], places.Place]] = {
     "redis": places.redis,

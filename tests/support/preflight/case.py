@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.contracts.rules import Severity
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.model_facts import ModelFacts, offline_facts
+from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, offline_facts, tokenizer_corpus
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.prepare.facts import read_settings
@@ -113,5 +113,28 @@ def package(**changes: Any) -> Emitted:
             for name, value in changes.items()
         }
         return replace(written, package={**written.package, **merged})
+
+    return change
+
+
+Ids = tuple[tuple[int, ...], ...] | None
+IDS: Ids = tuple((number,) for number in range(len(tokenizer_corpus())))
+ONE_DIFFERS: Ids = (*((number,) for number in range(len(tokenizer_corpus()) - 1)), (0,))
+FILES, SPECIAL = {"tokenizer.json": "same"}, {"<eos>": 2}
+
+
+def tokenizers(
+    draft_special: Mapping[str, int] = SPECIAL,
+    draft_files: Mapping[str, str] = FILES,
+    draft_ids: Ids = IDS,
+) -> Models:
+    """What is known of the models, and these tokenizers."""
+
+    def change(known: dict[str, ModelFacts]) -> Mapping[str, ModelFacts]:
+        found = {
+            "target": TokenizerFacts(FILES, SPECIAL, IDS),
+            "draft": TokenizerFacts(draft_files, draft_special, draft_ids),
+        }
+        return {role: replace(facts, tokenizer=found[role]) for role, facts in known.items()}
 
     return change

@@ -1,4 +1,4 @@
-"""What recipes say, and the sizes of their models."""
+"""What recipes say, the sizes of their models, and what will be written for them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.preflight.case import (
     NGRAM,
     NO_CONTEXT,
     NVFP4,
+    ONE_DIFFERS,
     PHI,
     PLAIN,
     PP,
@@ -24,12 +25,15 @@ from tests.support.preflight.case import (
     TP,
     W4A8,
     Case,
+    arguments,
+    flags,
     known,
+    package,
     samples,
     sized,
+    tokenizers,
     unread,
 )  # fmt: skip
-from tests.support.preflight.tokenizers import ONE_DIFFERS, tokenizers
 
 PROMPTS, NO_REUSE = ("serving.prompt_log_probs=true",), "kv_cache.reuse=false"
 UNCHECKED = "cache={enabled: true, semantic: {guards: [], min_score: 0}}"
@@ -37,6 +41,9 @@ FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
+
+MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
+NO_SIZE = arguments(speculative_config=SPEC)
 
 CASES = [
     Case("cache.unchecked", None, TINY, ("cache={enabled: true, semantic: {}}",)),
@@ -246,4 +253,64 @@ CASES = [
     Case("tokenizer.files", None, FP8, models=tokenizers()),
     Case("tokenizer.files", "note", FP8, models=tokenizers(draft_files={"tokenizer.json": "other"})),
     Case("tokenizer.files", "note", FP8, models=tokenizers(draft_files={"tokenizer.json": "same", "merges.txt": "x"})),
+
+    # What will be written: as the runtime works it out, and changed until upstream would object.
+    Case("runtime.refuses", None, QWEN72, ("runtime.build_flags=[opt_num_tokens=8, multiple_profiles=disable]",)),
+    Case("runtime.refuses", "error", QWEN72, ("runtime.build_flags=[opt_num_tokens=8]",)),  # beside multiple profiles
+    Case("runtime.refuses", "error", NVFP4, (*NGRAM, "limits.max_batch_tokens=199")),
+    Case("pp.world", None, LLAMA_70B),
+    Case("pp.world", "error", LLAMA_70B, emitted=package(requirements={"gpus": 3})),
+    Case("sm.fp8_ctx_fmha", None, FP8),
+    Case("sm.fp8_ctx_fmha", "error", FP8, emitted=flags("draft", use_fp8_context_fmha="enable")),  # it is bfloat16
+    Case("sm.fp8_ctx_fmha", "error", FP8, emitted=flags(use_paged_context_fmha="disable")),
+    Case("kvq.engine_llmapi", None, NVFP4),
+    Case("kvq.engine_llmapi", None, NVFP4, emitted=arguments(backend="tensorrt", kv_cache_config={"dtype": "auto"})),
+    Case("kvq.engine_llmapi", "error", NVFP4, emitted=arguments(backend="tensorrt")),
+    Case("build.max_num_tokens_spec", None, FP8, emitted=flags(max_num_tokens="384")),  # 64 requests of 5 + 1
+    Case("build.max_num_tokens_spec", "error", FP8, emitted=flags(max_num_tokens="383")),
+    Case("build.batch_le_tokens", None, FP8, emitted=flags("draft", max_num_tokens="64")),
+    Case("build.batch_le_tokens", "warning", FP8, emitted=flags("draft", max_num_tokens="63")),
+    Case("build.batch_le_tokens", None, NVFP4, emitted=arguments(max_num_tokens=40)),
+    Case("build.batch_le_tokens", "warning", NVFP4, emitted=arguments(max_num_tokens=39)),
+    Case("build.input_lt_seq", None, FP8, emitted=flags(max_input_len="9216")),
+    Case("build.input_lt_seq", "error", FP8, emitted=flags(max_input_len="9217")),
+    Case("build.opt_tokens", None, QWEN72, ("runtime.build_flags=[opt_num_tokens=8192, multiple_profiles=disable]",)),
+    Case("build.opt_tokens", "note", AWQ, emitted=flags(opt_num_tokens="8193")),
+    Case("build.tokens_per_block", None, FP8, emitted=flags("draft", tokens_per_block="32")),
+    Case("build.tokens_per_block", "error", FP8, emitted=flags("draft", tokens_per_block="64")),
+    Case("build.tokens_per_block", None, AWQ, emitted=flags(tokens_per_block="64")),
+    Case("build.tokens_per_block", "error", AWQ, emitted=flags(tokens_per_block="48")),
+    Case("build.draft_flags", None, FP8, emitted=flags(max_draft_len="5")),
+    Case("build.draft_flags", "error", FP8, emitted=flags(max_draft_len="4")),
+    Case("build.draft_flags", "error", FP8, emitted=flags(speculative_decoding_mode="medusa")),
+    Case("build.draft_flags", "error", FP8, emitted=flags(use_paged_context_fmha="disable")),
+    Case("build.ctx_logits", None, AWQ, emitted=flags(gather_context_logits="")),
+    Case("build.ctx_logits", None, FP8),
+    Case("build.ctx_logits", "error", FP8, emitted=flags(gather_context_logits="")),
+    Case("rt.spec_len", "error", FP8, emitted=flags(max_draft_len="4")),
+    Case("rt.backend_supports_spec", None, FP8),
+    Case("rt.backend_supports_spec", "error", FP8, emitted=flags(speculative_decoding_mode="lookahead_decoding")),
+    Case("rt.backend_supports_spec", None, NVFP4, NGRAM),
+    Case("rt.backend_supports_spec", None, EAGLE),
+    Case("rt.backend_supports_spec", "error", NVFP4, NGRAM, emitted=arguments(speculative_config=MEDUSA)),
+    Case("rt.spec_tokens_budget", None, NVFP4, NGRAM, emitted=arguments(max_num_tokens=200)),  # 40 requests of 4 + 1
+    Case("rt.spec_tokens_budget", "warning", NVFP4, NGRAM, emitted=arguments(max_num_tokens=199)),
+    Case("rt.ngram_size", None, NVFP4, NGRAM),
+    Case("rt.ngram_size", "error", NVFP4, NGRAM, emitted=NO_SIZE),
+    Case("rt.ngram_size", None, NVFP4, (*NGRAM, "runtime.version=1.3.0rc14"), emitted=NO_SIZE),
+    Case("rt.kv_reuse", None, AWQ),
+    Case("rt.kv_reuse", "error", AWQ, emitted=flags(use_paged_context_fmha="disable")),
+    Case("rt.kv_reuse", "error", AWQ, emitted=flags(kv_cache_type="continuous")),
+    Case("rt.kv_reuse", None, AWQ, ("kv_cache.reuse=false",), emitted=flags(use_paged_context_fmha="disable")),
+    Case("rt.chunked", None, AWQ),
+    Case("rt.chunked", "note", AWQ, emitted=flags(max_num_tokens="8191")),
+    Case("rt.chunked", "error", AWQ, emitted=flags(use_paged_context_fmha="disable")),
+    Case("rt.batch_cap", None, FP8, emitted=flags(max_batch_size="64")),
+    Case("rt.batch_cap", "note", FP8, emitted=flags(max_batch_size="63")),
+    Case("rt.batch_cap", None, FP8, TO_PYTORCH),
+    Case("rt.batch_cap", "note", FP8, TO_PYTORCH, emitted=arguments(max_batch_size=63)),
+    Case("rt.max_batch_llmapi", None, NVFP4),
+    Case("rt.max_batch_llmapi", "error", NVFP4, emitted=package(config="max_batch_size: 8\n")),
+    Case("llmapi.unknown_keys", None, NVFP4),
+    Case("llmapi.unknown_keys", "error", NVFP4, emitted=arguments(max_batchsize=8)),
 ]  # fmt: skip

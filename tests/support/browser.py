@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.browser.install import Chromium
+from tests.support.downloads import Chromium
 
 # The browser reads commands from descriptor 3 and writes to 4.
 _LAUNCH = """

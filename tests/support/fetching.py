@@ -1,7 +1,13 @@
-"""What tests ask of a hub on loopback, and what comes of it."""
+"""What tests ask of a hub on loopback, and what comes of it.
+
+As a program, a fetch to be killed: `fetching.py STORE ORG/NAME` prints the artifact's path, and all else that can be
+printed: progress, log messages of every level, warnings, and a traceback with its causes.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SourceError
-from pipeline.progress import Silent, Task
+from pipeline.progress import Lines, Silent, Task
 from pipeline.recipe import HubSource
 from pipeline.sources import resolve_checkpoint
 from pipeline.stages.fetch import fetch
+from pipeline.store import ArtifactKey, Store
 
 REPO = "org/name"
 SOURCE = HubSource(REPO)
@@ -67,3 +74,20 @@ def refused(into: Path, asked: Asked = Asked()) -> str:
         get(into, asked)
     assert caught.value.exit_code == 2
     return str(caught.value)
+
+
+def main(root: str, repo: str) -> None:
+    logging.basicConfig(level=logging.DEBUG)
+    progress = Lines(interval_s=0.05)
+    store = Store(Path(root))
+    resolved = resolve_checkpoint(Asked(HubSource(repo)), store=store, progress=progress)
+    key = ArtifactKey("fetch", resolved.identity, resumable=True)
+
+    def make(into: Path) -> dict[str, object]:
+        return fetch(resolved, into, progress=progress)  # type: ignore[return-value]
+
+    print(store.obtain(key, make, recipe="test", progress=progress).path, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,1 +1,0 @@
-"""Cases of preflight's rules: both sides of the edge of each, and what makes a case."""
