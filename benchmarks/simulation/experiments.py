@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.deploy.settings import ScalingPolicy
+from pipeline.deploy.package import ScalingPolicy
 
 from benchmarks.simulation.autoscaler import Behavior, ChangePolicy, ScalingRule, Trigger
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of

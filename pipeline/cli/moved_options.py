@@ -52,8 +52,8 @@ MOVED: tuple[tuple[str, str, str], ...] = (
     (
         "serve, gateway",
         "--max-waiting --max-wait-s --idle-timeout-s --workers --max-connections --drain-s --batch-folder "
-        "--batch-slots --max-file-mib --max-stored-mib --stored-responses --stored-responses-mib --stored-responses-s --limits-redis "
-        "--traces --log-format --log-prompts --spread",
+        "--batch-slots --max-file-mib --max-stored-mib --stored-responses --stored-responses-mib "
+        "--stored-responses-s --limits-redis --traces --log-format --log-prompts --spread",
         "--set gateway.{key}=VALUE, or that key in the recipe's section gateway",
     ),
     ("serve, gateway", "--allowed-host --allowed-origin", "--set gateway.{key}s=[VALUE]"),

@@ -1,4 +1,4 @@
-"""What `pipeline deploy` writes files for: the package, and when servers are added and taken away."""
+"""The package that `pipeline deploy` writes files for, and the policy by which a cluster adds servers."""
 
 from __future__ import annotations
 

@@ -122,10 +122,10 @@ class Recipe(RecipeSection):
         default_factory=TritonSection, description="How Triton is started and watched."
     )
     deploy: DeploySection = Field(
-        default_factory=DeploySection, description="What `pipeline deploy` writes, whatever the target."
+        default_factory=DeploySection, description="Files that `pipeline deploy` writes, whatever the target."
     )
     kubernetes: KubernetesSection = Field(
-        default_factory=KubernetesSection, description="What `pipeline deploy` writes for Kubernetes."
+        default_factory=KubernetesSection, description="Files that `pipeline deploy` writes for Kubernetes."
     )
 
     _provenance: RecipeProvenance = PrivateAttr(default_factory=RecipeProvenance)
