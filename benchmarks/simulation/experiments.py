@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.deploy.package import ScalingPolicy
-
 from benchmarks.simulation.autoscaler import Behavior, ChangePolicy, ScalingRule, Trigger
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of
 from benchmarks.simulation.simulator import Loss
 from benchmarks.simulation.traffic import DAY_S, PEOPLE, PROGRAMS, Arrivals, Burst, Kind
+from pipeline.deploy.package import ScalingPolicy
 
 RECIPE, LARGER = "qwen3-32b-fp8", "llama-3.1-8b-fp8"
 WAYS: tuple[Way, ...] = ("random", "least load", "affinity")

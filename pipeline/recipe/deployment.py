@@ -67,14 +67,14 @@ class GatewaySection(RecipeSection):
     allowed_hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = Field(
         default=(),
         strict=False,
-        description="Hosts that requests may name besides loopback, such as gateway.example, *.example or * (any). "
+        description="Hosts that requests may name besides loopback, such as gateway.example, `*.example` or `*` (any). "
         "Where --host is no loopback address, IP addresses are allowed, too.",
         examples=[["gateway.example"]],
     )
     allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = Field(
         default=(),
         strict=False,
-        description="Web pages that may send requests, such as https://chat.example, or * (any); by default only the "
+        description="Web pages that may send requests, such as https://chat.example, or `*` (any); by default only the "
         "gateway's own.",
         examples=[["https://chat.example"]],
     )
