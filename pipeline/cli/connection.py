@@ -155,7 +155,7 @@ def find_destination(recipe: str | None, overrides: Sequence[str], request: Requ
         wrong = [name for name in ("tokenizer", "tenant") if getattr(request, name)]
         if wrong:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-            raise click.UsageError(f"{named}: have no effect on an OpenAI API")
+            raise click.UsageError(f"{named}: no effect on an OpenAI API")
         return Destination(request.url, request.model, None, request.max_tokens)
     if request.url is not None:
         return Destination(

@@ -11,12 +11,11 @@ import pytest
 
 from pipeline.bench.lengths import Lengths
 from pipeline.bench.settings import Load, LoadSettings
-from pipeline.bench.tune.conclusion import conclude
+from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
 from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.search import SearchOptions
 from pipeline.bench.tune.search_space import SearchSpace, search_space
 from pipeline.bench.tune.study import TuneStudy, open_study
-from pipeline.bench.tune.tuned_recipe import tuned_file, write_tuned
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store

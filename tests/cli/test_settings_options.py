@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 from pydantic import DirectoryPath, Field, field_validator
 
+from pipeline.cli.main import cli
+from pipeline.cli.moved_options import moved_to
 from pipeline.cli.settings_options import options_of
-from pipeline.errors import InvalidInput
+from pipeline.errors import Fault, InvalidInput
 from pipeline.settings import Option, Settings
 
 
@@ -123,3 +126,67 @@ def test_help_is_the_descriptions_with_ranges_and_defaults() -> None:
 def test_a_child_process_gets_the_same_settings() -> None:
     front, _ = run("--rate", "3", "--folder", "/")
     assert Front.from_descriptor(front.to_descriptor()) == front
+
+
+class Part(Settings):
+    sizes: tuple[int, ...] = Field((), description="Sizes.")
+    depth: int = Field(1, ge=1, description="Depth.")
+    source: Path | Literal["none"] = Field("none", description="Source.")
+
+    def conflicts(self) -> Iterator[Fault]:
+        if self.depth > len(self.sizes):
+            yield Fault("is more than there are sizes", key="depth")
+
+
+class Whole(Settings):
+    part: Part = Field(Part(), description="Part.")
+
+
+def whole(*arguments: str) -> Whole:
+    got: list[Whole] = []
+    command = click.command()(options_of(Whole)(lambda settings: got.append(settings)))
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return got[0]
+
+
+def test_a_model_is_one_option_of_a_file_and_of_keys_that_replace_it(tmp_path: Path) -> None:
+    file = tmp_path / "part.yaml"
+    file.write_text("sizes: [1, 2, 3]\ndepth: 2\nsource: there.txt\n")
+    made = whole("--part", "depth=3", "--part", str(file)).part
+    assert made == Part(sizes=(1, 2, 3), depth=3, source=tmp_path / "there.txt")
+    assert whole("--part", str(file), "--part", "source=none").part.source == "none"
+    assert whole() == Whole()
+    assert whole("--part", "sizes=[4]").part.model_fields_set == {"sizes"}
+
+
+def test_all_faults_of_a_file_and_of_keys_have_their_places(tmp_path: Path) -> None:
+    file = tmp_path / "part.yaml"
+    file.write_text("sizes: [1, x]\ndepht: 2\n")
+    with pytest.raises(InvalidInput) as caught:
+        whole("--part", str(file), "--part", "depth=0", "--part", str(tmp_path / "none.yaml"))
+    text = str(caught.value)
+    for one in (
+        f"{file}:1: sizes[1] = x",
+        f"{file}:2: depht",
+        "did you mean depth",
+        "--part: depth = 0: must be",
+    ):
+        assert one in text
+    assert "none.yaml: cannot be read" in text
+    with pytest.raises(InvalidInput, match="--part: depth: is more than there are sizes"):
+        whole("--part", "depth=2")
+
+
+def test_an_option_that_moved_says_where_it_went() -> None:
+    shown = CliRunner().invoke(cli, ["bench", "tiny-cpu", "--warmup", "3"])
+    assert shown.exit_code == 2
+    assert "No such option: --warmup. Write --load warmup_s=SECONDS" in shown.output
+    assert moved_to("compare", "--by-turns") == "--criteria by_turns=true"
+    # Nothing that a command takes has moved.
+    for name in ("bench", "compare", "tune", "stream", "accept"):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        taken = {option for parameter in command.params for option in parameter.opts}
+        assert not [option for option in taken if moved_to(name, option)]

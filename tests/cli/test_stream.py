@@ -208,3 +208,11 @@ def test_a_reader_that_has_enough() -> None:
             assert process.stderr.read() == ""
             assert process.wait(30) == 0
         assert server.requests[0].cancelled.wait(5)
+
+
+def test_wrong_parameters_are_told_before_anything_is_asked() -> None:
+    wrong = ("--param", "top_p=3", "--param", "topk=1", "--param", "seed=x", "--param", "max_tokens=2")
+    done = run("stream", "--url", "127.0.0.1:1", "--raw", *wrong, "Hi")
+    assert done.returncode == 2
+    for words in ("at most 1", "did you mean top_k", "a whole number", "--max-tokens"):
+        assert words in done.stderr

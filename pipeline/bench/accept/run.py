@@ -25,8 +25,7 @@ from pipeline.bench.accept.answering import (
     undrafted,
     upstream,
 )
-from pipeline.bench.accept.making import build, find, memory, metrics, plan, serve, stop
-from pipeline.bench.accept.measuring import latency, load
+from pipeline.bench.accept.making import build, find, latency, load, memory, metrics, plan, serve, stop
 from pipeline.bench.accept.report import AcceptanceCheck, AcceptanceReport, AcceptanceStep
 from pipeline.bench.accept.settings import AcceptSettings
 from pipeline.bench.accept.state import AcceptanceRun, Checks
