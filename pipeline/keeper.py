@@ -75,12 +75,7 @@ class RestartPolicy:
     gives_up: bool = False
 
     def too_often(self, failures: Sequence[float], now: float) -> bool:
-        """Decide whether a component counts as failing.
-
-        Args:
-            failures: Times of all failures so far, the latest among them, in seconds.
-            now: Time by the same clock.
-        """
+        """Decide whether a component counts as failing, by the times of all its failures and the same clock's `now`."""
         return self._recent(failures, now) > self.max_restarts
 
     def pause_before_restart(self, failures: Sequence[float], now: float) -> float:
@@ -89,11 +84,7 @@ class RestartPolicy:
         return 0.0 if recent < 2 else min(self.max_pause_s, _doubled(self.pause_s, recent - 2))
 
     def pause_while_failing(self, tries: int) -> float:
-        """Return the seconds to wait before a component that is failing is tried again.
-
-        Args:
-            tries: Number of such tries since it was ready.
-        """
+        """Return the seconds to wait before a component that is failing is tried again, after so many tries."""
         return min(self.max_failing_pause_s, _doubled(self.max_pause_s, tries))
 
     def _recent(self, failures: Sequence[float], now: float) -> int:
@@ -163,15 +154,7 @@ class Keeper(threading.Thread):
         progress: Progress,
         on_failure: Callable[[], None],
     ) -> None:
-        """Prepare a thread; `start` starts it.
-
-        Args:
-            component: Component to keep.
-            policy: Limits and pauses of restarts.
-            listeners: Listeners to the component's state.
-            progress: Reporter of failures and restarts.
-            on_failure: Called when `failure` is set, just before the thread ends.
-        """
+        """Prepare a thread; `on_failure` is called when `failure` is set, just before the thread ends."""
         super().__init__(name=component.kind, daemon=True)
         self.component = component
         self.ready = threading.Event()
@@ -194,11 +177,9 @@ class Keeper(threading.Thread):
             self._interrupt.set()
 
     def exchange(self, component: Component, announce: Callable[[], None]) -> None:
-        """Keep another component from now on. The one before is left to the caller, unless it was being restarted.
+        """Keep another component, which runs already. The one before is left to the caller, unless it was restarted.
 
-        Args:
-            component: Component that runs already.
-            announce: Called at the moment of the exchange, to publish what is served now.
+        At the moment of the exchange, `announce` publishes what is served now.
 
         Raises:
             ServerError: This keeper has ended; the component is still the caller's.

@@ -14,7 +14,6 @@ from textwrap import indent
 from typing import Any
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_CONTROL_BYTES = re.compile(rb"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -38,13 +37,6 @@ def printable(text: str, *, lines: bool = True, colours: bool = False) -> str:
         )
     kept_too = "\n\t" if lines else ""
     return _CONTROL.sub(lambda found: found[0] if found[0] in kept_too else _written_out(found[0]), text)
-
-
-def printable_bytes(text: bytes) -> bytes:
-    """Write out the control characters of a log in UTF-8 that is passed on as it comes; colours and lines stay."""
-    return _CONTROL_BYTES.sub(
-        lambda found: found[1] or b"".join(b"\\x%02x" % byte for byte in found[0]), text
-    )
 
 
 def json_text(value: Any, **options: Any) -> str:

@@ -82,7 +82,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     option = _marker(field)
     kind = _value_type(field)
     spelled = option.name or f"--{name.replace('_', '-')}"
-    if is_section(kind):
+    if option.parse is None and is_section(kind):
         keys = f"Keys: {', '.join(kind.model_fields)}."
         return click.option(
             *spelled.split(),
@@ -290,7 +290,8 @@ def _validated(
     values = dict[str, Any]()
     for name, value in given.items():
         option = _marker(model.model_fields[name])
-        if is_section(section := _value_type(model.model_fields[name])):
+        section = _value_type(model.model_fields[name])
+        if option.parse is None and is_section(section):
             values[name], found = read_section(section, value, spelled[name])
             faults += found
             continue

@@ -85,9 +85,8 @@ def ask_nvml(deadline_s: float) -> CommandOutput:
     if find_spec("pynvml") is None:
         return CommandOutput(problem="nvidia-ml-py is not installed")
     said = run_command([sys.executable, nvml.__file__], deadline_s)
-    return replace(
-        said, problem=said.problem.rpartition("failed: ")[2]
-    )  # whose Python asked is nobody's concern
+    # Nobody asks which Python failed.
+    return replace(said, problem=said.problem.rpartition("failed: ")[2])
 
 
 def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:

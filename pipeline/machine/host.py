@@ -72,11 +72,7 @@ def read_processors(limits: CgroupLimits | None = None, root: Path = _ROOT) -> P
 
 
 def processor_name(root: Path = _ROOT) -> str:
-    """Name of this machine's processor, or its architecture where the kernel gives no name.
-
-    Args:
-        root: Where proc/ lies.
-    """
+    """Name of this machine's processor, or its architecture where the kernel gives no name."""
     return _cpuinfo("model name", root) or platform.machine()
 
 

@@ -113,7 +113,6 @@ def take(
         only: Probes to run, by the names of the fields; empty for all.
         ports: Ports whose listeners are wanted.
         repositories: (repository, revision) of the Hub to ask for.
-        deadline_s: Time for all probes together, which run at the same time.
     """
     each_s = deadline_s * MARGIN
     probes: dict[str, Callable[[], Any]] = {
@@ -152,8 +151,6 @@ def _disk_facts(disk: Disk | None) -> DiskFacts | None:
 
 
 def _docker_facts(docker: Docker | None) -> DockerFacts | None:
-    return (
-        None
-        if docker is None
-        else DockerFacts(docker.version, docker.gpu_runtime, docker.problem, docker.fix)
-    )
+    if docker is None:
+        return None
+    return DockerFacts(docker.version, docker.gpu_runtime, docker.problem, docker.fix)

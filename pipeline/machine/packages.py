@@ -40,9 +40,8 @@ class Package:
     name: str
     wanted: str  # "==2.13.0"; "" for any
     installed: str | None
-    pythons: tuple[
-        str, ...
-    ] = ()  # the only ones that it can be installed on, if this is none of them: ("3.11", "3.12")
+    # The only ones that it can be installed on, if this is none of them: ("3.11", "3.12").
+    pythons: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -101,10 +100,7 @@ class Need:
 
 
 def require(subject: str, needs: Iterable[Need]) -> None:
-    """Check that what some work imports is installed, in any version.
-
-    Args:
-        subject: Beginning of the error's text, such as the name of a recipe.
+    """Check that what some work imports is installed, in any version; `subject` begins the error's text.
 
     Raises:
         UserError: Something is not installed; the text names every extra, and the one line that installs them.

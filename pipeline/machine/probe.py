@@ -38,13 +38,7 @@ class CommandOutput:
 def run_command(
     command: Sequence[str], deadline_s: float, environment: Mapping[str, str] | None = None
 ) -> CommandOutput:
-    """Run a program that only reads. It and all that it started are gone afterwards, if they can be ended at all.
-
-    Args:
-        command: The program and its arguments.
-        deadline_s: Time to answer.
-        environment: All of the program's environment; None for this process's own.
-    """
+    """Run a program that only reads. It and all that it started are gone afterwards, if they can be ended at all."""
     name = command[0].rpartition("/")[2]
     program = shutil.which(command[0])
     if program is None:

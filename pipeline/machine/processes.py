@@ -31,14 +31,7 @@ def start_process(
     inherit: Sequence[int] = (),
     umask: int = 0o077,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own.
-
-    Args:
-        output: File that gets its standard output and standard error.
-        environment: Variables besides those of this process.
-        stdin: See `subprocess.Popen`, as for `umask`.
-        inherit: Descriptors that it keeps, under the same numbers.
-    """
+    """Start a process in a session of its own, with variables besides those of this process; it keeps descriptors."""
     return subprocess.Popen(
         command, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment},
         pass_fds=inherit, start_new_session=True, umask=umask,
@@ -55,9 +48,7 @@ def start_guarded(
 ) -> subprocess.Popen[bytes]:
     """Start a process below a guard, which ends it when this process is gone or closes the guard's standard input.
 
-    Args:
-        guarded: Deadline, mark and remains; the mark is added to the environment.
-        output: See `start_process`, as for the others.
+    The mark of `guarded` is added to the environment; see `start_process`.
     """
     guard = [sys.executable, "-I", process_guard.__file__, json.dumps(asdict(guarded))]
     marked = {**environment, process_guard.MARK: guarded.mark}
@@ -74,14 +65,7 @@ def listening(pid: int) -> set[int]:
 
 
 def die_with_parent(parent: int) -> bool:
-    """Let the kernel kill this process when the thread that started it is gone, however that went.
-
-    Args:
-        parent: Expected parent.
-
-    Returns:
-        False if the parent is gone already.
-    """
+    """Let the kernel kill this process when the thread that started it is gone; false if `parent` is gone already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
 

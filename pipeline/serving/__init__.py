@@ -2,7 +2,7 @@
 
 serve            packages served until Ctrl-C: checked, started, announced, supervised, ended
 supervisor       a keeper for each Triton and for the gateway; triton_component and gateway_process are kept
-rollouts         exchange of a package while it is served: rollout is one, exchange asks for it
+rollout          exchange of a package while it is served; exchange asks for it
 server           a Triton server as a context: started, ready, gone after
 launch           the start of a server as a value; launch_embedded, launch_gpu and launch_docker make it
 settings         options of `pipeline serve` and `pipeline deploy`

@@ -37,8 +37,7 @@ class Announcement:
         Args:
             folder: Folder of records; None announces nowhere.
             name: Name of the recipe.
-            record: Record at the start.
-            components: Components of the deployment: "triton", and "gateway" if there is one. They are starting.
+            components: "triton", and "gateway" if there is one. They are starting.
             ready_file: File that is there, and new, while the deployment is ready; see `pipeline.serving.health`.
             entry_model: Model that clients ask, for that file.
         """
@@ -63,7 +62,6 @@ class Announcement:
         Where the folder cannot be written, as in a store that is only read, the deployment is served all the same.
 
         Args:
-            progress: Reporter of a folder that cannot be written, now and later.
             needed: Whether somebody depends on the record: a gateway finds Triton by it.
 
         Raises:
@@ -98,12 +96,7 @@ class Announcement:
             raise UserError(f"{self.name} is served already{by}; stop that first, {second}")
 
     def set_state(self, component: str, state: State, reason: str = "", **changes: Any) -> None:
-        """Set the state of a component, and so that of the deployment.
-
-        Args:
-            reason: Reason why it is not ready.
-            changes: Other fields of the record that change with it.
-        """
+        """Set the state of a component, and so that of the deployment, with other fields that change with it."""
         with self._guard:
             self._states[component] = (state, reason)
             combined, why = self._combined()
@@ -127,12 +120,7 @@ class Announcement:
             self.confirm()
 
     def exchange(self, entry_model: str, **changes: Any) -> None:
-        """Publish another Triton, which is ready.
-
-        Args:
-            entry_model: Model that clients ask.
-            changes: Fields of the record: its package, addresses, log.
-        """
+        """Publish another Triton, which is ready: the fields of the record that it changes."""
         with self._guard:
             self._entry_model = entry_model
             # In this order: a gateway that follows the record goes to the new addresses when they are ready.
@@ -154,11 +142,7 @@ class Announcement:
                 self._ready_file.unlink(missing_ok=True)
 
     def withdraw(self, failure: str = "") -> None:
-        """End the announcement.
-
-        Args:
-            failure: Reason why the supervisor gave up; the record then stays, and has it.
-        """
+        """End the announcement. Where the supervisor gave up, the record stays and has the `failure`."""
         with self._guard:
             if failure:
                 self.update(state="failed", reason=failure, control=None)

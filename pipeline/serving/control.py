@@ -44,10 +44,8 @@ class ControlServer:
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         """Prepare a server; entering it as a context makes the socket.
 
-        Args:
-            path: Path of the socket. One that is there is replaced: the caller, who holds the lock of the recipe, sees
-                to it that nobody else uses it.
-            handlers: Name of a command ("do") -> its handler.
+        A socket that is there is replaced: the caller, who holds the lock of the recipe, sees to it that nobody else
+        uses it. `handlers` is by command ("do").
         """
         self.path = path
         self._handlers = dict(handlers)
@@ -132,17 +130,12 @@ def ask(
     timeout_s: float | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Ask a supervisor to do something, and wait until it is done.
+    """Ask a supervisor to do something, wait until it is done, and return the result.
 
     Args:
         path: Path of its socket: `RunningServer.control`.
         do: Name of the command: "status", "stop", …
-        on_progress: Gets each line of progress.
-        timeout_s: Longest time between two lines of the answer, in seconds; None waits for as long as it lives.
-        arguments: Arguments of the command.
-
-    Returns:
-        Its result.
+        timeout_s: Longest time between two lines of the answer; None waits for as long as it lives.
 
     Raises:
         UserError: It refuses that.
@@ -165,8 +158,7 @@ def ask(
                     kind = UserError if message["exit_code"] == UserError.exit_code else ServerError
                     raise kind(message["error"])
                 else:
-                    result: dict[str, Any] = message["result"]
-                    return result
+                    return dict(message["result"])
     except TimeoutError:
         raise ServerError(f"{path}: the supervisor does not answer") from None
     except OSError as error:

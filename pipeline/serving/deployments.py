@@ -27,11 +27,9 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NamedDeployment:
-    """A recipe, and its server if it runs.
+    """A recipe with the overrides applied, and its server, or None if it does not run.
 
     Attributes:
-        recipe: Recipe with the overrides applied.
-        server: None if the deployment does not run.
         argv: Arguments of a command line that name it again, in any folder.
         as_served: Whether the recipe is that of the server's record, not of a file, which may have changed since.
     """
@@ -75,8 +73,7 @@ def find_deployment(
     Args:
         name: Name of a deployment, or file or name of a recipe.
         overrides: Values of `--set`, which replace what the deployment is served with.
-        store: Store where deployments are announced.
-        wait_s: Time to wait until it runs, in seconds.
+        wait_s: Time to wait until it runs.
         states: States that count as running; None for those in which it answers.
 
     Raises:
@@ -107,12 +104,8 @@ def find_deployment(
 def recipe_of(name: str, overrides: Sequence[str], store: Store) -> Recipe:
     """Load a recipe for a command that needs no running server.
 
-    A running deployment's recipe is the file as it is now, or what it is served with if the file is gone.
-
-    Args:
-        name: File or name of a recipe, or else the name of a running deployment.
-        overrides: Values of `--set`.
-        store: Store where deployments are announced.
+    A recipe's file or name comes before the name of a running deployment, whose recipe is its file as it is now, or
+    what it is served with if the file is gone. `overrides` are values of `--set`.
 
     Raises:
         InvalidInput: No recipe and no running deployment has that name, or the recipe has faults.

@@ -23,13 +23,7 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class DetachedSupervisor:
-    """A supervisor that was started.
-
-    Attributes:
-        running: Folder where its deployments are announced.
-        names: Names of its deployments.
-        log: File with its output.
-    """
+    """A supervisor that was started, with the names of its deployments, their folder of records, and its log."""
 
     process: subprocess.Popen[bytes]
     running: Path
@@ -38,7 +32,6 @@ class DetachedSupervisor:
 
     @property
     def pid(self) -> int:
-        """Number of its process."""
         return self.process.pid
 
     @property
@@ -49,12 +42,7 @@ class DetachedSupervisor:
 
 
 class DetachedEnded(ServerError):
-    """A supervisor ended before it was ready.
-
-    Attributes:
-        exit_code: Exit code of its process.
-        last_lines: End of its output.
-    """
+    """A supervisor ended before it was ready: the exit code of its process, and the last lines of its output."""
 
     def __init__(self, code: int, last_lines: Sequence[str], log: Path) -> None:
         self.exit_code = code if code > 0 else 128 - code  # type: ignore[misc]
@@ -65,11 +53,7 @@ class DetachedEnded(ServerError):
 def start_detached(
     command: Sequence[str], store: Store, names: Sequence[str], *, inherit: Sequence[int] = ()
 ) -> DetachedSupervisor:
-    """Start a supervisor in a session of its own, without a terminal.
-
-    Args:
-        names: Names of the deployments that it will serve.
-        inherit: Descriptors that it keeps.
+    """Start a supervisor of some deployments in a session of its own, without a terminal.
 
     Raises:
         UserError: One of them is served already, or the folder of logs cannot be written.
@@ -96,10 +80,7 @@ def start_detached(
 
 
 def wait_until_ready(started: DetachedSupervisor, say: Callable[[str], None]) -> None:
-    """Wait until all deployments of a supervisor are ready. Ctrl-C ends it.
-
-    Args:
-        say: Gets each line of its output.
+    """Wait until all deployments of a supervisor are ready, and say each line of its output. Ctrl-C ends it.
 
     Raises:
         DetachedEnded: It ended before.

@@ -27,17 +27,19 @@ class DryRun:
     """All that a start is made of; `str` gives it as lines for a shell.
 
     Attributes:
+        built: Whether the package is there; if not, sizes of weights are estimates.
+        note: Remark for a reader.
         command: Command of the server; for a GPU as the container runs it, with the package at CONTAINER_ROOT.
         environment: Variables besides those that are set already.
         ports: Protocol -> port at which others reach it.
         docker: `docker run` line; empty where no container is meant to serve.
         findings: Faults of this machine.
-        built: Whether the package is there; if not, sizes of weights are estimates.
-        note: Remark for a reader.
     """
 
     name: str
     package: Path
+    built: bool
+    note: str
     command: tuple[str, ...]
     environment: dict[str, str]
     ports: dict[str, int]
@@ -45,24 +47,10 @@ class DryRun:
     shm_mib: int | None
     start_deadline_s: float
     findings: tuple[Finding, ...]
-    built: bool = True
-    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
-        return {
-            "name": self.name,
-            "package": str(self.package),
-            "built": self.built,
-            "note": self.note,
-            "command": list(self.command),
-            "environment": self.environment,
-            "ports": self.ports,
-            "docker": list(self.docker),
-            "shm_mib": self.shm_mib,
-            "start_deadline_s": self.start_deadline_s,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
+        return {**asdict(self), "package": str(self.package)}
 
     def __str__(self) -> str:
         lines = [f"# {self.name}, from {self.package}"]
@@ -87,9 +75,7 @@ def dry_run(
 ) -> DryRun:
     """Work out what `serve` would run, and what this machine lacks for it; nothing is started or pulled.
 
-    Args:
-        foreseen: Deployment of a package that is not built yet; then nothing of the package is read.
-        note: Remark for a reader.
+    Nothing is read of a package that is not built yet, but `foreseen`.
 
     Raises:
         UserError: It cannot be started at all, wherever that is.
@@ -126,6 +112,8 @@ def dry_run(
     return DryRun(
         name=deployment.name,
         package=package,
+        built=foreseen is None,
+        note=note,
         command=command,
         environment=environment,
         ports=options.ports.open,
@@ -133,8 +121,6 @@ def dry_run(
         shm_mib=shm_mib,
         start_deadline_s=deadline_s,
         findings=findings,
-        built=foreseen is None,
-        note=note,
     )
 
 

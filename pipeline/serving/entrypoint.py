@@ -32,7 +32,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
@@ -40,13 +41,14 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 from pipeline.dropping_output import drop_unwritable_output
 from pipeline.errors import Fault, InvalidInput, PipelineError
 from pipeline.keeper import RestartPolicy
-from pipeline.printable import printable_bytes
+from pipeline.printable import printable
 from pipeline.private_files import owner_only
 from pipeline.progress import Lines
 from pipeline.recipe import TritonSection
 from pipeline.serving.group import GroupMember, gather
 from pipeline.serving.health import DEFAULT_FILE
 from pipeline.serving.launch import HostGroup, ServeOptions, traces_endpoint
+from pipeline.serving.log_files import LogTail
 from pipeline.serving.ports import ANYWHERE, GRPC, METRICS, Ports
 from pipeline.serving.serve import serve, stop_on_signals
 from pipeline.settings import Settings
@@ -128,7 +130,7 @@ def main(arguments: list[str]) -> int:
         settings.ready_file.unlink(missing_ok=True)
         with owner_only(), tempfile.TemporaryDirectory(prefix="pipeline-log-") as folder:
             log = Path(folder) / "triton.log"
-            with Following(log):
+            with following(log):
                 _serve(settings, log, stop)
     except PipelineError as error:
         print(error, file=sys.stderr)
@@ -144,34 +146,28 @@ def _serve(settings: EntrypointSettings, log: Path, stop: threading.Event) -> No
     serve([(settings.package, settings.options(log, group))], Lines(), stop, ready_file=settings.ready_file)
 
 
-class Following:
-    """Copies a growing file to standard output while it is entered: the log of a container is what it prints."""
+@contextmanager
+def following(file: Path) -> Iterator[None]:
+    """Copy a growing file to standard output, over its rotations: the log of a container is what it prints."""
+    tail, done = LogTail({"triton": file}, sys.maxsize), threading.Event()
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._copy, name="log", daemon=True)
+    def copy() -> None:
+        while not done.wait(_FOLLOW_S):
+            show(tail.read())
+        show([*tail.read(), *tail.close()])
 
-    def __enter__(self) -> None:
-        self._thread.start()
+    def show(lines: Iterable[tuple[str, str]]) -> None:
+        for _, line in lines:
+            sys.stdout.buffer.write(f"{printable(line, colours=True)}\n".encode())
+        sys.stdout.flush()
 
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(5)
-
-    def _copy(self) -> None:
-        position = 0
-        while True:
-            last = self._done.wait(_FOLLOW_S)
-            if self._file.is_file():
-                with self._file.open("rb") as file:
-                    file.seek(position)
-                    text = file.read()
-                position += len(text)
-                sys.stdout.buffer.write(printable_bytes(text))
-                sys.stdout.flush()
-            if last:
-                return
+    thread = threading.Thread(target=copy, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(5)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ class Exchange:
         name: Name of the deployment.
         server: Its record.
         package: Folder of the package to serve.
-        way: Settings of the exchange.
         recipe: Recipe that the package was made from; None if that is not known.
         argv: Arguments of a command line that name the recipe and its store.
         values: All values of the recipe; None for those that it is served with.
@@ -45,10 +44,9 @@ class Exchange:
     back: bool = False
 
     def check_memory(self, store: Store) -> str | None:
-        """Check that the package fits beside the one that is served.
+        """Check that the package fits beside the one that is served, and return the figures of memory for a reader.
 
-        Returns:
-            Figures of memory, for a reader; None where the old Triton ends first.
+        None where the old Triton ends first.
 
         Raises:
             UserError: Two do not fit in memory.
@@ -104,11 +102,7 @@ class Exchange:
 
 
 def find_running(name: str, overrides: Sequence[str], store: Store) -> tuple[str, RunningServer]:
-    """Find a deployment that runs, and return its name and its record.
-
-    Args:
-        name: Name of the deployment, or name or file of its recipe.
-        overrides: Values of `--set`, which may name it.
+    """Find a deployment that runs by its name or its recipe, and return its name and its record.
 
     Raises:
         InvalidInput: There is no such recipe, or it has faults.
@@ -133,8 +127,6 @@ def next_recipe(
     Args:
         asked: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
             served with are kept.
-        name: Name of the deployment.
-        overrides: Values of `--set`.
 
     Raises:
         InvalidInput: The recipe has faults.

@@ -41,7 +41,6 @@ class GatewayLaunch:
         message: Settings of the gateway: it takes `sockets` by their descriptors, and ends when its parent does.
         sockets: Bound, and not listening yet.
         url: For clients, as http://host:port.
-        needs_key: Whether requests need an API key.
         start_deadline_s: Time in which it must answer.
         drain_s: Time that requests may still take after a stop.
     """
@@ -56,7 +55,7 @@ class GatewayLaunch:
 
 
 class GatewayProcess:
-    """A gateway that can be started again and again on the same sockets."""
+    """A gateway that can be started again and again on the same sockets; see `pipeline.keeper.Component`."""
 
     kind, title = "gateway", "the gateway"
     # It listens from the beginning, and goes on when its process is started again.
@@ -73,16 +72,9 @@ class GatewayProcess:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its process, if there is one."""
         return () if self._process is None else (self._process.pid,)
 
     def start(self, stop: Event) -> None:
-        """Start it, and wait until it answers.
-
-        Raises:
-            StartCancelled: `stop` was set meanwhile.
-            ServerError: It ended, or does not answer in time.
-        """
         rotate(self.log_file)
         message = self.launch.message.to_descriptor()
         with open_log(self.log_file) as output, os.fdopen(message):
@@ -102,14 +94,12 @@ class GatewayProcess:
             time.sleep(_POLL_S)
 
     def check(self) -> HealthIssue | None:
-        """See `supervisor.Component`."""
         assert self._check is not None, "start made it"
         self._log_limit.check()
         why = self._ended() or self._check.fault()
         return None if why is None else HealthIssue("fault", why)
 
     def stop(self, *, at_once: bool) -> None:
-        """End it: let it complete the requests under way, unless `at_once`."""
         if self._process is None:
             return
         if not at_once:
@@ -149,7 +139,6 @@ class _GatewayCheck:
         self._next = time.monotonic()  # when to ask again
 
     def close(self) -> None:
-        """Ask nothing more."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -46,9 +46,8 @@ class GroupMember:
     """One machine of a group.
 
     Attributes:
-        leader: Name of the machine that runs mpirun.
+        leader: Name of the machine that runs mpirun; its index is 0.
         size: Number of machines.
-        index: Index of this machine; 0 is the leader.
         gpus: GPUs of each machine.
         keys: Folder with the key by which they reach each other.
     """
@@ -110,13 +109,9 @@ def gather(
     port: int = SSH_PORT,
     folder: Path = _FOLDER,
 ) -> HostGroup:
-    """Wait until every worker can be reached, and write what mpirun needs to reach them.
+    """Wait until every worker of a leader can be reached, and write what mpirun needs to reach them into `folder`.
 
-    Args:
-        member: The leader.
-        stopped: Tells whether to give up before the deadline.
-        port: Port on which workers listen.
-        folder: Folder for the files.
+    It gives up at the deadline, or as soon as `stopped` is true.
 
     Raises:
         ServerError: Some cannot be reached in time; all of them are named.
@@ -151,16 +146,9 @@ def gather(
 def sshd_files(
     member: GroupMember, environment: Mapping[str, str], *, port: int = SSH_PORT, folder: Path = _FOLDER
 ) -> Path:
-    """Write the configuration of a worker's sshd.
+    """Write the configuration of a worker's sshd into `folder`, and return that file.
 
-    Args:
-        member: The worker.
-        environment: Environment of the ranks that are started here.
-        port: Port on which it listens.
-        folder: Folder for the files.
-
-    Returns:
-        The configuration file.
+    Ranks that are started here get the `environment`.
 
     Raises:
         UserError: The key is missing.

@@ -27,13 +27,11 @@ Target = Literal["local", "docker"]
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Machines over which mpirun spreads the ranks of one server.
+    """Machines over which mpirun spreads the ranks of one server, and the files by which it knows and reaches them.
 
     Attributes:
         hosts: Their names; the first is this one, which has rank 0.
         slots: Ranks of each machine, one for each GPU.
-        hostfile: File that names them to mpirun.
-        ssh_config: Configuration of ssh, by which mpirun reaches the others.
     """
 
     hosts: tuple[str, ...]
@@ -60,10 +58,7 @@ class ServeOptions:
     """Settings of one package that is served, and what is known of it besides.
 
     Attributes:
-        ports: Ports at which others reach the server.
-        triton: Section of the recipe; its ports are those that were asked for, and `ports` those that were chosen.
-        gpus: GPUs that may be used; empty for all that are needed.
-        restart: Limits and pauses of restarts.
+        ports: Ports at which others reach the server; those of `triton` were asked for, and these were chosen.
         store: Store where the server is announced and keeps its logs; None for no announcement, and logs in the
             temporary folder.
         stop_deadline_s: Time to end; `drain_s` of it is for requests in flight.
@@ -90,7 +85,7 @@ class ServeOptions:
 
     @property
     def running(self) -> Path | None:
-        """Folder where servers are announced; None for no announcement."""
+        """Folder where servers are announced."""
         return None if self.store is None else self.store.running
 
     @property
@@ -99,11 +94,7 @@ class ServeOptions:
         return FileHashes(None) if self.store is None else self.store.hashes
 
     def use(self, package: Path) -> bool:
-        """Keep a package of the store from being collected as garbage while this process runs.
-
-        Returns:
-            Whether it is there.
-        """
+        """Keep a package of the store from being collected as garbage while this process runs; false if it is gone."""
         if self.store is None or package.parent != self.store.artifacts or not package.is_dir():
             return package.is_dir()
         return self.store.use(Artifact(package, Manifest.load(package)))
@@ -138,13 +129,10 @@ class ServeOptions:
 
 
 def traces_endpoint(receiver: str | None = None) -> str | None:
-    """Return the URL that spans are sent to, by the rules of OpenTelemetry's OTLP exporters.
+    """Return the URL that spans are sent to, by the rules of OpenTelemetry's OTLP exporters; None for no spans.
 
     Args:
         receiver: http://host:port of an OTLP/HTTP receiver; None takes the environment's.
-
-    Returns:
-        URL; None if there is no receiver.
     """
     if receiver is None and (exact := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
         return exact

@@ -50,12 +50,11 @@ def docker_launch(
     name: str | None = None,
     docker: str = "docker",
 ) -> Launch:
-    """Make the `docker run` line of a package for a GPU.
+    """Make the `docker run` line of a package for a GPU; see `plan_in_container` for `slots` and `traces`.
 
     Args:
         image: Image, by digest where that is known.
         devices: GPUs of the host; empty for as many as the package needs.
-        slots: See `plan_in_container`, as for `traces`.
         name: Name of the container; None for a unique one.
 
     Raises:

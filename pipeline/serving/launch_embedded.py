@@ -38,8 +38,7 @@ def embedded_launch(
     and it mirrors the repository.
 
     Args:
-        repository: Model repository, an absolute path.
-        models: Models that it must hold.
+        repository: Model repository, an absolute path, which must hold exactly the `models`.
         traces: URL of an OTLP/HTTP receiver of spans; None for no spans.
         installation: Server to start; None for the one of this Python environment.
 

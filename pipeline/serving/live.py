@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self, TypedDict
+from typing import Any, Self
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,20 +32,9 @@ from pipeline.triton.deployment import ENTRY, TARGET_MODEL
 _KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 _TTFT, _ITL = "pipeline_time_to_first_token_seconds", "pipeline_inter_token_latency_seconds"
 # No proxy stands between this machine and its deployments.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 Labels = Mapping[str, str]
-
-
-class _Requests(TypedDict):
-    """Figures that the gateway has, or else, in part, Triton."""
-
-    ready: bool | None
-    running: int | None
-    waiting: int | None
-    requests: int | None
-    stalled: int | None
-    cache_hits: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,7 @@ class MetricsPage:
     def fetch(cls, url: str, timeout_s: float = 2.0) -> Self | None:
         """Get the page at `url`; None if nothing there answers with one in time."""
         try:
-            with _OPENER.open(url, timeout=timeout_s) as answer:
+            with OPENER.open(url, timeout=timeout_s) as answer:
                 return cls.parse(answer.read().decode(), time.monotonic())
         except (OSError, ValueError, urllib.error.URLError):
             return None
@@ -160,19 +149,19 @@ class LiveFigures:
     With a gateway, requests are the gateway's; without, those of Triton's entry model and of the engine.
     """
 
-    ready: bool | None
-    running: int | None
-    waiting: int | None
-    requests: int | None
-    stalled: int | None
-    tokens_per_s: float | None
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    itl_p50_ms: float | None
-    itl_p95_ms: float | None
+    ready: bool | None = None
+    running: int | None = None
+    waiting: int | None = None
+    requests: int | None = None
+    stalled: int | None = None
+    tokens_per_s: float | None = None
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p95_ms: float | None = None
     # Shares, between 0 and 1.
-    cache_hits: float | None
-    kv_used: float | None
+    cache_hits: float | None = None
+    kv_used: float | None = None
 
     @classmethod
     def read(cls, model: str, now: DeploymentPages, before: DeploymentPages | None = None) -> Self:
@@ -186,25 +175,14 @@ class LiveFigures:
         if now.gateway is not None:
             source, since = _of_gateway(model, now.gateway), earlier.gateway
             tokens = _rate(now.gateway, since, "pipeline_generation_tokens_total", model=model)
+            for figure, name in (("ttft", _TTFT), ("itl", _ITL)):
+                for percent in (50, 95):
+                    latency_s = histogram_quantile(percent / 100, name, now.gateway, since, model=model)
+                    source[f"{figure}_p{percent}_ms"] = None if latency_s is None else 1e3 * latency_s
         else:
             source, since = _of_triton(now.triton), earlier.triton
             tokens = _rate(now.triton, since, "nv_trt_llm_general_metrics", general_type="generated_tokens")
-
-        def latency_ms(name: str, quantile: float) -> float | None:
-            if now.gateway is None:
-                return None
-            latency_s = histogram_quantile(quantile, name, now.gateway, earlier.gateway, model=model)
-            return None if latency_s is None else 1e3 * latency_s
-
-        return cls(
-            **source,
-            tokens_per_s=tokens,
-            ttft_p50_ms=latency_ms(_TTFT, 0.5),
-            ttft_p95_ms=latency_ms(_TTFT, 0.95),
-            itl_p50_ms=latency_ms(_ITL, 0.5),
-            itl_p95_ms=latency_ms(_ITL, 0.95),
-            kv_used=_kv_used(now.triton),
-        )
+        return cls(**source, tokens_per_s=tokens, kv_used=_kv_used(now.triton))
 
 
 def memory_bytes(pid: int) -> int | None:
@@ -229,7 +207,7 @@ def memory_bytes(pid: int) -> int | None:
     return total
 
 
-def _of_gateway(model: str, page: MetricsPage) -> _Requests:
+def _of_gateway(model: str, page: MetricsPage) -> dict[str, Any]:
     ready = page.total("pipeline_model_ready", model=model)
     events = page.by("pipeline_cache_events_total", "event", model=model)
     hits = sum(count for event, count in events.items() if event.startswith("hit_"))
@@ -244,20 +222,16 @@ def _of_gateway(model: str, page: MetricsPage) -> _Requests:
     }
 
 
-def _of_triton(page: MetricsPage | None) -> _Requests:
+def _of_triton(page: MetricsPage | None) -> dict[str, Any]:
     """Read requests as the engine and the entry model count them."""
-    states: Mapping[str, float] = {}
-    asked: Mapping[str, float] = {}
-    if page is not None:
-        states = page.by("nv_trt_llm_request_metrics", "request_type", model=TARGET_MODEL)
-        asked = page.by("nv_inference_request_success_total", "model")
+    if page is None:
+        return {}
+    states = page.by("nv_trt_llm_request_metrics", "request_type", model=TARGET_MODEL)
+    asked = page.by("nv_inference_request_success_total", "model")
     return {
-        "ready": None,
         "running": _whole(states.get("scheduled")),
         "waiting": _whole(states.get("waiting")),
         "requests": _whole(asked.get(ENTRY, asked.get(TARGET_MODEL))),
-        "stalled": None,
-        "cache_hits": None,
     }
 
 

@@ -71,12 +71,7 @@ class LogLimit:
     """
 
     def __init__(self, file: Path, most: int = 256 << 20, interval_s: float = 10.0) -> None:
-        """Prepare to watch a log; `check` does.
-
-        Args:
-            most: Largest size in bytes.
-            interval_s: Least time between two looks at it, however often `check` is called.
-        """
+        """`check` looks at the log, at most once in `interval_s`; `most` is its largest size in bytes."""
         self._file, self._most, self._interval_s = file, most, interval_s
         self._next = time.monotonic() + interval_s
 
@@ -112,12 +107,7 @@ class LogTail:
     """Reads the ends of some logs, and then the lines that are added to them, over rotations."""
 
     def __init__(self, files: Mapping[str, Path], lines: int) -> None:
-        """Prepare to read.
-
-        Args:
-            files: Name of a log -> its file, which may not exist yet.
-            lines: Number of lines of the end of each to begin with.
-        """
+        """`files`: name of a log -> its file, which may not exist yet. `lines` of the end of each are read first."""
         self._logs = {name: _OpenLog(file, lines) for name, file in files.items()}
 
     def read(self) -> Iterator[tuple[str, str]]:
@@ -178,7 +168,4 @@ class _OpenLog:
             # The new one is not there yet.
             return True
         opened = os.fstat(self._file.fileno())
-        return (named.st_dev, named.st_ino) == (
-            opened.st_dev,
-            opened.st_ino,
-        ) and named.st_size >= self._file.tell()
+        return os.path.samestat(named, opened) and named.st_size >= self._file.tell()

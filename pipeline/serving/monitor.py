@@ -82,11 +82,7 @@ class ProgressJudge:
     """Decides whether a probe that is late hangs, from what was seen while it waited. Pure, without a clock."""
 
     def __init__(self, models: Sequence[str], hang_timeout_s: float) -> None:
-        """
-        Args:
-            models: Models in the path of the probe.
-            hang_timeout_s: Time without an answer and without progress after which a server counts as hung.
-        """
+        """`models` are those in the path of the probe; `hang_timeout_s` is as in `HealthMonitor`."""
         self._models, self._timeout_s = models, hang_timeout_s
         self.reset()
 
@@ -225,8 +221,6 @@ class HealthMonitor:
     ) -> None:
         """
         Args:
-            grpc_url: gRPC target of the server.
-            metrics_url: URL of Triton's page of metrics.
             pids: Processes of the server, where this machine shows them.
             interval_s: Time between probes; 0 makes none, and looks at the processes only.
             hang_timeout_s: Time without an answer and without progress after which a server counts as hung; None for

@@ -60,11 +60,7 @@ class Ports:
 
     @classmethod
     def free(cls, *, http: bool = False, grpc: bool = True) -> Ports:
-        """Choose ports on which no process listens now; another process may still take one before Triton does.
-
-        Args:
-            http: Whether HTTP is open, as `grpc` is for gRPC.
-        """
+        """Choose ports, of the protocols that are open, on which no process listens now; one may still be taken."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
             numbers = [sock.getsockname()[1] for sock in sockets]
@@ -102,8 +98,7 @@ class Ports:
 
     def check(self, address: str = LOOPBACK) -> None:
         """Raises ServerError if a port is taken, or two are the same."""
-        faults = self.faults(address)
-        if faults:
+        if faults := self.faults(address):
             raise ServerError("; ".join(faults))
 
     def faults(self, address: str = LOOPBACK) -> list[str]:
@@ -145,10 +140,7 @@ class Listeners:
     def within(cls, folder: Path, ports: Ports, address: str = LOOPBACK) -> Listeners:
         """Return the addresses of a Triton that listens on sockets in a folder, but for the page of metrics.
 
-        Args:
-            folder: Folder that the user of the server alone can enter.
-            ports: Ports of the deployment.
-            address: Address of the page of metrics.
+        Only the user of the server can enter the folder.
         """
         http = None if ports.http is None else (f"unix:{folder}/http", 1)
         return cls((f"unix:{folder}/grpc", 1), http, (address, ports.metrics))
@@ -169,13 +161,7 @@ class ServerAddresses:
     """Addresses by which clients find a server."""
 
     def __init__(self, ports: Ports | None, address: str, *, local: bool) -> None:
-        """Choose free ports if none are given.
-
-        Args:
-            ports: Ports at which others reach it; None for none but a free one for metrics.
-            address: Address of these ports.
-            local: Whether the server is processes of this machine, or of the container that this runs in.
-        """
+        """Choose free ports if none are given; see `TritonServer`."""
         self.address = address
         self._local = local
         self.ports = ports or Ports.free(grpc=not local)
@@ -280,11 +266,7 @@ class PublishedPorts:
         }
 
     def serve(self, environment: Mapping[str, str], log_file: Path) -> bool:
-        """Start the process that serves them, if there are any, unless it runs.
-
-        Args:
-            environment: Variables besides those of this process.
-            log_file: File to which its output is appended.
+        """Start the process that serves them, if there are any, unless it runs; its output is appended to a file.
 
         Returns:
             Whether it runs, or is not needed.

@@ -34,11 +34,6 @@ class ProbeGeneration:
 def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> ProbeGeneration:
     """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
-    Args:
-        grpc_url: gRPC target of the server.
-        max_tokens: Tokens of the answer, at most.
-        timeout_s: Time for the whole answer.
-
     Raises:
         ServerError: There was no answer within the time, or an error came instead.
     """
@@ -105,7 +100,6 @@ class HealthProbe:
     """
 
     def __init__(self, grpc_url: str, model: str) -> None:
-        """`grpc_url`: gRPC target of the server."""
         self.model = model
         self.outstanding_since: float | None = None
         self.answered, self.failures, self.error = False, 0, ""
@@ -115,11 +109,7 @@ class HealthProbe:
         self._connection = 0
 
     def ask(self, *, timeout_s: float = 2.0) -> None:
-        """Send a probe.
-
-        Args:
-            timeout_s: Time for the model's configuration, which is asked for once, and waited for.
-        """
+        """Send a probe. The model's configuration is asked for once, and waited for."""
         from tritonclient import grpc
         from tritonclient.utils import InferenceServerException
 

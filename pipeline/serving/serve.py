@@ -27,7 +27,7 @@ from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.rollouts import Rollouts
+from pipeline.serving.rollout import Rollouts
 from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent, log_file, make_triton
 from pipeline.triton.running import RunningServer
@@ -162,10 +162,7 @@ def _ready_text(
 def openai_lines(url: str, model: str, *, needs_key: bool) -> tuple[str, str]:
     """Make lines for a shell that ask a gateway: by curl, and by OpenAI's own Python package.
 
-    Args:
-        url: URL of the gateway, without a path.
-        model: Name of a model that chats.
-        needs_key: Whether an API key is asked for; it is taken from $OPENAI_API_KEY.
+    An API key that is needed is taken from $OPENAI_API_KEY.
     """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True})
     key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else ""

@@ -46,9 +46,7 @@ class ServedDeployment:
 
         Args:
             argv: Arguments of `pipeline serve`: recipe, overrides, store, options.
-            name: Name of the recipe.
             running: Folder of the store where servers are announced.
-            logs: Folder for the output of Triton and the supervisor.
             deadline_s: Time to become ready for Triton; some is added for steps before it.
 
         Raises:

@@ -69,8 +69,6 @@ class TritonServer(ServerAddresses):
         """Prepare a server; `start`, or entering it as a context, starts it.
 
         Args:
-            deployment: Content of the package's deployment.json.
-            launcher: Maker of each start's command.
             local: Whether the server is processes of this machine, which share its files and can be looked at.
             ports: Ports at which others reach it; None for none but a free one for metrics.
             address: Address of these ports.
@@ -94,7 +92,6 @@ class TritonServer(ServerAddresses):
         self._guarded: process_guard.Guarded | None = None
         self._launched: Launch | None = None
         self._published: PublishedPorts | None = None
-        self._stopping: threading.Event | None = None
 
     @classmethod
     def of_package(cls, package: Path, *, launcher: Launcher | None = None, **options: Any) -> Self:
@@ -111,11 +108,6 @@ class TritonServer(ServerAddresses):
         return cls(deployment, launcher or local_launcher(deployment, package), **options)
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that it serves."""
-        return self.deployment.models
-
-    @property
     def entry_model(self) -> str:
         """The model that clients talk to."""
         return self.deployment.entry_model
@@ -126,14 +118,7 @@ class TritonServer(ServerAddresses):
         return self._guard is not None and self._guard.poll() is None
 
     def exit_code(self, timeout_s: float = 0.0) -> int | None:
-        """Return how a server ended by itself: its exit code, or 128 + signal.
-
-        Args:
-            timeout_s: Time to wait for that.
-
-        Returns:
-            None if it runs on, or was never started.
-        """
+        """Return how a server ended by itself: its exit code, or 128 + signal; None if it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return None if self._guard is None else self._guard.wait(timeout_s)
         return None
@@ -145,10 +130,11 @@ class TritonServer(ServerAddresses):
             return ()
         return tuple(process_guard.marked(self._guarded.mark))
 
-    def start(self) -> None:
+    def start(self, stopping: threading.Event | None = None) -> None:
         """Start the server, and wait until it has answered a generation. After a failure nothing is left running.
 
         Raises:
+            StartCancelled: `stopping` was set meanwhile.
             UserError: Triton cannot run here; the text says what to do.
             ServerError: It did not start, or does not answer; the text says why, with the end of its log.
         """
@@ -160,18 +146,14 @@ class TritonServer(ServerAddresses):
             self.ports = self.ports.moved()
         deadline = time.monotonic() + self.start_deadline_s
         try:
-            self._start(deadline)
+            self._start(deadline, stopping)
             self.check_health(timeout_s=max(1.0, deadline - time.monotonic()))
         except BaseException:
             self.stop()
             raise
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End the server and everything it started; SIGKILL when SIGTERM does not help in time.
-
-        Args:
-            at_once: SIGKILL without delay, for a server that is ill.
-        """
+        """End the server and everything it started; SIGKILL when SIGTERM does not help in time, or `at_once`."""
         try:
             self._end_processes(at_once=at_once)
         finally:
@@ -215,10 +197,7 @@ class TritonServer(ServerAddresses):
             raise self.failure(str(error)) from None
 
     def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
-        """Generate some short answers, so that the first client finds everything loaded.
-
-        Returns:
-            The last of them, with its times.
+        """Generate some short answers, so that the first client finds everything loaded, and return the last.
 
         Raises:
             ServerError: The server does not answer.
@@ -227,15 +206,6 @@ class TritonServer(ServerAddresses):
         for _ in range(rounds):
             answer = generate(self.target, self.entry_model, "Hello", max_tokens=tokens, timeout_s=timeout_s)
         return answer
-
-    def log_tail(self, lines: int = 20) -> list[str]:
-        """Return the last lines of the server's log."""
-        return triton_log.tail(self.log_file, lines)
-
-    def until(self, stopping: threading.Event) -> Self:
-        """Let an event call off a start, which then raises `StartCancelled`. Returns the server itself."""
-        self._stopping = stopping
-        return self
 
     def __enter__(self) -> Self:
         self.start()
@@ -249,10 +219,10 @@ class TritonServer(ServerAddresses):
         if self._own_log and error is None:
             self.log_file.unlink(missing_ok=True)
 
-    def _start(self, deadline: float) -> None:
+    def _start(self, deadline: float, stopping: threading.Event | None) -> None:
         for attempt in count(1):
             launch = self._launch()
-            code = self._wait_until_ready(launch, deadline)
+            code = self._wait_until_ready(launch, deadline, stopping)
             if code is None:
                 self._close_shared_memory()
                 return
@@ -317,18 +287,16 @@ class TritonServer(ServerAddresses):
         return PublishedPorts(self.address, self.ports, self.listeners, self._allowed_hosts)
 
     def keep_ports_open(self) -> bool:
-        """Start what serves the ports again if it has died; to be called several times a second.
-
-        Returns:
-            Whether it runs.
-        """
+        """Start what serves the ports again if it has died; called several times a second. Returns whether it runs."""
         if self._published is None or self._guarded is None:
             return True
         # Variables by which all processes of this start are known.
         marks = {process_guard.MARK: self._guarded.mark, SUPERVISOR: own_mark()}
         return self._published.serve(marks, self.log_file)
 
-    def _wait_until_ready(self, launch: Launch, deadline: float) -> int | None:
+    def _wait_until_ready(
+        self, launch: Launch, deadline: float, stopping: threading.Event | None
+    ) -> int | None:
         """Wait until it is ready. Returns its exit code if it ended instead."""
         assert self._guard is not None, "_launch started it"
         while (code := self._guard.poll()) is None:
@@ -340,7 +308,7 @@ class TritonServer(ServerAddresses):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
                 raise self.failure("Triton gave up while it started")
-            if self._stopping is not None and self._stopping.is_set():
+            if stopping is not None and stopping.is_set():
                 raise StartCancelled("Triton was told to stop before it was ready")
             if time.monotonic() > deadline:
                 raise self.failure(f"Triton was not ready within {self.start_deadline_s:g} s")
@@ -357,15 +325,10 @@ class TritonServer(ServerAddresses):
         return self.ports.metrics in held
 
     def failure(self, what: str, *, tail: bool = True) -> ServerError:
-        """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause.
-
-        Args:
-            what: Description of what happened, as a sentence.
-            tail: Whether the end of the log is shown where it has no errors.
-        """
+        """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause."""
         launch = self._launched or Launch(())
         errors = [f"  {line}" for line in triton_log.errors(self.log_file, noise=launch.noise)]
-        last = [f"  | {line[:200]}" for line in self.log_tail()] if tail else []
+        last = [f"  | {line[:200]}" for line in triton_log.tail(self.log_file)] if tail else []
         known = triton_log.causes(self.log_file, noise=launch.noise)
         causes = [f"likely cause: {cause}" for cause in known]
         text = "\n".join([what, *(errors or last), *causes, f"its log: {self.log_file}"])

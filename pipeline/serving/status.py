@@ -96,16 +96,13 @@ class DeploymentStatus:
 def list_deployments(
     running: Path, names: Collection[str] = (), earlier: Mapping[str, DeploymentPages] | None = None
 ) -> tuple[DeploymentStatus, ...]:
-    """Look at the deployments that are announced in a store, sorted by name.
+    """Look at the deployments that are announced in a store, sorted by name; `forget` removes those that are gone.
 
     Args:
         running: Folder of records of the store.
         names: Names of those to look at; empty for all.
         earlier: Name -> pages from which rates and latencies count. Without, there are no rates, and latencies are
             those since the start.
-
-    Returns:
-        Statuses, also of deployments that are gone; `forget` removes their records.
     """
     records = {
         name: record for name, record in RunningServer.all(running).items() if not names or name in names
@@ -121,12 +118,7 @@ class LiveView:
     """Looks at the deployments of a store again and again, and keeps what rates and latencies need."""
 
     def __init__(self, running: Path, names: Collection[str] = (), window_s: float = 10.0) -> None:
-        """
-        Args:
-            running: Folder of records of the store.
-            names: Names of deployments; empty for all.
-            window_s: Time over which latencies and rates are taken, in seconds.
-        """
+        """See `list_deployments`; latencies and rates are taken over `window_s`."""
         self._running, self._names, self._window_s = running, names, window_s
         self._pages: dict[str, deque[DeploymentPages]] = defaultdict(deque)
 
@@ -182,8 +174,7 @@ def _ended_status(name: str, record: RunningServer, deployment: Deployment | Non
         reason += f"; before that, {record.reason}" if record.reason else ""
         reason += f"; a unit of `pipeline deploy {name} --target systemd` would start it again"
     pids, pages = {"remaining": remaining} if remaining else {}, DeploymentPages(None, None)
-    nothing = LiveFigures.read(name, pages)
-    return DeploymentStatus(name, record, state, reason, pids, deployment, nothing, None, None, pages)
+    return DeploymentStatus(name, record, state, reason, pids, deployment, LiveFigures(), None, None, pages)
 
 
 def _supervisor_says(name: str, record: RunningServer) -> tuple[Mapping[str, Sequence[int]], str]:
@@ -227,9 +218,7 @@ def end_remaining(record: RunningServer, say: Say) -> tuple[int, ...]:
 def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> None:
     """Remove the record of a deployment that is gone, unless it is served again meanwhile.
 
-    Args:
-        running: Folder of records of the store.
-        wait_s: Time to wait for its lock, which threads of a supervisor that was just killed may still hold.
+    Threads of a supervisor that was just killed may still hold its lock, which is waited for.
     """
     deadline = time.monotonic() + wait_s
     try:
@@ -251,10 +240,9 @@ def forget(running: Path, status: DeploymentStatus, *, wait_s: float = 0.0) -> N
 
 @dataclass(frozen=True, slots=True)
 class StoppedDeployment:
-    """End of one supervisor.
+    """End of one supervisor and the deployments that it served.
 
     Attributes:
-        names: Deployments that it served.
         how: "drained" if the requests under way were completed, "killed" if they were not in time.
         remaining: Processes of it that do not end, even when they are killed.
     """
@@ -272,8 +260,7 @@ def stop_deployments(
 
     Args:
         records: Name -> record of a deployment whose supervisor lives; deployments of one supervisor may all be there.
-        timeout_s: Time for requests under way, in seconds and for each supervisor.
-        say: Gets each line of progress.
+        timeout_s: Time for requests under way, for each supervisor.
 
     Yields:
         Each supervisor, as soon as it has ended, and all that it had started.

@@ -33,14 +33,10 @@ class Supervisor:
         progress: Progress,
         stop: threading.Event,
     ) -> None:
-        """Prepare a supervisor; `run` starts everything.
+        """Prepare a supervisor; `run` starts everything, until `stop` is set.
 
-        Args:
-            deployments: Name of a recipe -> its Triton, and its announcement, which is claimed already.
-            gateway: Gateway in front of all; None for none.
-            policies: Limits and pauses of restarts of each Triton; those of the first hold for the gateway.
-            progress: Reporter of failures and restarts.
-            stop: Ends everything when it is set.
+        `deployments` has for each recipe its Triton, and its announcement, which is claimed already. The policy of the
+        first recipe's Triton holds for the gateway, too.
         """
         self.announcements = {name: announcement for name, (_, announcement) in deployments.items()}
         self._stop, self._ended = stop, threading.Event()
@@ -63,9 +59,7 @@ class Supervisor:
     def run(self, on_ready: Callable[[], None], control: ControlServer | None = None) -> None:
         """Run until it is told to stop, or something did not start; then end everything.
 
-        Args:
-            on_ready: Called when everything is ready for the first time.
-            control: Takes requests meanwhile; None takes none.
+        `on_ready` is called when everything is ready for the first time; `control` takes requests meanwhile.
 
         Raises:
             PipelineError: Why it ended, if it was not told to.

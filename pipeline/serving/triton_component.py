@@ -53,17 +53,14 @@ class TritonComponent:
 
     @property
     def name(self) -> str:
-        """Name of the recipe."""
         return self.server.deployment.name
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes of the server."""
         return self.server.pids
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Addresses, which change where another process has taken a port."""
         return self.server.record_fields
 
     def start(self, stop: threading.Event) -> None:
@@ -76,7 +73,7 @@ class TritonComponent:
         if not self._verified:
             verification.start()
         try:
-            self.server.until(stop).start()
+            self.server.start(stop)
             self.warm = self.server.warmup()
             if not self._verified and not verification.passed():
                 raise StartCancelled("the package was not verified")
@@ -140,7 +137,7 @@ class TritonComponent:
         http = f", HTTP {server.http_url}" if server.http_url else ""
         yield (
             f"{self.name}: gRPC {server.grpc_url}{http}, metrics {server.metrics_url}\n"
-            f"    models: {', '.join(server.models)}; clients talk to {server.entry_model}\n"
+            f"    models: {', '.join(server.deployment.models)}; clients talk to {server.entry_model}\n"
             f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
         )
         argv = self.client_argv

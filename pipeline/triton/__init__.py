@@ -2,8 +2,7 @@
 
 config           a model's config.pbtxt
 text_models      the models around an engine: preprocessing, postprocessing, ensemble, tensorrt_llm_bls
-repository       files of a model repository
+repository       files of a model repository, written and verified
 deployment       deployment.json
-integrity        whether a package is what was built
 running          which servers of a store are running
 """

@@ -37,15 +37,11 @@ def model_config(
     """Fill the config of one model: executed by a backend, or an ensemble of others.
 
     Args:
-        name: Name of the model, and of its folder in the repository.
         max_batch_size: 0 for a model whose tensors have no batch dimension.
-        inputs: Declared inputs.
-        outputs: Declared outputs.
         backend: `python` or `tensorrtllm`; empty for an ensemble.
         instances: Instances on the CPU; 0 for an ensemble.
         decoupled: Whether a request may have any number of responses.
         dynamic_batching: Triton's queue in front of the model; None for no queue.
-        parameters: Strings that the model reads.
         steps: The models of an ensemble, in order.
 
     Raises:

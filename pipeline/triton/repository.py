@@ -25,19 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__, resources
-from pipeline.errors import StageError
+from pipeline.errors import DamagedArtifact, StageError
 from pipeline.progress import Progress
-from pipeline.triton.config import parameters_of, parse, render
-from pipeline.triton.deployment import CONTAINER_ROOT, REPOSITORY, TOKENIZER, VERSION, Deployment
-
-if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-from pipeline.errors import DamagedArtifact
 from pipeline.reading import open_file
 from pipeline.store import Artifact, FileEntry, FileHashes, Manifest, check, manifest, signature
 from pipeline.store.artifact import SMALL_BYTES
 from pipeline.store.signature import VerifyKeys
-from pipeline.triton.deployment import FILE
+from pipeline.triton.config import parameters_of, parse, render
+from pipeline.triton.deployment import CONTAINER_ROOT, FILE, REPOSITORY, TOKENIZER, VERSION, Deployment
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 # What travels with a model of the tokenizer's files: what encodes, and what makes prompts from messages.
 _TOKENIZER_FILES = (
@@ -190,17 +188,9 @@ def _inside(repository: Path, folder: Path, value: str) -> Path:
     return folder / value
 
 
-_TOKENIZER = f"/{TOKENIZER}/"
-
-
 def is_no_weight(name: str, entry: FileEntry) -> bool:
-    """Tell whether a file of a package is one that a gateway needs: what Triton runs, configurations, the tokenizer.
-
-    Args:
-        name: Path of the file, relative to the package.
-        entry: In its manifest.
-    """
-    return entry.bytes <= SMALL_BYTES or _TOKENIZER in name
+    """Tell whether a file of a package is one that a gateway needs: what Triton runs, configurations, the tokenizer."""
+    return entry.bytes <= SMALL_BYTES or f"/{TOKENIZER}/" in name
 
 
 def check_signature(package: Path) -> None:

@@ -100,24 +100,16 @@ class RunningServer:
 
     @classmethod
     def of(cls, addresses: Mapping[str, str], package: Path, **more: Any) -> Self:
-        """Make the record of a server that this process starts from `package`.
-
-        Args:
-            addresses: Fields `grpc_url`, `http_url`, `metrics_url` and perhaps `grpc_socket`.
-            more: Other fields.
-        """
+        """Make the record of a server that this process starts from `package`."""
+        values: dict[str, Any] = {**addresses, **more}
         return cls(
             pid=os.getpid(),
-            grpc_url=addresses["grpc_url"],
-            grpc_socket=addresses.get("grpc_socket", ""),
-            http_url=addresses["http_url"],
-            metrics_url=addresses["metrics_url"],
             deployment=package.absolute() / "deployment.json",
             started=datetime.now(UTC).isoformat(timespec="milliseconds"),
             boot_id=boot_id(),
             uptime_s=round(time.clock_gettime(time.CLOCK_BOOTTIME), 3),
             mark=own_mark(),
-            **more,
+            **values,
         )
 
     @classmethod
@@ -148,15 +140,11 @@ class RunningServer:
     def find(
         cls, folder: Path, name: str, *, wait_s: float = 0.0, states: Collection[State] = ANSWERING
     ) -> Self | None:
-        """Find the server of a recipe that is running.
+        """Find the server of a recipe that is running; None if there is none within `wait_s`.
 
         Args:
-            wait_s: Time to wait for one, in seconds.
             states: States that will do: by default those in which Triton can be asked; `SUPERVISED` for every server
                 whose supervisor lives.
-
-        Returns:
-            Its record; None if there is none in such a state.
         """
         deadline = time.monotonic() + wait_s
         while True:

@@ -7,43 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pipeline.cli.main import main
+from tests.cli.conftest import Run
 from tests.support import CHECKPOINTS
 from tests.support.machines import line, put_nvidia_smi
 from tests.support.trtllm_build import put_trtllm_build
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs `pipeline …` through the entry point, with a store of the test's own."""
-    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["pipeline", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Done(int(caught.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture
@@ -80,10 +52,7 @@ def test_print(run: Run, recipe: str, tmp_path: Path) -> None:
     assert f"next: pipeline build {words}\n" in done.err
     assert f"#          pipeline adopt {words} build.target tiny-engines/target" in script.read_text()
     assert "--max_batch_size 3 \\\n" in script.read_text()
-
-
-def test_print_as_json(run: Run, recipe: str, tmp_path: Path) -> None:
-    said = json.loads(run("build", recipe, "--executor", "print", "--json").out)
+    said = run("build", recipe, "--executor", "print", "--json").json
     assert [part["step"] for part in said["handed_over"]] == ["build.target"]
     assert said["next"][-1] == f"pipeline build '{recipe}' --store {tmp_path / 'store'}"
 
@@ -100,6 +69,26 @@ def test_adopt(run: Run, recipe: str, tmp_path: Path, monkeypatch: pytest.Monkey
     done = run("build", recipe)
     assert done.code == 0, done.err
     assert Path(done.out.strip(), "deployment.json").is_file()
+    assert "in the store already" in run("adopt", recipe, "build.target", str(folder)).err
+    assert run("store", "gc", "--drop-handed-over", "tiny", "--yes").code == 2, "none waits any more"
+
+
+def test_a_build_keeps_what_waits_for_its_engine_until_it_is_given_up(recipe: str, tmp_path: Path) -> None:
+    """In processes of their own, since one that builds holds what it has used."""
+    store = tmp_path / "store"
+
+    def pipeline(*words: str) -> str:
+        command = [sys.executable, "-m", "pipeline.cli.main", *words, "--json", "--store", str(store)]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
+
+    def collected(*words: str) -> set[str]:
+        return {item["name"] for item in json.loads(pipeline("store", "gc", "--yes", *words))["garbage"]}
+
+    pipeline("build", recipe, "--executor", "print")
+    made = {path.name for path in (store / "artifacts").iterdir()}
+    assert collected() == set()
+    assert collected("--drop-handed-over", "tiny") == made
+    assert collected() == set()
 
 
 def test_adopt_what_is_not_as_asked_for(

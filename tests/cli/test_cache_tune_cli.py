@@ -70,22 +70,6 @@ def test_enough_traps_show_that_the_budget_is_met(encoder: Path, tmp_path: Path)
     assert "Only the score was chosen, and all pairs show it: 0 of 400 traps" in page
 
 
-def test_with_more_traps_what_one_half_chooses_is_tried_beside_the_default(
-    encoder: Path, tmp_path: Path
-) -> None:
-    file = write(tmp_path / "pairs.jsonl", same(40) + traps(900))
-    result = tune(encoder, file, "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert (found["candidates"], found["held_out"]) == (2, None)
-    assert found["shown"]["bound"] == pytest.approx(1 - 0.025 ** (1 / 900), abs=1e-5)
-    assert found["default"]["recall"]["count"] == 40
-    assert found["default"]["min_score"] == 1
-    page = tune(encoder, file).output
-    assert "By default, at a score of 1 and a cosine of 0.8, 100.0% of the true pairs are served" in page
-    assert "It serves most of 2 settings whose bounds hold together." in page
-
-
 def test_few_traps_show_nothing_and_no_line_for_a_recipe_is_printed(encoder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "pairs.jsonl", same(5) + traps(5))
     result = tune(encoder, file)
@@ -115,23 +99,6 @@ def test_what_a_cache_does_not_share_is_not_served_here_either(encoder: Path, tm
     found = json.loads(tune(encoder, file, "--json").stdout)
     assert found["chosen"]["recall"]["count"] == 40
     assert found["chosen"]["recall"]["of"] == 44
-
-
-def test_a_wider_budget_takes_fewer_traps(encoder: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "pairs.jsonl", same(10) + traps(40))
-    assert tune(encoder, file).exit_code == 1
-    assert tune(encoder, file, "--budget", "0.1").exit_code == 0
-
-
-def test_what_serves_more_at_a_higher_threshold_is_a_mistake(encoder: Path, tmp_path: Path) -> None:
-    words = ["Where is my shop?", "Is my shop open?", "Where is the parcel?", "Is the parcel open?"]
-    pairs = [{"a": a, "b": b, "same": int(i % 2)} for i, a in enumerate(words) for b in words]
-    rows = json.loads(tune(encoder, write(tmp_path / "pairs.jsonl", pairs), "--json").stdout)["thresholds"]
-    assert len(rows) > 50
-    for name in ("recall", "false_hits"):
-        counts = [row[name]["count"] for row in rows]
-        assert counts == sorted(counts, reverse=True)
-        assert all(row[name]["low"] <= row[name]["share"] <= row[name]["high"] for row in rows)
 
 
 def test_the_lines_of_the_recipe_are_ones_that_a_recipe_takes(encoder: Path, tmp_path: Path) -> None:
@@ -168,32 +135,6 @@ def test_a_cross_encoder_is_tried_beside_the_built_in_verifier(encoder: Path, tm
     refused = tune(encoder, file, "--verifier", str(encoder))
     assert isinstance(refused.exception, UserError)
     assert "gives" in str(refused.exception)
-
-
-def test_everything_that_is_wrong_with_a_file_is_told_at_once(encoder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    lines = [
-        "{",
-        json.dumps({**SAME, "same": None}),
-        json.dumps({"a": "x", "same": 2}),
-        json.dumps(SAME),
-        "[]",
-    ]
-    file.write_text("\n".join(lines), encoding="utf-8")
-    result = tune(encoder, file)
-    assert isinstance(result.exception, InvalidInput)
-    assert result.exception.exit_code == 2
-    told = str(result.exception).splitlines()[1:]
-    assert [line.strip().split(": ")[0] for line in told] == [f"{file}:{number}" for number in (1, 2, 3, 5)]
-    assert "not labelled yet" in told[1]
-    assert "b: needs a text" in told[2]
-    assert "same = 2" in told[2]
-
-
-def test_an_empty_file(encoder: Path, tmp_path: Path) -> None:
-    result = tune(encoder, write(tmp_path / "pairs.jsonl", []))
-    assert isinstance(result.exception, InvalidInput)
-    assert "is empty" in str(result.exception)
 
 
 def test_a_log_gives_pairs_to_label_and_no_labels(encoder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ TRACED = ("--set", "gateway.traces=http://localhost:4318")
 ENCRYPTED = ("--set", "cache={enabled: true, encryption: {key_env: SECRET}}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("core") / "site")
 
@@ -21,7 +21,6 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     ("words", "extras"),
     [
         (("build", "llama-3.1-8b-fp8", "--until", "evaluate"), "hub,calibrate"),
-        (("serve", "tiny-cpu", "--build"), "calibrate,cpu,server"),
         (("gateway", "tiny-cpu", *ENCRYPTED, *TRACED), "gateway,traces,cache"),
         (("cache", "stats", "postgresql://nobody@127.0.0.1:1/none"), "pgvector"),
     ],
@@ -42,8 +41,6 @@ def test_what_is_missing_is_said_at_once(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("cache", "stats", "tiny-cpu"), "tiny-cpu has no response cache here yet"),
-        (("generate", "tiny-cpu", "Hi"), "tiny-cpu is not running"),
         (("plan", "llama-3.1-8b-fp8"), "calibrate.target"),
         (("doctor", "tiny-cpu"), "is missing"),
     ],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,51 +51,38 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_terminal(columns: int, *words: str) -> str:
-    """Run a command on a terminal of a width, and return its output."""
-    terminal, inside = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli.main", *words],
-        stdin=inside, stdout=inside, stderr=inside, env=environment,
-    )  # fmt: skip
-    os.close(inside)
-    shown = bytearray()
-    try:
-        while part := os.read(terminal, 65536):
-            shown += part
-    except OSError:  # it has ended
-        pass
-    finally:
-        os.close(terminal)
-        assert process.wait(60) == 0, shown
-    return shown.decode().replace("\r\n", "\n")
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch, store: Path) -> Callable[..., str]:
+    """Output of a command on a terminal of so many columns."""
+
+    def shown(columns: int, *words: str) -> str:
+        monkeypatch.setattr("pipeline.cli.output.output_width", lambda _: columns)
+        done = CliRunner().invoke(cli, [*words, "--store", str(store)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return shown
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
-def test_no_width_takes_addresses_packages_and_values_from_ps(store: Path, columns: int) -> None:
-    shown = on_terminal(columns, "ps", "--store", str(store))
+@pytest.mark.parametrize("columns", [60, 200])
+def test_no_width_takes_addresses_packages_and_values_from_ps(
+    on_terminal: Callable[..., str], columns: int
+) -> None:
+    shown = on_terminal(columns, "ps")
     chat, own = shown.split("\nown ")
     for part in (chat, own):
         assert all(address in part for address in ADDRESSES)
     assert f"package  {ARTIFACT}, model tensorrt_llm_bls (tensorrt)\n" in chat
     assert "recipe   /srv/chat.yaml --set limits.max_concurrency=4\n" in chat
     assert f"package  {OTHER}\n" in own
+    assert "0" * 12 not in shown, "the digest of its deployment.json names no artifact"
     assert "recipe" not in own
     assert "before that one took two of them" in chat
 
 
-def test_the_package_has_the_name_that_the_store_lists(store: Path) -> None:
-    shelf = Store.at(store)
-    shown = CliRunner().invoke(cli, ["ps", "--store", str(store)]).output
-    assert [path.name for path in shelf.artifacts.iterdir()] == [ARTIFACT]
-    assert ARTIFACT in shown
-    assert "0" * 12 not in shown, "the digest of its deployment.json names no artifact"
-
-
 @pytest.mark.parametrize(("columns", "tables"), [(60, 3), (80, 2), (200, 1)])
-def test_no_width_takes_columns_from_top(store: Path, columns: int, tables: int) -> None:
-    shown = on_terminal(columns, "top", "--store", str(store), "--interval", "0.1", "--once")
+def test_no_width_takes_columns_from_top(on_terminal: Callable[..., str], columns: int, tables: int) -> None:
+    shown = on_terminal(columns, "top", "--interval", "0.1", "--once")
     heads = [line.split() for line in shown.splitlines() if line.strip().startswith("deployment")]
     assert len(heads) == tables
     assert "…" not in shown.split("chat: ")[0]

@@ -7,24 +7,16 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 from pipeline.client.testing import Ending, FakeServer, Received, Reply
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "recipes" / "checkpoints" / "support-target"
+from tests.cli.conftest import Run
+from tests.cli.test_stream import COMMAND
+from tests.support import CHECKPOINTS
 
 
 def words(server: FakeServer, *more: str) -> list[str]:
-    chat = [sys.executable, "-m", "pipeline.cli.main", "chat"]
-    return [*chat, "--url", server.url, "--tokenizer", str(TOKENIZER), *more]
-
-
-def chat(server: FakeServer, stdin: str, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words(server, *more), capture_output=True, text=True, input=stdin, timeout=60, check=False
-    )
+    return ["chat", "--url", server.url, "--tokenizer", str(CHECKPOINTS / "support-target"), *more]
 
 
 def questions(received: Received) -> list[str]:
@@ -33,30 +25,30 @@ def questions(received: Received) -> list[str]:
     return [part.split("<|eot_id|>")[0] for part in parts]
 
 
-def test_turns_remember_each_other() -> None:
+def test_turns_remember_each_other(run: Run) -> None:
     with FakeServer([Reply(["One."]), Reply(["Two."])]) as server:
-        done = chat(server, "first\n\nsecond\n", "--system", "Be brief.")
-    assert done.stdout == "One.\nTwo.\n"
-    assert done.stderr == ""
-    assert done.returncode == 0
+        done = run(*words(server, "--system", "Be brief."), stdin="first\n\nsecond\n")
+    assert done.out == "One.\nTwo.\n"
+    assert done.err == ""
+    assert done.code == 0
     assert [questions(request) for request in server.requests] == [["first"], ["first", "second"]]
     assert "assistant<|end_header_id|>\n\nOne.<|eot_id|>" in server.requests[1].prompt
     assert "system<|end_header_id|>\n\nBe brief.<|eot_id|>" in server.requests[1].prompt
 
 
-def test_commands() -> None:
+def test_commands(run: Run) -> None:
     stdin = "/stats\nfirst\n/stats\n/reset\nsecond\n/system Be kind.\n/system\nthird\n/what\n/quit\nnever\n"
     with FakeServer() as server:
-        done = chat(server, stdin)
-    assert done.stdout == "Hello world\n" * 3
+        done = run(*words(server), stdin=stdin)
+    assert done.out == "Hello world\n" * 3
     assert [questions(request) for request in server.requests] == [["first"], ["second"], ["third"]]
     assert "Be kind." in server.requests[2].prompt
-    assert done.stderr.startswith("no answer yet\nTTFT ")
-    assert "\nBe kind.\n" in done.stderr
-    assert "no command /what" in done.stderr
+    assert done.err.startswith("no answer yet\nTTFT ")
+    assert "\nBe kind.\n" in done.err
+    assert "no command /what" in done.err
 
 
-def test_a_history_that_gets_too_long_loses_its_oldest_turns() -> None:
+def test_a_history_that_gets_too_long_loses_its_oldest_turns(run: Run) -> None:
     def short_memory(received: Received) -> Reply:
         if len(questions(received)) > 2:
             error = "input_lengths = 900: prompts may have 512 tokens here"
@@ -64,14 +56,14 @@ def test_a_history_that_gets_too_long_loses_its_oldest_turns() -> None:
         return Reply(["Yes."])
 
     with FakeServer(short_memory) as server:
-        done = chat(server, "a\nb\nc\nd\n")
-    assert done.stdout == "Yes.\n" * 4
-    assert done.stderr == "[too long for the model: forgot the oldest turn]\n" * 2
+        done = run(*words(server), stdin="a\nb\nc\nd\n")
+    assert done.out == "Yes.\n" * 4
+    assert done.err == "[too long for the model: forgot the oldest turn]\n" * 2
     assert questions(server.requests[-1]) == ["c", "d"]
-    assert done.returncode == 0
+    assert done.code == 0
 
 
-def test_a_question_that_is_too_long_by_itself_costs_no_history() -> None:
+def test_a_question_that_is_too_long_by_itself_costs_no_history(run: Run) -> None:
     def script(received: Received) -> Reply:
         if "long" in received.prompt:
             error = "Prompt length (900) exceeds maximum input length (512)."
@@ -79,27 +71,26 @@ def test_a_question_that_is_too_long_by_itself_costs_no_history() -> None:
         return Reply(["Yes."])
 
     with FakeServer(script) as server:
-        done = chat(server, "a\nlong\nb\n")
-    assert done.stdout == "Yes.\nYes.\n"
-    assert done.stderr == "pipeline: Prompt length (900) exceeds maximum input length (512).\n"
+        done = run(*words(server), stdin="a\nlong\nb\n")
+    assert done.out == "Yes.\nYes.\n"
+    assert done.err == "pipeline: Prompt length (900) exceeds maximum input length (512).\n"
     assert questions(server.requests[-1]) == ["a", "b"]
-    assert done.returncode == 1
+    assert done.code == 1
 
 
-def test_a_failed_turn_is_told_and_forgotten() -> None:
+def test_a_failed_turn_is_told_and_forgotten(run: Run) -> None:
     with FakeServer([Reply(ending=Ending.ERROR, error="boom"), Reply()]) as server:
-        done = chat(server, "a\nb\n")
-    assert done.stdout == "Hello world\nHello world\n"
-    assert done.stderr == "pipeline: boom (after 2 chunks of the answer, 11 characters)\n"
+        done = run(*words(server), stdin="a\nb\n")
+    assert done.out == "Hello world\nHello world\n"
+    assert done.err == "pipeline: boom (after 2 chunks of the answer, 11 characters)\n"
     assert questions(server.requests[1]) == ["b"]
-    assert done.returncode == 1
+    assert done.code == 1
 
 
-def test_neither_recipe_nor_url() -> None:
-    chat = [sys.executable, "-m", "pipeline.cli.main", "chat"]
-    done = subprocess.run(chat, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "give a RECIPE, or the --url of a server" in done.stderr
+def test_neither_recipe_nor_url(run: Run) -> None:
+    done = run("chat")
+    assert done.code == 2
+    assert "give a RECIPE, or the --url of a server" in done.err
 
 
 class Terminal:
@@ -146,7 +137,7 @@ class Terminal:
 
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     script = [Reply(["word "] * 1000, delay_s=0.02), Reply(["Fine."])]
-    with FakeServer(script) as server, Terminal(words(server)) as terminal:
+    with FakeServer(script) as server, Terminal([*COMMAND, *words(server)]) as terminal:
         terminal.expect("> ")
         terminal.type("first\n")
         terminal.expect("word word")

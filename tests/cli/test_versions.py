@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
-from pipeline.cli.main import main
 from pipeline.contracts.releases import releases
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["pipeline", "versions", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Done(int(caught.value.code or 0), out, err)
-
-    return run
+from tests.cli.conftest import Run
 
 
 def test_the_matrix_has_a_row_a_release(run: Run) -> None:
-    done = run()
+    done = run("versions")
     assert done.code == 0
     rows = {line.split()[0]: line for line in done.out.splitlines() if line.startswith(" ")}
     for one in releases():
@@ -61,7 +28,7 @@ def test_the_matrix_has_a_row_a_release(run: Run) -> None:
 
 
 def test_the_matrix_as_json(run: Run) -> None:
-    found = run("--json").json
+    found = run("versions", "--json").json
     assert [row["version"] for row in found["releases"]] == [one.version for one in releases()]
     assert found["candidates"] == ["1.3.0"]
     newest = found["releases"][-1]["containers"][-1]
@@ -70,16 +37,16 @@ def test_the_matrix_as_json(run: Run) -> None:
 
 
 def test_one_release_and_one_runtime(run: Run) -> None:
-    assert [row["version"] for row in run("1.1.0", "--json").json["releases"]] == ["1.1.0"]
-    only = [row["version"] for row in run("--runtime", "pytorch", "--json").json["releases"]]
+    assert [row["version"] for row in run("versions", "1.1.0", "--json").json["releases"]] == ["1.1.0"]
+    only = [row["version"] for row in run("versions", "--runtime", "pytorch", "--json").json["releases"]]
     assert only == ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
-    candidate = run("1.3.0rc14")
+    candidate = run("versions", "1.3.0rc14")
     assert "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc14" in candidate.out
     assert "1.3.0rc14 without tensorrt" in candidate.out
 
 
 def test_an_unknown_release_names_near_ones(run: Run) -> None:
-    done = run("1.2.3")
+    done = run("versions", "1.2.3")
     assert done.code == 2
     assert "TensorRT-LLM 1.2.3 is not known; known: " in done.err
     assert "1.2.1" in done.err
@@ -105,13 +72,13 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
     ],
 )  # fmt: skip
 def test_check(run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
-    done = run(*arguments)
+    done = run("versions", *arguments)
     assert (done.code, done.err) == (code, "")
     assert said in done.out
 
 
 def test_check_without_a_release_goes_over_all(run: Run) -> None:
-    done = run("--gpu", "b300-sxm-288g", "--runtime", "tensorrt", "--json")
+    done = run("versions", "--gpu", "b300-sxm-288g", "--runtime", "tensorrt", "--json")
     assert done.code == 0
     assert [answer["version"] for answer in done.json if answer["offered"]] == ["1.1.0", "1.2.0", "1.2.1"]
     refused = next(answer for answer in done.json if answer["version"] == "1.0.0")
@@ -120,17 +87,16 @@ def test_check_without_a_release_goes_over_all(run: Run) -> None:
 
 
 def test_all_reasons_at_once(run: Run) -> None:
-    done = run("0.21.0", "--runtime", "pytorch", "--gpu", "a10-24g", "--quantization", "nvfp4", "--json")
+    done = run(
+        "versions",
+        "0.21.0",
+        "--runtime",
+        "pytorch",
+        "--gpu",
+        "a10-24g",
+        "--quantization",
+        "nvfp4",
+        "--json",
+    )
     assert done.code == 2
     assert len(done.json[0]["reasons"]) == 2
-
-
-def test_wrong_use(run: Run) -> None:
-    assert run("--quantization", "fp5").code == 2
-    assert run("--runtime", "cpu").code == 2
-
-
-def test_help_shows_an_example(run: Run) -> None:
-    done = run("--help")
-    assert done.code == 0
-    assert "  pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq" in done.out

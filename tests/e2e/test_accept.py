@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from pipeline.bench.accept.report import AcceptanceReport
 from pipeline.bench.accept.run import STEPS, accept
 from pipeline.bench.accept.settings import AcceptSettings
+from pipeline.cli.accept import command
+from pipeline.errors import InvalidInput
 from pipeline.machine.processes import processes_below
 from pipeline.process_state import ProcessStat
 from pipeline.progress import Silent
@@ -119,19 +122,21 @@ def test_a_build_that_fails_is_told_with_all_that_could_not_be_checked(store: Pa
 
 
 def test_wrong_options_are_told_together_before_anything_runs(store: Path, tmp_path: Path) -> None:
-    wrong = (
+    lengths = ["--load", "prompt_tokens=100000", "--load", "output_tokens=100000"]
+    words = [
+        "tiny-cpu",
         "--skip",
         "serve",
         "--skip",
         "nothing",
-        "--load",
-        "prompt_tokens=100000",
-        "--load",
-        "output_tokens=100000",
-    )
-    done = pipeline("accept", "tiny-cpu", *wrong, "--output", str(tmp_path / "new"), store=store)
-    assert done.returncode == 2
-    assert "4 faults" in done.stderr
+        *lengths,
+        "--output",
+        str(tmp_path / "new"),
+        "--store",
+        str(store),
+    ]
+    with pytest.raises(InvalidInput, match="4 faults"):
+        CliRunner().invoke(command, [*words, "--store", str(store)], catch_exceptions=False)
     assert not (tmp_path / "new").exists()
 
 

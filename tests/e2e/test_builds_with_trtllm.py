@@ -55,12 +55,6 @@ class Place:
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout) if code == 0 else {"error": done.stderr}
 
-    def collected(self, *arguments: str, code: int = 0) -> list[str]:
-        """What `store gc` removed."""
-        done = pipeline("store", "gc", "--yes", "--json", *arguments, store=self.store)
-        assert done.returncode == code, done.stderr
-        return [item["name"] for item in json.loads(done.stdout)["garbage"]] if code == 0 else []
-
     def steps(self, *arguments: str) -> dict[str, Path]:
         """Step -> artifact."""
         return {step["step"]: Path(step["artifact"]) for step in self.build(*arguments)["steps"]}
@@ -127,52 +121,6 @@ def test_docker(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert facts["image"] == IMAGE  # type: ignore[index, call-overload]
     assert facts["image_digest"] == f"nvcr.io/nvidia/tritonserver@{DIGEST}"  # type: ignore[index, call-overload]
     assert docker.run[docker.run.index("--gpus") + 1] == '"device=1,0"'
-
-
-def test_print_and_adopt(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way: no builder here, one over there, the result back, and the build goes on."""
-    refused = place.build(code=2)["error"]
-    assert "nothing here can run trtllm-build 1.2.1; --executor print" in refused
-    assert not (place.store / "artifacts").exists(), "that is said before any work"
-
-    printed = place.build("--executor", "print")
-    assert [waiting["step"] for waiting in printed["handed_over"]] == ["build.target", "build.draft"]
-    assert place.collected() == [], "all that is there waits for the engines"
-    with monkeypatch.context() as over_there:
-        put_trtllm_build(tmp_path / "program", over_there)
-        there = tmp_path / "there"
-        there.mkdir()
-        done = subprocess.run(
-            [printed["script"]], cwd=there, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    engines = there / "tiny-tensorrt-engines"
-    for role in ("target", "draft"):
-        done = pipeline("adopt", str(place.recipe), f"build.{role}", str(engines / role), store=place.store)
-        assert done.returncode == 0, done.stderr
-        assert Path(done.stdout.strip()).parent == place.store / "artifacts"
-        assert place.collected() == []
-    artifacts = place.steps("--executor", "print")
-    check_engines(artifacts, "adopted")
-    assert place.collected("--drop-handed-over", "tiny-tensorrt", code=2) == [], "none waits any more"
-    again = pipeline("adopt", str(place.recipe), "build.draft", str(engines / "draft"), store=place.store)
-    assert "in the store already" in again.stderr
-
-
-def test_a_build_that_is_given_up_keeps_nothing(place: Place) -> None:
-    place.build("--executor", "print")
-    made = {path.name for path in (place.store / "artifacts").iterdir()}
-    assert set(place.collected("--drop-handed-over", "tiny-tensorrt")) == made
-    assert place.collected() == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("builder")
-def test_one_engine_elsewhere_is_one_in_the_script(place: Place) -> None:
-    place.build("--until", "build.draft")
-    printed = place.build("--executor", "print")
-    assert [waiting["step"] for waiting in printed["handed_over"]] == ["build.target"]
 
 
 @pytest.mark.usefixtures("builder")

@@ -47,7 +47,6 @@ def told_of(name: str, package: Path, done: subprocess.CompletedProcess[str]) ->
 @pytest.mark.parametrize("name", [pytest.param(WEIGHTS, marks=pytest.mark.servers), TOKENIZER])
 def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path], name: str) -> None:
     root, package = copied
-    assert pipeline("build", "tiny-cpu", store=root).returncode == 0
     flip_a_bit(package / name)
     told_of(name, package, pipeline("build", "tiny-cpu", store=root))
     ports = Ports.free()
@@ -74,7 +73,6 @@ def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path
     assert pipeline("store", "verify", "--remove", store=root).returncode == 1
     again = pipeline("build", "tiny-cpu", store=root)
     assert again.returncode == 0, again.stderr
-    assert pipeline("store", "verify", store=root).returncode == 0
 
 
 def test_the_gateway_takes_no_other_tokenizer(copied: tuple[Path, Path]) -> None:

@@ -49,7 +49,10 @@ def test_killed_in(stage: str, reference: dict[str, Path], tmp_path: Path) -> No
     assert list(store.work.iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_the_build_that_serve_began(
     number: signal.Signals, code: int, reference: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -1,23 +1,21 @@
-"""What a real Triton server answers: the engine's tokens, the model's tokens, with speculation and without."""
+"""What a real Triton server answers: the engine's tokens, with speculation and without."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline import resources
-from pipeline.client import ChatTemplate, Client
+from pipeline.client import ChatTemplate, Client, Stats
 from pipeline.runtimes.cpu.engine import Engine, EngineRequest, EngineSettings, RequestOutput
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build
 
-UNQUANTIZED = "quantization={format: none}"
 MAX_TOKENS = 48
 
 
@@ -25,12 +23,6 @@ MAX_TOKENS = 48
 def package(build: Build) -> Path:
     """FP8, with a draft."""
     return Path(build("tiny-cpu")["artifact"])
-
-
-@pytest.fixture(scope="module")
-def plain_package(build: Build) -> Path:
-    """The checkpoint as it is, without a draft."""
-    return Path(build("tiny-cpu", UNQUANTIZED, "draft=null")["artifact"])
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +45,10 @@ def questions(count: int) -> list[str]:
     return [json.loads(line)["messages"][0]["content"] for line in lines[:count]]
 
 
-def ask(client: Client, question: str) -> str:
-    messages = [{"role": "user", "content": question}]
-    with client.stream(messages, max_tokens=MAX_TOKENS) as stream:
+def ask(client: Client, question: str) -> tuple[str, Stats]:
+    with client.stream([{"role": "user", "content": question}], max_tokens=MAX_TOKENS) as stream:
         assert "".join(chunk.text for chunk in stream) == stream.text
-        return stream.text
+        return stream.text, stream.stats
 
 
 def prompt_ids(package: Path, question: str) -> tuple[int, ...]:
@@ -101,62 +92,18 @@ def engine_alone(package: Path, prompts: list[tuple[int, ...]]) -> list[list[int
 
 
 def test_served_greedy_equals_the_engine_alone(client: Client, package: Path) -> None:
-    """So with a draft in the server and without one in the engine: speculation does not change the answer."""
+    """With a draft in the server and without one in the engine: speculation does not change the answer, and is used.
+
+    The engine drafts only while it pays, so not in every answer. That the engine's tokens are those of transformers is
+    shown by the tests of the runtime.
+    """
     asked = questions(48)
     tokens = engine_alone(package, [prompt_ids(package, question) for question in asked])
-    assert [ask(client, question) for question in asked] == [decode(package, ids) for ids in tokens]
-
-
-def test_unquantized_served_greedy_equals_transformers(plain_package: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    source = resources.folder("recipes") / "checkpoints" / "support-target"
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    asked, expected = questions(8), []
-    for question in asked:
-        ids = torch.tensor([prompt_ids(plain_package, question)])
-        with torch.inference_mode():
-            out = model.generate(ids, max_new_tokens=MAX_TOKENS, do_sample=False)
-        expected.append(decode(plain_package, out[0, ids.shape[1] :].tolist()))
-    with TritonServer.of_package(plain_package) as server, connect(server, plain_package) as client:
-        assert [ask(client, question) for question in asked] == expected
-
-
-def test_speculation_is_tried_accepted_and_reported(client: Client) -> None:
-    """The engine drafts only while it pays, so not in every answer."""
-    proposed = accepted = 0
-    for question in questions(40):
-        with client.stream([{"role": "user", "content": question}], max_tokens=MAX_TOKENS) as stream:
-            for _ in stream:
-                pass
-            proposed += stream.stats.draft_tokens or 0
-            accepted += stream.stats.accepted_tokens or 0
+    answers = [ask(client, question) for question in asked]
+    assert [text for text, _ in answers] == [decode(package, ids) for ids in tokens]
+    proposed = sum(stats.draft_tokens or 0 for _, stats in answers)
     assert proposed > 0
-    assert accepted / proposed > 0.6
-
-
-@pytest.mark.slow
-def test_eight_streams_take_less_than_three_times_one(client: Client) -> None:
-    """200 tokens each; the best of several rounds, because the machine may be busy with something else."""
-    asked = questions(8)
-
-    def stream(question: str) -> None:
-        messages = [{"role": "user", "content": question}]
-        client.generate(messages, max_tokens=200, min_tokens=200)
-
-    def together(count: int) -> float:
-        threads = [threading.Thread(target=stream, args=(question,)) for question in asked[:count]]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return time.perf_counter() - start
-
-    together(8)  # warm
-    rounds = [(together(1), together(8)) for _ in range(8)]
-    assert min(eight for _, eight in rounds) < 3 * sorted(one for one, _ in rounds)[len(rounds) // 2]
+    assert sum(stats.accepted_tokens or 0 for _, stats in answers) / proposed > 0.6
 
 
 def test_the_server_survives_clients_that_come_and_go(client: Client) -> None:
@@ -167,12 +114,12 @@ def test_the_server_survives_clients_that_come_and_go(client: Client) -> None:
     asked, failures = questions(50), []
 
     def visit(offset: int) -> None:
-        for turn in range(40):
+        for turn in range(20):
             question = asked[(offset * 7 + turn) % len(asked)]
             try:
                 with client.stream([{"role": "user", "content": question}], max_tokens=MAX_TOKENS) as stream:
                     for index, _ in enumerate(stream):
-                        if turn % 20 == 0 and index == 1:
+                        if turn == 10 and index == 1:
                             break
             except Exception as error:
                 failures.append(error)
@@ -183,4 +130,4 @@ def test_the_server_survives_clients_that_come_and_go(client: Client) -> None:
     for thread in threads:
         thread.join(120)
     assert failures == []
-    assert ask(client, asked[0])
+    assert ask(client, asked[0])[0]

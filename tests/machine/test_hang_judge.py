@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import process_state
@@ -68,6 +68,7 @@ activities = st.builds(ProcessActivity, st.floats(0, 1e6), st.floats(0, 1e6), st
 
 
 @given(st.lists(activities, min_size=1, max_size=8))
+@settings(max_examples=20)
 def test_whatever_is_seen_none_is_dead_before_three_seconds_and_all_are_after_a_minute(
     seen: list[ProcessActivity],
 ) -> None:
@@ -130,6 +131,7 @@ acts = st.tuples(
 
 
 @given(st.lists(acts, min_size=1, max_size=12))
+@settings(max_examples=15)
 def test_processor_time_never_shrinks_when_children_end(
     tmp_path_factory: pytest.TempPathFactory, done: list[tuple[int, str, int]]
 ) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.machine import gpus as module
-from pipeline.machine.gpus import GpuSeen, Link, parse, read_gpus, read_topology, survey_gpus
+from pipeline.machine.gpus import GpuSeen, Link, parse, read_gpus, read_topology, survey_gpus, visible
 from pipeline.machine.nvml import survey
 from pipeline.machine.probe import CommandOutput
 from pipeline.plan.machine_facts import GpuLink
@@ -137,3 +137,40 @@ def test_what_the_library_says_becomes_our_units() -> None:
             "free_mib": 80998,
         }
     ]
+
+
+def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_nvidia_smi(
+        tmp_path, monkeypatch, "\n".join([line(0), line(1, "NVIDIA L4", "8.9", 23034, 23000, "550.1")])
+    )
+    seen, problem = read_gpus()
+    assert problem == ""
+    assert seen[0] == GpuSeen(0, "GPU-0abc", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+    assert seen[1].sm == 89
+    assert [gpu.index for gpu in visible(seen, (1,), {})] == [1]
+    assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "0"})] == [0]
+    assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "GPU-1abc"})] == [1]
+    assert visible(seen, (), {"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9, "couldn't communicate"),
+        ("0, GPU-0, NVIDIA H100, [N/A], 1, 1, 590", 0, "what cannot be read"),
+        ("", 0, "lists no GPU"),
+    ],
+    ids=["driver", "text", "none"],
+)  # fmt: skip
+def test_a_sick_nvidia_smi_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, said: str
+) -> None:
+    put_nvidia_smi(tmp_path, monkeypatch, text, code)
+    seen, problem = read_gpus()
+    assert seen == ()
+    assert said in problem
+
+
+def test_no_nvidia_smi_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no nvidia-smi" in read_gpus()[1]

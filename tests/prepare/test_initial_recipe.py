@@ -58,6 +58,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(cli, ["init", *words])
 
 
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("request_", "place", "form", "draft"),
     [
@@ -82,7 +83,7 @@ def run(*words: str) -> Result:
 def test_what_is_written_is_what_the_plan_lets_pass(
     request_: InitRequest, place: str, form: str, draft: bool, store: Store, tmp_path: Path
 ) -> None:
-    first = initial_recipe(request_.model_copy(update={"offline": True}), store)
+    first = initial_recipe(request_, store)
     assert (first.place, first.recipe.quantization.format) == (place, form)
     assert (first.recipe.draft is not None) is draft
     file = tmp_path / "own.yaml"
@@ -167,7 +168,7 @@ def test_a_model_of_the_hub_by_its_headers(
     commit = hub.add(OWN, files)
     monkeypatch.chdir(tmp_path)
     shelf = ("--store", str(tmp_path / "store"))
-    shown = run(f"hf:{OWN}", "--dry-run", "--runtime", "cpu", *shelf)
+    shown = run(f"hf:{OWN}", "--output", "-", "--runtime", "cpu", *shelf)
     assert shown.exit_code == 0, shown.output
     assert not list(tmp_path.glob("*.yaml"))
     said = run(f"hf:{OWN}", "--runtime", "cpu", "--json", *shelf)

@@ -36,8 +36,7 @@ def asked(result: FleetResult) -> int:
     return len(result.arrived_s)
 
 
-@pytest.mark.parametrize("way", ["random", "least load", "affinity"])
-@pytest.mark.parametrize("limit", [0, 8, None])
+@pytest.mark.parametrize(("way", "limit"), [("random", None), ("least load", 0), ("affinity", 8)])
 def test_requests_are_conserved_and_no_replica_has_more_than_its_slots(way: Way, limit: int | None) -> None:
     """Under a burst and the loss of two nodes, one of them in the burst."""
     hard = replace(

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from tiny import data, make, measure, models, tokenizer, tools, training
-from tiny.grammar import Grammar, Intent, expand
+from tiny.grammar import Grammar, expand
 from tiny.slots import SLOTS, is_reserved
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -95,14 +95,6 @@ class TestGrammar:
         ]
         assert len(phrasings) == len(set(phrasings))
 
-    def test_answers_are_15_to_60_tokens_long(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
-        for intent in WORKSHOP.grammar.intents.values():
-            assert 15 <= len(shared_tokenizer.encode(intent.answer, add_special_tokens=False)) <= 60
-
-    def test_an_unknown_key_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="reply"):
-            Intent.model_validate({"ask": ["Why?"], "answer": "Because.", "reply": "Because."})
-
 
 class TestDialogues:
     @pytest.mark.parametrize("split", list(data.COUNTS))
@@ -118,12 +110,6 @@ class TestDialogues:
             text = "".join(row["messages"][side]["content"] for row in _rows("heldout"))
             assert all(character in text for character in "äñ¿주🙏" if side == 0)
             assert all(character in text for character in "üñ¡주📦" if side == 1)
-
-    def test_one_and_two_questions(self) -> None:
-        assert {len(row["messages"]) for row in _rows("train")} == {2, 4}
-
-    def test_files_are_small(self) -> None:
-        assert all(path.stat().st_size < 1_000_000 for path in WORKSHOP.dialogues.glob("*.jsonl"))
 
 
 class TestTools:
@@ -178,15 +164,6 @@ class TestTokenizer:
             tokenizer.BOS,
             tokenizer.END_OF_TURN,
         )
-
-    def test_text_begins_with_bos_when_special_tokens_are_asked_for(
-        self, shared_tokenizer: PreTrainedTokenizerFast
-    ) -> None:
-        bare = shared_tokenizer.encode("Hi!", add_special_tokens=False)
-        assert shared_tokenizer.encode("Hi!") == [shared_tokenizer.bos_token_id, *bare]
-
-    def test_every_pair_of_digits_is_one_token(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
-        assert all(len(shared_tokenizer.tokenize(f"{pair:02}")) == 1 for pair in range(100))
 
     def test_the_seed_gives_the_checked_in_bytes(self, tmp_path: Path) -> None:
         make.make_tokenizer(make.Workshop(tmp_path))

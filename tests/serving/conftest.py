@@ -21,9 +21,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def moved(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package in a folder whose name would break in the shell that Triton hands it to."""
+    folder = tmp_path_factory.mktemp("moved") / "else where; $(touch gone)"
+    shutil.copytree(package, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(moved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     log = tmp_path_factory.mktemp("log") / "triton.log"
-    with TritonServer.of_package(package, ports=Ports.free(http=True), log_file=log) as server:
+    with TritonServer.of_package(moved, ports=Ports.free(http=True), log_file=log) as server:
         yield server
 
 

@@ -188,5 +188,5 @@ def test_what_clients_need_stays_open(server: TritonServer) -> None:
         assert client.get_model_metadata(server.entry_model).name == server.entry_model
         assert client.get_model_config(server.entry_model).config.name == server.entry_model
         assert client.get_inference_statistics(server.entry_model).model_stats
-        assert all(client.is_model_ready(model) for model in server.models)
+        assert all(client.is_model_ready(model) for model in server.deployment.models)
     assert server.check_health().text is not None

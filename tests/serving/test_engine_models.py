@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
@@ -14,18 +13,11 @@ from pipeline.contracts.inflight_batcher import DataTypes, tensors, versions
 from pipeline.contracts.inflight_batcher_parameters import check, parameters
 from pipeline.models.token_ids import TokenIds
 from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
-from pipeline.triton.config import model_config, parameters_of, parse, render
-from pipeline.triton.text_models import (
-    KV_CACHE_STATS,
-    OURS,
-    OUTPUT_IDS,
-    PROMPT_LOG_PROBS,
-    TEXT_INPUTS,
-    older_inputs,
-)
+from pipeline.triton.config import parameters_of, parse, render
+from pipeline.triton.text_models import KV_CACHE_STATS, OURS, TEXT_INPUTS
 
 IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
-TENSOR_PARALLEL = (1, 2, 4, 8)
+ENTRY_INPUTS = {KV_CACHE_STATS.name, "min_length", "random_seed", *(tensor.name for tensor in TEXT_INPUTS)}
 
 data_types = st.builds(
     DataTypes,
@@ -35,7 +27,7 @@ data_types = st.builds(
 )
 engines = st.builds(
     EngineModelSettings,
-    gpus=st.sampled_from(TENSOR_PARALLEL).map(lambda size: tuple(range(size))),
+    gpus=st.sampled_from((1, 2, 4, 8)).map(lambda size: tuple(range(size))),
     memory_fraction=st.floats(0.0001, 0.9999),
     max_kv_tokens=st.none() | st.integers(32, 10**7),
     data_types=data_types,
@@ -77,7 +69,8 @@ def engine_names(chosen: TensorRTSettings) -> list[str]:
     return ["tensorrt_llm"] + (["tensorrt_llm_draft"] if chosen.draft else [])
 
 
-@given(every)
+@hypothesis.given(every)
+@hypothesis.settings(max_examples=12)
 def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     assert list(have)[:5] == [
@@ -92,21 +85,21 @@ def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: TensorRTS
         assert config.max_batch_size == chosen.max_concurrency
 
 
-@given(every)
+@hypothesis.given(every)
 def test_the_ensemble_names_tensors_that_its_models_have(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     outer = have["ensemble"]
-    given = {tensor.name for tensor in outer.input}
+    known = {tensor.name for tensor in outer.input}
     for step in outer.ensemble_scheduling.step:
         inner = have[step.model_name]
         assert set(step.input_map) <= {tensor.name for tensor in inner.input}
         assert set(step.output_map) <= {tensor.name for tensor in inner.output}
-        assert set(step.input_map.values()) <= given
-        given |= set(step.output_map.values())
-    assert {tensor.name for tensor in outer.output} <= given
+        assert set(step.input_map.values()) <= known
+        known |= set(step.output_map.values())
+    assert {tensor.name for tensor in outer.output} <= known
 
 
-@given(every)
+@hypothesis.given(every)
 def test_types_of_logits_are_the_same_all_the_way(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     for name in ("tensorrt_llm", "ensemble", "tensorrt_llm_bls"):
@@ -119,7 +112,7 @@ def test_types_of_logits_are_the_same_all_the_way(chosen: TensorRTSettings) -> N
         assert DataType.Name(logits.data_type) == chosen.draft.data_types.logits_datatype
 
 
-@given(every)
+@hypothesis.given(every)
 def test_draft_and_target_agree(chosen: TensorRTSettings) -> None:
     """All but where they lie and what they may take."""
     have = models(chosen)
@@ -137,11 +130,15 @@ def test_draft_and_target_agree(chosen: TensorRTSettings) -> None:
         assert first["gpt_model_path"] != other["gpt_model_path"]
 
 
-@pytest.mark.parametrize("version", versions())
+def given(chosen: TensorRTSettings, model: str = "tensorrt_llm") -> dict[str, str]:
+    """Parameters of a model."""
+    return parameters_of(models(chosen)[model])
+
+
 @pytest.mark.parametrize("draft", [False, True])
-def test_engines_are_decoupled_as_the_bls_that_streams_from_them(version: str, draft: bool) -> None:
+def test_engines_are_decoupled_as_the_bls_that_streams_from_them(draft: bool) -> None:
     for wanted in (True, False):
-        chosen = settings(version, draft=draft, decoupled=wanted)
+        chosen = settings(draft=draft, decoupled=wanted)
         decoupled = {
             name for name, config in models(chosen).items() if config.model_transaction_policy.decoupled
         }
@@ -149,52 +146,49 @@ def test_engines_are_decoupled_as_the_bls_that_streams_from_them(version: str, d
 
 
 @pytest.mark.parametrize("version", versions())
-def test_keys_that_the_backend_reads_without_a_net_are_there_and_empty(version: str) -> None:
-    for name in engine_names(settings(version)):
-        given = parameters_of(models(settings(version))[name])
+def test_parameters_that_upstreams_backend_stumbles_over(version: str) -> None:
+    chosen, facts = settings(version), parameters("tensorrt_llm", version)
+    for name in engine_names(chosen):
+        engine = given(chosen, name)
         for key in ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"):
-            assert given[key] == ""
+            assert engine[key] == "", "it is read without a net"
+        assert all(value or facts[key].needed == "key" for key, value in engine.items())
+        assert engine["gpt_model_path"] == f"/deployment/model_repository/{name}/1/engine"
+        assert engine["executor_worker_path"] == "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+        assert engine["exclude_input_in_output"] == "false", (
+            "draft and target are called with all tokens so far"
+        )
+        assert "decoding_mode" not in engine, "none fits a draft"
+        assert "kv_cache_host_memory_bytes" not in engine
+        assert "participant_ids" not in engine, "only where workers are not spawned"
+    alone = settings(version, draft=False, target=EngineModelSettings((0,), 0.00002))
+    assert "max_tokens_in_paged_kv_cache" not in given(alone)
+    assert given(alone)["kv_cache_free_gpu_mem_fraction"] == "0.00002", "without an exponent"
+    assert given(chosen, "tensorrt_llm_bls")["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
+    assert "tensorrt_llm_draft_model_name" not in given(alone, "tensorrt_llm_bls")
+    for name in ("preprocessing", "tensorrt_llm_bls"):
+        assert given(chosen, name)["vocab_size"] == "128256", "biases are as wide as the engine's vocabulary"
+    instances = models(chosen)["postprocessing"].instance_group[0].count
+    assert instances == 1, "several reorder a stream"
 
 
 @pytest.mark.parametrize("version", versions())
-def test_optional_values_are_left_out_and_not_empty(version: str) -> None:
-    given = parameters_of(models(settings(version))["tensorrt_llm"])
-    facts = parameters("tensorrt_llm", version)
-    assert all(value or facts[key].needed == "key" for key, value in given.items())
-    assert "kv_cache_host_memory_bytes" not in given
-    assert "participant_ids" not in given  # only where workers are not spawned
-    alone = parameters_of(
-        models(settings(version, draft=False, target=EngineModelSettings((0,), 0.9)))["tensorrt_llm"]
-    )
-    assert "max_tokens_in_paged_kv_cache" not in alone
-
-
-@pytest.mark.parametrize("version", versions())
-def test_no_decoding_mode_because_none_fits_a_draft(version: str) -> None:
-    assert "decoding_mode" not in parameters_of(models(settings(version))["tensorrt_llm"])
-
-
-@pytest.mark.parametrize("version", versions())
-def test_names_that_changed_are_the_versions_own(version: str) -> None:
-    gone, expected = {"min_length", "random_seed"}, {"min_tokens", "seed"}
-    have = models(settings(version))
-    for name in ("tensorrt_llm", "tensorrt_llm_draft", "ensemble", "tensorrt_llm_bls"):
-        names = {tensor.name for tensor in have[name].input}
-        assert expected <= names
-        # The entry model takes the older names, too.
-        assert not gone & names or name == "tensorrt_llm_bls"
-    passed = next(
-        step for step in have["ensemble"].ensemble_scheduling.step if step.model_name == "tensorrt_llm"
-    ).input_map
-    assert expected <= set(passed)
-    assert not gone & set(passed)
-
-
-@pytest.mark.parametrize("version", versions())
-def test_counts_of_tokens_are_tensors(version: str) -> None:
-    have = models(settings(version))["tensorrt_llm_bls"]
-    names = {tensor.name for tensor in (*have.input, *have.output)}
-    assert {"num_input_tokens", "return_num_input_tokens"} <= names
+def test_tensors_are_the_contracts(version: str) -> None:
+    chosen, gone, expected = settings(version), {"min_length", "random_seed"}, {"min_tokens", "seed"}
+    have = models(chosen)
+    for name, config in have.items():
+        contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
+        declared = tensors(contract, version, chosen.target.data_types)
+        inputs, outputs = ({tensor.name for tensor in found} for found in (config.input, config.output))
+        entry = name == "tensorrt_llm_bls"
+        assert inputs - {tensor.name for tensor in declared.inputs} == (ENTRY_INPUTS if entry else set())
+        assert outputs - {tensor.name for tensor in declared.outputs} == ({"output_ids"} if entry else set())
+        if name not in ("preprocessing", "postprocessing"):
+            assert expected <= inputs
+            assert entry or not gone & inputs, "the entry model takes the older names, too"
+    steps = {step.model_name: set(step.input_map) for step in have["ensemble"].ensemble_scheduling.step}
+    assert expected <= steps["tensorrt_llm"]
+    assert not gone & steps["tensorrt_llm"]
 
 
 def test_the_prompt_table_has_the_engines_type() -> None:
@@ -204,71 +198,18 @@ def test_the_prompt_table_has_the_engines_type() -> None:
     assert DataType.Name(table.data_type) == "TYPE_BF16"
 
 
-@pytest.mark.parametrize("version", versions())
-def test_paths_of_engines_are_those_of_the_container(version: str) -> None:
-    for name in engine_names(settings(version)):
-        given = parameters_of(models(settings(version))[name])
-        assert given["gpt_model_path"] == f"/deployment/model_repository/{name}/1/engine"
-        assert given["executor_worker_path"] == "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-
-
-def test_a_fraction_is_written_without_an_exponent() -> None:
-    given = parameters_of(models(settings(target=EngineModelSettings((0,), 0.00002)))["tensorrt_llm"])
-    assert given["kv_cache_free_gpu_mem_fraction"] == "0.00002"
-
-
-def test_the_prompt_comes_back_from_both_engines() -> None:
-    """A draft and its target are called with all tokens so far, and answer with them."""
-    for name in engine_names(settings()):
-        assert parameters_of(models(settings())[name])["exclude_input_in_output"] == "false"
-
-
-def test_the_bls_knows_the_draft_only_where_there_is_one() -> None:
-    assert (
-        parameters_of(models(settings())["tensorrt_llm_bls"])["tensorrt_llm_draft_model_name"]
-        == "tensorrt_llm_draft"
-    )
-    assert "tensorrt_llm_draft_model_name" not in parameters_of(
-        models(settings(draft=False))["tensorrt_llm_bls"]
-    )
-
-
-def test_biases_are_as_wide_as_the_engines_vocabulary() -> None:
-    for name in ("preprocessing", "tensorrt_llm_bls"):
-        assert parameters_of(models(settings())[name])["vocab_size"] == "128256"
-
-
-def test_postprocessing_has_one_instance_because_several_reorder_a_stream() -> None:
-    assert models(settings())["postprocessing"].instance_group[0].count == 1
-
-
 def test_the_queue_of_the_engine_is_the_recipes() -> None:
     batching = models(settings(max_queue_size=100, max_queue_delay_us=5))["tensorrt_llm"].dynamic_batching
     assert (batching.default_queue_policy.max_queue_size, batching.max_queue_delay_microseconds) == (100, 5)
 
 
-@pytest.mark.parametrize("version", versions())
-def test_tensors_are_the_contracts(version: str) -> None:
-    chosen = settings(version)
-    for name, config in models(chosen).items():
-        contract = "tensorrt_llm" if config.backend == "tensorrtllm" else name
-        have = tensors(contract, version, chosen.target.data_types)
-        besides, answers = (), ()
-        if name == "tensorrt_llm_bls":
-            besides = (*older_inputs(have.inputs), KV_CACHE_STATS, *TEXT_INPUTS)
-            answers = (OUTPUT_IDS,)
-        inputs = (*have.inputs, *besides)
-        if name in ("preprocessing", "ensemble"):  # these say themselves what is missing
-            inputs = tuple(replace(tensor, optional=True) for tensor in inputs)
-        expected = model_config(name, max_batch_size=0, inputs=inputs, outputs=(*have.outputs, *answers))
-        assert (config.input, config.output) == (expected.input, expected.output)
-
-
 def test_log_probs_of_prompts_are_offered_where_the_engine_returns_logits() -> None:
-    without = models(settings(draft=False))["tensorrt_llm_bls"]
-    offering = models(settings(draft=False, prompt_log_probs=True))["tensorrt_llm_bls"]
-    added = {tensor.name for tensor in offering.input} - {tensor.name for tensor in without.input}
-    assert added == {"return_prompt_log_probs"}
-    assert {tensor.name for tensor in PROMPT_LOG_PROBS} <= {tensor.name for tensor in offering.output}
-    assert parameters_of(offering)["gather_context_logits"] == "true"
-    assert "gather_context_logits" not in parameters_of(without)
+    without, offering = settings(draft=False), settings(draft=False, prompt_log_probs=True)
+    added = [
+        {tensor.name for tensor in getattr(models(offering)["tensorrt_llm_bls"], side)}
+        - {tensor.name for tensor in getattr(models(without)["tensorrt_llm_bls"], side)}
+        for side in ("input", "output")
+    ]
+    assert added == [{"return_prompt_log_probs"}, {"prompt_log_probs", "prompt_log_probs_ids"}]
+    assert given(offering, "tensorrt_llm_bls")["gather_context_logits"] == "true"
+    assert "gather_context_logits" not in given(without, "tensorrt_llm_bls")

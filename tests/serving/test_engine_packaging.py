@@ -84,9 +84,7 @@ def test_each_model_has_all_that_it_needs(packaged: Path) -> None:
         "ensemble/1/.keep",
     } <= files
     assert not any(file.startswith("tensorrt_llm/1/") and file.endswith(".py") for file in files)
-
-
-def test_plans_are_linked(packaged: Path) -> None:
+    assert not any("xgrammar" in file for file in files), "guided decoding is off"
     for model, source in (("tensorrt_llm", "target"), ("tensorrt_llm_draft", "draft")):
         plan = packaged / f"model_repository/{model}/1/engine/rank0.engine"
         assert os.path.samefile(plan, packaged.parent / source / "rank0.engine")
@@ -117,14 +115,7 @@ def test_the_deployment_says_what_it_needs_and_how_it_starts(packaged: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "draft", "mode"),
-    [
-        (1, False, "single"),
-        (2, False, "leader"),
-        (8, False, "leader"),
-        (1, True, "orchestrator"),
-        (8, True, "orchestrator"),
-    ],
+    ("gpus", "draft", "mode"), [(1, False, "single"), (2, False, "leader"), (8, True, "orchestrator")]
 )
 def test_how_it_starts_follows_from_the_engines(gpus: int, draft: bool, mode: str) -> None:
     chosen = replace(
@@ -137,19 +128,13 @@ def test_how_it_starts_follows_from_the_engines(gpus: int, draft: bool, mode: st
 
 def test_shared_memory_grows_with_the_tensors_in_flight() -> None:
     ids = TokenIds(2, 0, (), 128256)
-    assert (
-        launch_spec(ALONE, LIMITS, ids, 0).shm_mib == 3 * 64 + 39
-    )  # 64 requests of 12 * 9216 + 4 * 128256 bytes
+    # 64 requests of 12 * 9216 + 4 * 128256 bytes
+    assert launch_spec(ALONE, LIMITS, ids, 0).shm_mib == 3 * 64 + 39
     many = LIMITS.model_copy(update={"max_concurrency": 2048})
     assert launch_spec(ALONE, many, ids, 0).shm_mib > 1024
 
 
-def test_it_is_the_same_when_it_is_made_again(packaged: Path, tmp_path: Path) -> None:
-    again = package(tmp_path / "package", sources(tmp_path))
-    assert content_digest(again) == content_digest(packaged)
-
-
-@pytest.mark.parametrize("missing", ["config.json", "rank0.engine", "rank1.engine"])
+@pytest.mark.parametrize("missing", ["config.json", "rank1.engine"])
 def test_an_engine_with_a_file_missing_is_refused(tmp_path: Path, missing: str) -> None:
     have = sources(tmp_path)
     (have.target / missing).unlink()
@@ -203,8 +188,3 @@ def test_ids_with_gaps_keep_their_places(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
     info = json.loads(xgrammar_tokenizer_info(tmp_path, TokenIds(end=3, pad=3, stop=(0,), vocab_size=4)))
     assert info["encoded_vocab"] == ["a", "", "", "b"]
-
-
-def test_without_guided_decoding_there_is_no_such_file(packaged: Path) -> None:
-    assert not list(packaged.rglob("xgrammar*"))
-    assert not Deployment.load(packaged).guided_decoding

@@ -7,25 +7,48 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pipeline.client import Client
 from pipeline.errors import InvalidInput
-from pipeline.serving.entrypoint import EntrypointSettings
+from pipeline.serving.entrypoint import EntrypointSettings, following, main
+from pipeline.serving.log_files import rotate
 from pipeline.serving.ports import Ports
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest
 from tests.support.command import Command
+from tests.support.served import processes
 from tests.support.waiting import wait_for
 
 ENTRYPOINT = [sys.executable, "-m", "pipeline.serving.entrypoint"]
 READINESS = [sys.executable, "-m", "pipeline.serving.health"]
+
+
+Refusal = Callable[..., str]
+
+
+def container_environment(package: Path, folder: Path, ports: Ports, **more: str) -> dict[str, str]:
+    return {
+        "PIPELINE_PACKAGE": str(package),
+        "PIPELINE_ADDRESS": "127.0.0.1",
+        "PIPELINE_HTTP_PORT": str(ports.http or ""),
+        "PIPELINE_GRPC_PORT": str(ports.grpc),
+        "PIPELINE_METRICS_PORT": str(ports.metrics),
+        "PIPELINE_READY_FILE": str(folder / "run" / "ready.json"),
+        "PIPELINE_ALLOWED_HOSTS": "triton,other",
+        "TMPDIR": str(folder),
+        **more,
+    }
 
 
 class Container:
@@ -33,18 +56,8 @@ class Container:
 
     def __init__(self, package: Path, folder: Path, **more: str) -> None:
         self.ports = Ports.free(http=True)
-        self.ready_file = folder / "run" / "ready.json"
-        self.environment = {
-            "PIPELINE_PACKAGE": str(package),
-            "PIPELINE_ADDRESS": "127.0.0.1",
-            "PIPELINE_HTTP_PORT": str(self.ports.http),
-            "PIPELINE_GRPC_PORT": str(self.ports.grpc),
-            "PIPELINE_METRICS_PORT": str(self.ports.metrics),
-            "PIPELINE_READY_FILE": str(self.ready_file),
-            "PIPELINE_ALLOWED_HOSTS": "triton,other",
-            "TMPDIR": str(folder),
-            **more,
-        }
+        self.environment = container_environment(package, folder, self.ports, **more)
+        self.ready_file = Path(self.environment["PIPELINE_READY_FILE"])
         self.command = Command(ENTRYPOINT, folder / "log", self.environment)
 
     @property
@@ -56,19 +69,6 @@ class Container:
     def wait_until_ready(self) -> None:
         wait_for(lambda: self.ready_file.exists() or self.command.process.poll() is not None, "readiness", 60)
         assert self.ready_file.exists(), self.command.said
-
-
-def processes(*words: str) -> dict[int, str]:
-    """Those whose command line has all words: number -> command line."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if all(word in command for word in words):
-            found[int(process.name)] = command
-    return found
 
 
 def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_path: Path) -> None:
@@ -115,6 +115,7 @@ def test_a_server_that_dies_is_started_again_and_given_up_at_last(cpu_package: P
         kill_triton()
         command.wait_for("Triton is ready again")
         wait_for(container.ready_file.exists, "readiness")
+        wait_for(lambda: command.said.count("Started GRPCInferenceService") == 2, "the second log")
         kill_triton()
         assert command.process.wait(60) == 1
         assert "gave up on Triton: it failed 2 times within 300 s" in command.said
@@ -154,44 +155,50 @@ def test_a_model_that_dies_makes_it_unready_and_then_end(cpu_package: Path, tmp_
         wait_for(lambda: not container.ready_file.exists(), "unreadiness", 60)
 
 
-def test_a_machine_that_does_not_fit_is_refused_with_2(gpu_package: Path, tmp_path: Path) -> None:
-    with Container(gpu_package, tmp_path).command as command:
-        assert command.process.wait(60) == 2
-        assert "support cannot be served here" in command.said
-        assert ": there is no nvidia-smi" in command.said
-        assert "TensorRT-LLM is not installed in this machine" in command.said
-        assert "there is no /opt/tritonserver/bin/tritonserver" in command.said
-        assert "Traceback" not in command.said
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refusal]:
+    """Starts what is not served, in this process. Returns what it says."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def start(package: Path, folder: Path, **more: str) -> str:
+        for name, value in container_environment(package, folder, Ports.free(), **more).items():
+            monkeypatch.setenv(name, value)
+        assert main([]) == 2
+        said = capsys.readouterr()
+        assert "starting Triton" not in said.out + said.err
+        return said.err
+
+    yield start
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
-def test_no_package_is_refused_with_2(tmp_path: Path) -> None:
-    with Container(tmp_path / "nothing", tmp_path).command as command:
-        assert command.process.wait(60) == 2
-        assert "no deployment.json" in command.said
+def test_a_machine_that_does_not_fit_is_refused(gpu_package: Path, tmp_path: Path, refusal: Refusal) -> None:
+    said = refusal(gpu_package, tmp_path)
+    assert "support cannot be served here" in said
+    assert ": there is no nvidia-smi" in said
+    assert "TensorRT-LLM is not installed in this machine" in said
+    assert "there is no /opt/tritonserver/bin/tritonserver" in said
 
 
-def test_a_package_that_is_not_signed_is_refused_with_2(cpu_package: Path, tmp_path: Path) -> None:
+def test_a_package_that_is_not_signed_is_refused(cpu_package: Path, tmp_path: Path, refusal: Refusal) -> None:
     """Where a public key is configured, before any of it runs."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
     key = Ed25519PrivateKey.generate().public_key()
     file = tmp_path / "packages.pem"
     file.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    with Container(cpu_package, tmp_path, PIPELINE_VERIFY_KEY=str(file)).command as command:
-        assert command.process.wait(60) == 2
-        assert f"$PIPELINE_VERIFY_KEY ({file}) asks for it" in command.said
-        assert "starting Triton" not in command.said
+    assert f"$PIPELINE_VERIFY_KEY ({file}) asks for it" in refusal(
+        cpu_package, tmp_path, PIPELINE_VERIFY_KEY=str(file)
+    )
 
 
-def test_a_port_that_is_taken_is_refused_with_2(cpu_package: Path, tmp_path: Path) -> None:
-    import socket
-
+def test_no_package_and_a_port_that_is_taken_are_refused(
+    cpu_package: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    assert "no deployment.json" in refusal(tmp_path / "nothing", tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with Container(cpu_package, tmp_path, PIPELINE_GRPC_PORT=port).command as command:
-            assert command.process.wait(60) == 2
-            assert f"gRPC port 127.0.0.1:{port} cannot be used: Address already in use" in command.said
+        said = refusal(cpu_package, tmp_path, PIPELINE_GRPC_PORT=port)
+    assert f"gRPC port 127.0.0.1:{port} cannot be used: Address already in use" in said
 
 
 def test_another_command_is_run_instead() -> None:
@@ -212,3 +219,16 @@ def test_settings() -> None:
         EntrypointSettings.read({"PIPELINE_HTTP_PORT": "x", "PIPELINE_START_TIMEOUT_S": "-1"})
     assert "PIPELINE_HTTP_PORT = x" in str(caught.value)
     assert "PIPELINE_START_TIMEOUT_S = -1" in str(caught.value)
+
+
+def test_the_log_of_a_container_goes_on_after_a_restart(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Triton's log is another file then, and shorter than the one before."""
+    log = tmp_path / "triton.log"
+    with following(log):
+        log.write_text("a long line of the first start\n")
+        wait_for(lambda: b"first" in capsysbinary.readouterr().out, "the first line")
+        rotate(log)
+        log.write_text("second \x1b[2J\n")
+    assert capsysbinary.readouterr().out == b"second \\x1b[2J\n"

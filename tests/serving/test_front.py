@@ -31,6 +31,7 @@ from pipeline.serving.server import TritonServer
 from tests.serving.test_serving_cancel import ENDLESS, LONG, PROMPT, cut_short
 from tests.support.served import SETTINGS, front_pid, package_support_pair
 from tests.support.streams import joined
+from tests.support.streams import tensor as sent
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.servers
@@ -113,7 +114,7 @@ _OF_INFER = {"a large shape", "classes", *(name for name in HARMFUL if name.ends
     [
         (name, call)
         for name in HARMFUL
-        for call in ("infer", "generate", "generate_stream")
+        for call in ("infer", "generate")
         if call == "infer" or name not in _OF_INFER
     ],
 )
@@ -193,7 +194,7 @@ def test_grpc_messages_that_end_triton_are_refused(
     assert whole.check_health().text is not None
 
 
-@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_large_message_takes_no_memory_of_triton(whole: TritonServer, compression: str | None) -> None:
     """200 MB; in Triton itself 500 MB took 1.3 GB, and half a megabyte compressed as much."""
     process = max((psutil.Process(pid) for pid in whole.pids), key=lambda one: one.name() == "tritonserver")
@@ -204,17 +205,9 @@ def test_a_large_message_takes_no_memory_of_triton(whole: TritonServer, compress
         client.infer("tensorrt_llm_bls", [tensor], compression_algorithm=compression)
     assert process.memory_info().rss < before + 150 * 2**20
     with triton.InferenceServerClient(whole.grpc_url) as client:
-        small = [
-            triton.InferInput("text_input", [1, 1], "BYTES"),
-            triton.InferInput("max_tokens", [1, 1], "INT32"),
-        ]
-        small[0].set_data_from_numpy(np.array([[b"Hello"]], np.object_))
-        small[1].set_data_from_numpy(np.array([[3]], np.int32))
-        assert (
-            client.infer("tensorrt_llm_bls", small, compression_algorithm=compression)
-            .as_numpy("text_output")
-            .size
-        )
+        small = [sent("text_input", "Hello"), sent("max_tokens", 3)]
+        answer = client.infer("tensorrt_llm_bls", small, compression_algorithm=compression)
+        assert answer.as_numpy("text_output").size
 
 
 def test_nothing_listens_but_what_was_opened(package: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -21,6 +21,7 @@ def page(registry: CollectorRegistry, taken_s: float = 0.0) -> MetricsPage:
     return MetricsPage.parse(generate_latest(registry).decode(), taken_s)
 
 
+@settings(max_examples=20)
 @given(earlier=LATENCIES_S, later=LATENCIES_S, quantile=st.sampled_from([0.5, 0.95, 0.99]))
 def test_a_quantile_lies_in_the_bucket_of_the_true_one(
     earlier: list[float], later: list[float], quantile: float

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,8 +15,10 @@ from tritonclient.utils import InferenceServerException
 from pipeline.client import Client
 from pipeline.errors import ServerError
 from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.serving.server import TritonServer
 from tests.support.llmapi import package, served, statuses, tensors
-from tests.support.streams import stream
+from tests.support.streams import infer, stream
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.servers
 
@@ -85,3 +90,44 @@ def test_a_start_that_fails_says_why(tmp_path: Path, content: dict[str, object] 
     path.write_text(yaml.safe_dump(changed))
     with pytest.raises(ServerError, match=message), served(made, tmp_path / "status", tmp_path / "log"):
         pass
+
+
+def test_a_model_that_is_not_decoupled_gives_whole_answers(tmp_path: Path) -> None:
+    settings = LlmapiSettings("1.2.1", cancellation_check_period_ms=20, decoupled=False)
+    made = package(tmp_path, settings)
+
+    def call(server: TritonServer, request_id: str = "", **inputs: Any) -> str:
+        made = infer(server.grpc_url, MODEL, request_id, **tensors(**inputs))
+        return str(made["text_output"][0].decode())
+
+    def figure(name: str) -> int:
+        return sum(status[name] for status in statuses(tmp_path / "status"))
+
+    log = tmp_path / "triton.log"
+    with served(made, tmp_path / "status", log, STANDIN_TOKEN_S="0.003") as server:
+        question = {"text_input": "where is my mail", "sampling_param_max_tokens": 20}
+        answer = call(server, **question)
+        assert answer
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda _: call(server, **question), range(32))) == [answer] * 32
+        headers = {"Content-Type": "application/json"}
+        url = f"{server.http_url}/v2/models/{MODEL}/generate"
+        asking = urllib.request.Request(url, json.dumps(question).encode(), headers)
+        with urllib.request.urlopen(asking, timeout=60) as answered:
+            assert json.load(answered)["text_output"] == answer
+        with Client(server.grpc_url, model="tensorrt_llm") as client:
+            assert client.generate("where is my mail", max_tokens=20).text == answer.removeprefix(
+                question["text_input"]
+            )
+        with pytest.raises(InferenceServerException, match="streaming = true: the model is not decoupled"):
+            call(server, streaming=True, **question)
+        with ThreadPoolExecutor(1) as pool:
+            endless = {"text_input": "endless", "sampling_param_max_tokens": 900}
+            running = pool.submit(call, server, "one", **endless)
+            wait_for(lambda: figure("active") > 0, "the request")
+            with pytest.raises(InferenceServerException, match="cancelled by client"):
+                call(server, "one", text_input="", stop=True)
+            with pytest.raises(InferenceServerException, match="cancelled by client"):
+                running.result(30)
+        wait_for(lambda: figure("active") == 0, "the end of the request")
+        assert figure("aborted") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.serving.live import MetricsPage
@@ -55,6 +55,7 @@ def kinds(pages: list[MetricsPage | None], cpu_s: list[float] | None = None) -> 
     return [verdict.kind for verdict in verdicts(pages, cpu_s)]
 
 
+@settings(max_examples=10)
 @given(st.lists(st.integers(1, 2), min_size=50, max_size=100))
 def test_busy_is_not_ill(gaps: list[int]) -> None:
     """All places are taken for a minute and more, and steps are made, if not between any two pages."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,30 +20,10 @@ from pipeline.machine import process_guard
 from pipeline.serving.launch_embedded import Installation
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
+from tests.support.served import processes
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.servers
-
-
-def processes(of: str) -> dict[int, str]:
-    """Processes whose command line names a path: number -> command line."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if of in command:
-            found[int(folder.name)] = command
-    return found
-
-
-def wait_for(condition: Callable[[], bool], deadline_s: float) -> bool:
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return condition()
 
 
 @pytest.fixture
@@ -53,7 +33,7 @@ def copy(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     path = tmp_path / "package"
     shutil.copytree(package, path)
     yield path
-    assert wait_for(lambda: not processes(str(tmp_path)), 10), processes(str(tmp_path))
+    wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
 
 
 def replace_in(path: Path, old: str, new: str) -> None:
@@ -76,33 +56,16 @@ END_ID = '"end_id" value { string_value: '
 @pytest.mark.parametrize(
     ("model", "file", "old", "new", "message"),
     [
-        (
-            "tensorrt_llm_bls",
-            "1/engine_call.py",
-            "class EngineCall",
-            "klass EngineCall",
-            r"SyntaxError: invalid syntax \(engine_call",
-        ),
-        pytest.param(
-            "preprocessing",
-            "config.pbtxt",
-            f'{END_ID}"5"',
-            f'{END_ID}"x"',
-            "end_id = x: must be a whole number",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "postprocessing",
-            "config.pbtxt",
-            '"1/tokenizer"',
-            '"1/gone"',
-            "No such file or directory",
-            marks=pytest.mark.slow,
-        ),
+        ("tensorrt_llm_bls", "1/engine_call.py", "class EngineCall", "klass EngineCall",
+         r"SyntaxError: invalid syntax \(engine_call"),
+        pytest.param("preprocessing", "config.pbtxt", f'{END_ID}"5"', f'{END_ID}"x"',
+                     "end_id = x: must be a whole number", marks=pytest.mark.slow),
+        pytest.param("postprocessing", "config.pbtxt", '"1/tokenizer"', '"1/gone"',
+                     "No such file or directory", marks=pytest.mark.slow),
         ("tensorrt_llm", "1/target/engine.json", '"vocab_size"', '"vocabulary"', "vocab_size"),
     ],
     ids=["source", "parameter", "tokenizer", "engine"],
-)
+)  # fmt: skip
 def test_a_model_that_does_not_load(
     copy: Path, model: str, file: str, old: str, new: str, message: str
 ) -> None:
@@ -185,9 +148,7 @@ def test_a_start_that_takes_too_long(copy: Path) -> None:
 
 def one(of: Path, *words: str) -> int:
     """The process of a package whose command line has these words."""
-    return next(
-        pid for pid, command in processes(str(of.parent)).items() if all(word in command for word in words)
-    )
+    return next(iter(processes(str(of.parent), *words)))
 
 
 def test_a_model_whose_process_is_killed_is_seen_by_inference_only(copy: Path) -> None:
@@ -250,7 +211,7 @@ def test_the_server_goes_when_its_owner_is_killed(copy: Path, tmp_path: Path) ->
         assert owner.stdout.readline() == "ready\n"
         assert len(processes(str(tmp_path))) > 4
         owner.kill()
-    assert wait_for(lambda: not processes(str(tmp_path)), 20), processes(str(tmp_path))
+    wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
     assert not list(tmp_path.glob("pipeline-*"))
 
 
@@ -261,5 +222,5 @@ def test_the_server_goes_when_its_guard_is_killed(copy: Path, tmp_path: Path) ->
     os.kill(one(copy, "guard.py"), signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     server.stop()
-    assert wait_for(lambda: not processes(str(tmp_path)), 10), processes(str(tmp_path))
+    wait_for(lambda: not processes(str(tmp_path)), "the end of all processes")
     assert not list(tmp_path.glob("pipeline-*/start-*"))

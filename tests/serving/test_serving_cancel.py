@@ -13,8 +13,10 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.client import AsyncClient
 from pipeline.serving.server import TritonServer
+from pipeline.triton.deployment import DRAFT_MODEL, TARGET_MODEL
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.streams import Response, joined, metrics, stream
+from tests.support.waiting import wait_for
 
 PROMPT = TURN.format(QUESTIONS[0])
 IDS = np.array([[1, 3, 629, 4, 5, 6]], np.int32)
@@ -22,27 +24,30 @@ LONG = 700  # tokens: long enough to leave in the middle, even on a fast machine
 ENDLESS = {"end_id": -1, "temperature": 3.0, "top_k": 2000}
 
 
-def requests(server: TritonServer, kind: str) -> float:
-    name = f'nv_trt_llm_request_metrics{{model="tensorrt_llm",request_type="{kind}",version="1"}}'
-    return metrics(server.metrics_url)[name]
+def gauge(server: TritonServer, family: str, kind: str, model: str = "tensorrt_llm") -> float:
+    page = metrics(server.metrics_url).items()
+    return next(
+        value for name, value in page if family in name and f'"{kind}"' in name and f'"{model}"' in name
+    )
 
 
-def generated_tokens(server: TritonServer) -> float:
-    name = 'nv_trt_llm_general_metrics{general_type="generated_tokens",model="tensorrt_llm",version="1"}'
-    return metrics(server.metrics_url)[name]
-
-
-def settled(server: TritonServer, deadline_s: float = 20.0) -> float:
-    """Waits until the engine is idle and its metrics say the same twice; the tokens it has made."""
-    deadline = time.monotonic() + deadline_s
+def settled(server: TritonServer) -> float:
+    """Waits until the engines are empty and say the same twice; the tokens that the target has made."""
     last = -1.0
-    while time.monotonic() < deadline:
-        now = generated_tokens(server)
-        if requests(server, "active") == 0 and now == last:
-            return now
-        last = now
-        time.sleep(0.6)  # longer than the period in which metrics are set
-    raise AssertionError("the engine did not come to rest")
+
+    def at_rest() -> bool:
+        nonlocal last
+        time.sleep(0.2)  # longer than the period in which metrics are set
+        before, last = last, gauge(server, "general_metrics", "generated_tokens")
+        return last == before and not any(
+            gauge(server, family, kind, model)
+            for family, kind in (("request_metrics", "active"), ("kv_cache_block_metrics", "used"))
+            for model in server.deployment.models
+            if model in (TARGET_MODEL, DRAFT_MODEL)
+        )
+
+    wait_for(at_rest, "rest", 60)
+    return last
 
 
 def cut_short(server: TritonServer, attempt: Callable[[], None]) -> float:
@@ -175,6 +180,5 @@ def test_leaving_many_at_once_leaves_the_others_alone(server: TritonServer) -> N
     for one in leaving:
         one.close()
     assert text + "".join(response.text for response in staying) == alone
+    # Its blocks are free again.
     settled(server)
-    used = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"}'
-    assert metrics(server.metrics_url)[used] == 0

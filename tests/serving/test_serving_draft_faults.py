@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
-from tests.support.served import SETTINGS, package_support_pair
+from tests.support.served import SETTINGS, package_support_pair, processes
 from tests.support.streams import Response, stream
 from tests.support.waiting import wait_for
 
@@ -79,14 +80,8 @@ def change(package: Path, model: str, old: str, new: str) -> None:
 
 def draft_process(package: Path) -> int:
     """The process that runs the draft model."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if "stub" in command and str(package.parent) in command and "tensorrt_llm_draft/1" in command:
-            return int(folder.name)
-    raise AssertionError("the draft model has no process")
+    (found,) = processes("stub", str(package.parent), "tensorrt_llm_draft/1")
+    return found
 
 
 def test_a_draft_that_refuses_in_the_middle_of_an_answer(copy: Path) -> None:
@@ -134,9 +129,12 @@ def test_a_draft_that_does_not_answer(copy: Path) -> None:
         wait_for(lambda: server.ask() == (text, proposed), "the draft's return")
 
 
-def test_a_full_server_refuses_answers_but_ends_those_it_began(tmp_path: Path) -> None:
-    """Each round is a request to an engine that takes two; none is refused in the middle of an answer."""
-    settings = replace(SETTINGS, max_draft_tokens=4, speculation="bls", max_concurrency=1, max_queue_size=1)
+@pytest.mark.parametrize("speculation", ["engine", "bls"])
+def test_a_full_server_refuses_answers_but_ends_those_it_began(tmp_path: Path, speculation: Any) -> None:
+    """One runs and one waits: with rounds of their own, each of which is a request, none is refused in its middle."""
+    settings = replace(
+        SETTINGS, max_draft_tokens=4, speculation=speculation, max_concurrency=1, max_queue_size=1
+    )
     texts: list[str] = []
     refusals: list[str] = []
     with serving(package_support_pair(tmp_path, draft=True, settings=settings)) as server:
@@ -149,7 +147,7 @@ def test_a_full_server_refuses_answers_but_ends_those_it_began(tmp_path: Path) -
                 except InferenceServerException as error:
                     refusals.append(error.message())
 
-        threads = [Thread(target=one) for _ in range(4)]
+        threads = [Thread(target=one) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:

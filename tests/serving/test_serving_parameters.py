@@ -1,4 +1,5 @@
-"""What our entry model takes beyond upstream's, on a real server: token ids, stops, biases, log probs of prompts."""
+"""What our entry model takes and tells beyond upstream's, on a real server: token ids, stops, biases, log probs of
+prompts, tokens that were in the KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 from pipeline.client import Answer, Client, PromptLogProbs, Refused
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
-from tests.support.served import CHECKPOINTS
+from tests.support.served import CHECKPOINTS, whole_blocks
 from tests.support.streams import joined
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json"))
@@ -147,20 +148,16 @@ def test_biases_move_the_choice(ask: Ask) -> None:
         ask(PROMPTS[0], logit_bias={5000: 1.0})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_min_p_drops_what_is_unlikely(client: Client, seed: int) -> None:
-    wild: dict[str, Any] = {"temperature": 6.0, "seed": seed, "top_p": 1.0, "max_tokens": 12}
-    assert (
-        client.generate(PROMPTS[0], **wild, min_p=1.0).text == client.generate(PROMPTS[0], max_tokens=12).text
+def test_min_p_drops_what_is_unlikely(ask: Ask) -> None:
+    wild: dict[str, Any] = {"temperature": 6.0, "seed": 1, "max_tokens": 12}
+    greedy, sampled = ask(PROMPTS[0], max_tokens=12).text, ask(PROMPTS[0], **wild, top_p=1.0).text
+    assert ask(PROMPTS[0], **wild, top_p=1.0, min_p=1.0).text == greedy
+    assert ask(PROMPTS[0], **wild, top_p=1.0, min_p=0.0).text == sampled
+    hardly = ask(PROMPTS[0], **wild, top_p=1.0, min_p=1e-9).text
+    assert hardly != greedy
+    assert ask(PROMPTS[0], **wild, min_p=1e-9).text == hardly, (
+        "alone, it makes the request one that is sampled"
     )
-    assert client.generate(PROMPTS[0], **wild, min_p=0.0).text == client.generate(PROMPTS[0], **wild).text
-    assert (
-        client.generate(PROMPTS[0], **wild, min_p=1e-9).text
-        != client.generate(PROMPTS[0], max_tokens=12).text
-    )
-    # Alone, it makes the request one that is sampled.
-    alone = client.generate(PROMPTS[0], temperature=6.0, seed=seed, min_p=1e-9, max_tokens=12)
-    assert alone.text == client.generate(PROMPTS[0], **wild, min_p=1e-9).text
 
 
 def test_the_names_that_inputs_had_before_0_20_mean_the_same(server: TritonServer) -> None:
@@ -189,3 +186,26 @@ def test_the_names_that_inputs_had_before_0_20_mean_the_same(server: TritonServe
 def test_what_is_wrong_is_refused_by_name(ask: Ask, more: dict[str, Any], problem: str) -> None:
     with pytest.raises(Refused, match=problem):
         ask(PROMPTS[0], **more)
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm_bls", "ensemble"])
+def test_a_prompt_that_was_asked_before_is_found_in_whole_blocks(server: TritonServer, model: str) -> None:
+    prompt = f"Reuse of {model}: " + " ".join(map(str, range(60)))
+    with Client(server.grpc_url, model=model) as client:
+        first, second = (client.generate(prompt, max_tokens=4, temperature=0) for _ in range(2))
+        assert first.stats.cached_tokens == 0
+        assert second.stats.cached_tokens == whole_blocks(second.stats)
+        with client.stream(prompt + " and more", max_tokens=4, temperature=0) as stream:
+            assert "".join(chunk.text for chunk in stream)
+            longer = stream.stats
+    assert longer.cached_tokens == whole_blocks(second.stats)
+    assert second.text == first.text
+
+
+def test_an_answer_that_a_stop_text_ends_tells_it_too(ask: Ask) -> None:
+    prompt = TURN.format(f"{QUESTIONS[0]} {QUESTIONS[1]}")
+    whole = ask(prompt, max_tokens=32).text
+    stop = whole.split()[3]
+    cut = ask(prompt, max_tokens=32, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.stats.cached_tokens == whole_blocks(cut.stats)

@@ -1,4 +1,4 @@
-"""Requests of TensorRT-LLM's own clients (`pipeline.bench.accept.upstream`), against our models."""
+"""Requests of TensorRT-LLM's own clients (`pipeline.bench.accept.upstream`), and of those that keep their own loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from pipeline.bench.accept.upstream import PERFORMANCE, end_to_end
 from pipeline.serving.server import TritonServer
+from tests.support import CHECKPOINTS
 from tests.support.engine import QUESTIONS, TURN, questions
-from tests.support.streams import joined, stream
+from tests.support.streams import infer, joined, stream
 
+TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json"))
 PROMPTS = [TURN.format(question) for question in QUESTIONS[:2]]
 MODELS = ["ensemble", "tensorrt_llm_bls"]
 TOKENS = 20
@@ -89,14 +92,14 @@ def test_the_inflight_client_reads_every_response(server: TritonServer) -> None:
     asked = {**INFLIGHT, "input_ids": ids, "input_lengths": np.array([[ids.shape[1]]], np.int32)}
     plain = [id for one in stream(server.grpc_url, "tensorrt_llm", **asked) for id in one.tokens]
     assert len(plain) == TOKENS
-    for tensor, outputs in OPTIONS.values():
+    for flag, outputs in OPTIONS.values():
         responses = list(
-            stream(server.grpc_url, "tensorrt_llm", request_id="1", **asked, **{tensor: np.array([[True]])})
+            stream(server.grpc_url, "tensorrt_llm", request_id="1", **asked, **{flag: np.array([[True]])})
         )
         assert [id for one in responses for id in one.outputs["output_ids"][0][0]] == plain
         for one in responses:
             assert one.outputs["sequence_length"][0][0] == len(one.tokens)
-            assert "log" not in tensor or all(
+            assert "log" not in flag or all(
                 one.outputs[name][0].size == len(one.tokens) for name in outputs[1:]
             )
         assert all(responses[-1].outputs[name].size for name in outputs)
@@ -111,3 +114,54 @@ def test_an_empty_list_of_biased_words_is_none(server: TritonServer, model: str)
         "embedding_bias_weights": np.array([[]], np.float32),
     }
     assert joined(server.grpc_url, model, **asked, **empty) == joined(server.grpc_url, model, **asked)
+
+
+def test_the_ensemble_by_hand(server: TritonServer) -> None:
+    queries = np.array([[prompt.encode()] for prompt in PROMPTS], np.object_)
+    lengths = np.full((2, 1), 20, np.int32)
+    made = infer(server.grpc_url, "preprocessing", QUERY=queries, REQUEST_OUTPUT_LEN=lengths)
+    assert made["INPUT_ID"].shape == (2, max(made["REQUEST_INPUT_LEN"].reshape(-1)))
+    assert made["DECODER_INPUT_ID"].shape == made["REQUEST_DECODER_INPUT_LEN"].shape == (2, 1)
+    assert made["OUT_END_ID"].tolist() == [[5], [5]]
+    rows: dict[int, list[int]] = {}
+    for response in stream(
+        server.grpc_url,
+        "tensorrt_llm",
+        input_ids=made["INPUT_ID"],
+        input_lengths=made["REQUEST_INPUT_LEN"],
+        request_output_len=made["REQUEST_OUTPUT_LEN"],
+        end_id=made["OUT_END_ID"],
+        stop_words_list=made["STOP_WORDS_IDS"],
+    ):
+        assert response.outputs["output_ids"].shape == (1, 1, response.outputs["sequence_length"].item())
+        rows[response.outputs["batch_index"].item()] = response.tokens
+    for row, prompt in enumerate(PROMPTS):
+        text = infer(
+            server.grpc_url,
+            "postprocessing",
+            TOKENS_BATCH=np.array([[rows[row]]], np.int32),
+            SEQUENCE_LENGTH=np.array([[len(rows[row])]], np.int32),
+        )["OUTPUT"]
+        assert text.item().decode() == joined(server.grpc_url, "ensemble", text_input=prompt, max_tokens=20)
+
+
+def test_postprocessing_cuts_each_beam_to_its_length(server: TritonServer) -> None:
+    ids = TOKENIZER.encode("one two three", add_special_tokens=False).ids
+    tokens = np.array([[ids, ids]], np.int32)
+    lengths = np.array([[1, len(ids)]], np.int32)
+    texts = infer(server.grpc_url, "postprocessing", TOKENS_BATCH=tokens, SEQUENCE_LENGTH=lengths)["OUTPUT"]
+    assert [text.decode() for text in texts] == [TOKENIZER.decode(ids[:1]), "one two three"]
+
+
+def test_preprocessing_with_everything(server: TritonServer) -> None:
+    made = infer(
+        server.grpc_url, "preprocessing", QUERY="Hello", REQUEST_OUTPUT_LEN=4, DECODER_QUERY="there",
+        STOP_WORDS_DICT=["a", "b"],
+        BAD_WORDS_DICT=["c"], EMBEDDING_BIAS_WORDS=["d"], EMBEDDING_BIAS_WEIGHTS=np.array([[2.0]], np.float32),
+        END_ID=9, PAD_ID=8, PROMPT_TABLE_EXTRA_ID=np.array([[7]], np.uint64),
+    )  # fmt: skip
+    assert made["STOP_WORDS_IDS"].shape[1] == made["BAD_WORDS_IDS"].shape[1] == 2
+    assert made["EMBEDDING_BIAS"].shape == (1, 2048)
+    assert (made["OUT_END_ID"].item(), made["OUT_PAD_ID"].item()) == (9, 8)
+    assert made["DECODER_INPUT_ID"].shape[1] == made["REQUEST_DECODER_INPUT_LEN"].item() > 0
+    assert made["OUT_PROMPT_TABLE_EXTRA_IDS"].dtype == np.uint64

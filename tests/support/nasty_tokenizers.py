@@ -39,21 +39,7 @@ def byte_fallback() -> Tokenizer:
     cut.
     """
     words = [
-        "▁",
-        "▁plain",
-        "▁words",
-        "words",
-        ",",
-        "▁then",
-        "▁more",
-        ".",
-        "안",
-        "녕",
-        "a",
-        "b",
-        "c",
-        "▁a",
-        "ß",
+        *["▁", "▁plain", "▁words", "words", ",", "▁then", "▁more", ".", "안", "녕", "a", "b", "c", "▁a", "ß"],
         "\n",
     ]
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]

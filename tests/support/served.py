@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import psutil
 
+from pipeline.client import Stats
 from pipeline.progress import Silent
 from pipeline.runtimes import cpu
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
-from pipeline.runtimes.cpu.triton_models import CpuSettings
+from pipeline.runtimes.cpu.triton_models import TOKENS_PER_BLOCK, CpuSettings
 from pipeline.serving.server import TritonServer
 from tests.support import CHECKPOINTS
 from tests.support.models import make_checkpoint
 
 ENGINE = Path(cpu.__file__).parent / "engine"
 SETTINGS = CpuSettings(
-    max_input_tokens=256, max_output_tokens=700, max_concurrency=8, threads=1, guided_decoding=True
-)
+    max_input_tokens=256, max_output_tokens=700, max_concurrency=8, threads=1, guided_decoding=True,
+    stats_check_period_ms=50,
+)  # fmt: skip
 
 
 def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettings = SETTINGS) -> Path:
     """The support target, unquantized; a folder with deployment.json and model_repository/."""
-    build_ir(CHECKPOINTS / "support-target", into / "target", progress=Silent())
-    if draft:
-        build_ir(CHECKPOINTS / "support-draft", into / "draft", progress=Silent())
+    for role in ("target", "draft") if draft else ("target",):
+        shutil.copytree(_ir(f"support-{role}"), into / role, copy_function=os.link)
     sources = CpuSources(
         into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target", ENGINE
     )
     package_cpu("support", settings, sources, into / "package", Silent())
     return into / "package"
+
+
+@cache
+def _ir(checkpoint: str) -> Path:
+    """A folder that lives as long as this process; its files are linked, and not to be changed."""
+    folder = Path(tempfile.mkdtemp(prefix="support-ir-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    build_ir(CHECKPOINTS / checkpoint, folder / "ir", progress=Silent())
+    return folder / "ir"
 
 
 def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: CpuSettings = SETTINGS) -> Path:
@@ -47,6 +62,12 @@ def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: Cpu
     return into / "package"
 
 
+def whole_blocks(stats: Stats) -> int:
+    """Tokens in whole blocks of a prompt, all of which was computed before: its last is always computed again."""
+    assert stats.input_tokens is not None
+    return (stats.input_tokens - 1) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
+
+
 def front_pid(server: TritonServer) -> int:
     """Process id of a server's front, 0 while none runs."""
     for pid in server.pids:
@@ -54,3 +75,14 @@ def front_pid(server: TritonServer) -> int:
             if "pipeline.gateway.front" in psutil.Process(pid).cmdline():
                 return pid
     return 0
+
+
+def processes(*words: str) -> dict[int, str]:
+    """Processes whose command line has all words: number -> command line."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if all(word in command for word in words):
+                found[process.pid] = command
+    return found

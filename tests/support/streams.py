@@ -103,6 +103,13 @@ def joined(url: str, model: str, **inputs: Any) -> str:
     return "".join(response.text for response in stream(url, model, **inputs))
 
 
+def infer(url: str, model: str, request_id: str = "", **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The outputs of a call of a model that gives one response."""
+    with grpc.InferenceServerClient(url) as client:
+        result = client.infer(model, [tensor(*one) for one in inputs.items()], request_id=request_id)
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
 def generated(url: str, **inputs: Any) -> list[int]:
     """The tokens of all responses of `tensorrt_llm`."""
     return [id for response in stream(url, "tensorrt_llm", **inputs) for id in response.tokens]

@@ -140,16 +140,6 @@ def make_ranks(folder: Path, *, rank_bytes: int = 3000, **config: Any) -> Path:
     return folder
 
 
-QUANTIZATIONS: dict[str, str | None] = {  # recipe's format -> upstream's quant_algo
-    "none": None,
-    "fp8": "FP8",
-    "int4_awq": "W4A16_AWQ",
-    "w4a8_awq": "W4A8_AWQ",
-    "int8_sq": "W8A8_SQ_PER_CHANNEL",
-    "nvfp4": "NVFP4",
-}
-
-
 def engine_config(
     *,
     version: str = "1.2.1",
@@ -187,7 +177,7 @@ def engine_config(
                 "moe_ep_size": 1,
             },
             "quantization": {
-                "quant_algo": QUANTIZATIONS[quantization],
+                "quant_algo": ALGORITHMS[quantization],
                 "kv_cache_quant_algo": kv_cache,
                 "group_size": 128,
             },
