@@ -148,9 +148,9 @@ def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Seque
     overrides = () if recipe else package.recipe.provenance.overrides
     command = (
         *(*program, "serve", *recipe),
+        *("--package", str(package.folder.absolute()), "--store", _USER_HOME),
         *(part for override in overrides for part in ("--set", override)),
         *(part for key, port in ports.items() for part in ("--set", f"triton.{key}={port}")),
-        *("--package", str(package.folder.absolute()), "--store", _USER_HOME),
         *("--host", deploy.host, "--port", str(deploy.port)),
         *(("--gpus", ",".join(map(str, options.gpus))) if options.gpus else ()),
         *(argument for rule in sorted(options.allowed) for argument in ("--allow", rule)),
