@@ -22,8 +22,8 @@ from pipeline.client import request_headers
 from pipeline.gateway.errors import internal_error, is_anthropic
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.records import PromptLog, RequestRecord
-from pipeline.gateway.routes import RouteTable
 from pipeline.gateway.traces import Tracer, parse_traceparent, random_hex
+from pipeline.gateway.web import RouteTable
 from pipeline.printable import PrintableFormatter, json_text
 
 _log = logging.getLogger("pipeline.gateway")

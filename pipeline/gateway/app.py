@@ -23,25 +23,30 @@ from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
 from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
 from pipeline.gateway.api.chat import CompletionEndpoints
 from pipeline.gateway.api.embeddings import EmbeddingEndpoints
-from pipeline.gateway.api.false_hits import FalseHitEndpoints
 from pipeline.gateway.api.messages import MessageEndpoints
 from pipeline.gateway.api.models import ModelEndpoints
+from pipeline.gateway.api.parsing import MAX_BODY_BYTES
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
-from pipeline.gateway.bounds import MAX_BODY_BYTES
 from pipeline.gateway.context import EndpointFamily, GatewayContext, GatewayParts
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import ConnectionLimits, HttpServer
 from pipeline.gateway.metrics import GatewayMetrics
-from pipeline.gateway.model_status import ModelStatus
-from pipeline.gateway.operations import DescriptionEndpoints, OperationEndpoints
-from pipeline.gateway.routes import DirectRoutes, RouteTable
+from pipeline.gateway.operations import DescriptionEndpoints, FalseHitEndpoints, OperationEndpoints
+from pipeline.gateway.readiness import ModelStatus
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.web import FORM, JSON, AllowedHosts, WebGuard, with_azure_paths, with_cors
+from pipeline.gateway.web import (
+    AllowedHosts,
+    DirectRoutes,
+    RouteTable,
+    WebGuard,
+    with_azure_paths,
+    with_cors,
+)
 
 # In the order in which they are matched, and described at /openapi.json.
 _FAMILIES: Sequence[type[EndpointFamily]] = (
@@ -72,10 +77,7 @@ class Gateway:
         *,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        """
-        Args:
-            models: name -> model; those of `parts.worker`, if there is one, are shared already.
-        """
+        """`models`: name -> model; those of `parts.worker`, if there is one, are shared already."""
         self.models, worker, origins = dict(models), parts.worker, settings.allowed_origins
         self.metrics = GatewayMetrics(
             self.models,
@@ -110,7 +112,7 @@ class Gateway:
         direct = DirectRoutes(table.direct, application)
         guarded = WebGuard(
             direct, AllowedHosts(settings.host, settings.allowed_hosts), origins,
-            keys=tenants.require_keys, content_types=lambda path: (FORM if path in table.forms else JSON,),
+            keys=tenants.require_keys, forms=table.forms,
         )  # fmt: skip
 
         def logged(app: ASGIApp) -> ASGIApp:
@@ -210,10 +212,5 @@ class GatewayServer(HttpServer):
 
     def _note_refusal(self, error: ApiError) -> None:
         self._gateway.metrics.count_request("other", "", error.status)
-        line = {
-            "status": error.status,
-            "outcome": error.status,
-            "error": error.message,
-            "error_type": error.code,
-        }
-        log_request(logging.INFO, line)
+        ended = {"status": error.status, "outcome": error.status}
+        log_request(logging.INFO, {**ended, "error": error.message, "error_type": error.code})

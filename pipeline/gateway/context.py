@@ -24,15 +24,15 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.metrics import GatewayMetrics
-from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.readiness import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import CacheHits, PromptLog, RequestRecord
-from pipeline.gateway.routes import ApiRoute, Handler, routes_of
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
 from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Tracer
+from pipeline.gateway.web import ApiRoute, Handler, routes_of
 from pipeline.gateway.workers.worker import GatewayWorker
 
 # Up to this size (bytes of JSON) parsing a request and counting its tokens takes about a millisecond.

@@ -160,11 +160,7 @@ class SqliteDatabase:
     def __init__(
         self, connect: Callable[[], sqlite3.Connection], place: object = "the memory of this process"
     ) -> None:
-        """
-        Args:
-            connect: opens the database; called when it is used for the first time.
-            place: name of the database, for the log.
-        """
+        """`connect` opens the database when it is used for the first time; `place` names it in the log."""
         self._connect, self._place = connect, place
         self._lock = threading.Lock()
         self._opened: sqlite3.Connection | None = None

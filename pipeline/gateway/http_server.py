@@ -80,10 +80,7 @@ class Connections:
     """
 
     def __init__(self, limits: ConnectionLimits, on_refusal: OnRefusal) -> None:
-        """
-        Args:
-            on_refusal: called with the error of each request that is refused before it reaches the application.
-        """
+        """`on_refusal` is called with the error of each request that is refused before it reaches the application."""
         self.limits, self.on_refusal = limits, on_refusal
         self._open = 0
         self._idle: dict[str, dict[ClientConnection, None]] = {}  # by address, the oldest first
@@ -336,7 +333,7 @@ class HttpServer(uvicorn.Server):
         Args:
             host: address or name to listen on.
             port: 0 takes a free one.
-            on_refusal: called with the error of each request that is refused before it reaches the application.
+            on_refusal: see `Connections`.
             drain_s: seconds that requests may still take after a stop.
         """
         super().__init__(

@@ -35,7 +35,7 @@ from pipeline.gateway.metric_names import (
     TTFT_BUCKETS_S,
     View,
 )
-from pipeline.gateway.model_status import GatewayStatus
+from pipeline.gateway.readiness import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
 from pipeline.recipe.deployment import MetricNames
 
@@ -253,7 +253,8 @@ class GatewayMetrics(Collector):
         samples: dict[str, list[Sample]] = defaultdict(
             list, {metric.name: metric.samples for metric in self._observed()}
         )
-        samples |= {name: list(current) for name, current in self._current()}
+        for sample in self._current():
+            samples[sample.name.removesuffix("_total")].append(sample)
         for view in self._views if self._names_tenants else map(View.without_tenants, self._views):
             yield view.show(samples[view.source])
 
@@ -281,35 +282,22 @@ class GatewayMetrics(Collector):
         for observed in (*self._counters.values(), *self._histograms.values()):
             yield from observed.collect()
 
-    def _current(self) -> Iterator[tuple[str, Iterable[Sample]]]:
-        """Yield samples of gauges and of others that are read at the time of a scrape, by observation."""
+    def _current(self) -> Iterator[Sample]:
+        """Yield samples of gauges and of others that are read at the time of a scrape."""
         status = self._status
-        for name in ("running", "waiting", "stalled"):
-            yield (
-                name,
-                [Sample(name, {"model": model}, getattr(one, name)) for model, one in status.models.items()],
-            )
-        yield (
-            "loss_events",
-            [
-                Sample("loss_events_total", {"model": model, "event": event}, count)
-                for model, one in status.models.items()
-                for event, count in one.loss_events.items()
-            ],
-        )
-        ready = {model: one.fault is None for model, one in status.models.items()}
-        yield "ready", [Sample("ready", {"model": model}, int(is_ready)) for model, is_ready in ready.items()]
-        yield "workers", [Sample("workers", {}, status.workers)]
-        yield "worker_restarts", [Sample("worker_restarts_total", {}, status.worker_restarts)]
-        yield "kv_usage", [Sample("kv_usage", {"model": name}, of) for name, of in self._kv_usage.items()]
-        yield (
-            "restarts",
-            [
-                Sample("restarts_total", {"model": model, "component": component}, count)
-                for model, restarts in self._restarts().items()
-                for component, count in {**dict.fromkeys(_COMPONENTS, 0), **restarts}.items()
-            ],
-        )
+        yield Sample("workers", {}, status.workers)
+        yield Sample("worker_restarts_total", {}, status.worker_restarts)
+        for model, one in status.models.items():
+            for name in ("running", "waiting", "stalled"):
+                yield Sample(name, {"model": model}, getattr(one, name))
+            yield Sample("ready", {"model": model}, int(one.fault is None))
+            for event, count in one.loss_events.items():
+                yield Sample("loss_events_total", {"model": model, "event": event}, count)
+        for model, usage in self._kv_usage.items():
+            yield Sample("kv_usage", {"model": model}, usage)
+        for model, restarts in self._restarts().items():
+            for component, count in {**dict.fromkeys(_COMPONENTS, 0), **restarts}.items():
+                yield Sample("restarts_total", {"model": model, "component": component}, count)
 
 
 class _Histogram(Histogram):

@@ -1,4 +1,4 @@
-"""Endpoints of the gateway itself: the page to chat at, metrics, health, and the description of the API.
+"""Endpoints of the gateway itself: its page, metrics, health, reports of wrong answers, and the description of the API.
 
 The description is for programs (/openapi.json, OpenAPI 3.1) and for people (/docs), made from `ApiRoute`s.
 """
@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from pipeline import __version__
+from pipeline.gateway.api.parsing import parse_request
 from pipeline.gateway.context import EndpointFamily
-from pipeline.gateway.model_status import readiness_page
-from pipeline.gateway.routes import ApiRoute
-from pipeline.gateway.web import own_page
+from pipeline.gateway.errors import ApiError
+from pipeline.gateway.readiness import readiness_page
+from pipeline.gateway.web import ApiRoute, json_answer, own_page
+
+_log = logging.getLogger("pipeline.gateway")
 
 
 class OperationEndpoints(EndpointFamily):
@@ -78,6 +82,51 @@ class OperationEndpoints(EndpointFamily):
 @cache
 def _chat_page() -> str:
     return (resources.files("pipeline.gateway") / "page.html").read_text("utf-8")
+
+
+class FalseHitRequest(BaseModel):
+    """Body of POST /v1/cache/false_hits."""
+
+    model_config = ConfigDict(extra="forbid")
+    request_id: str = Field(min_length=1, max_length=64)
+
+
+class FalseHitAnswer(BaseModel):
+    """Answer to POST /v1/cache/false_hits: how many entries were removed."""
+
+    object: Literal["cache.false_hit"] = "cache.false_hit"
+    request_id: str
+    model: str
+    removed: int
+
+
+class FalseHitEndpoints(EndpointFamily):
+    """Reports of clients that an answer of the response cache was wrong.
+
+        curl localhost:8080/v1/cache/false_hits -H 'Content-Type: application/json' -d '{"request_id": "…"}'
+
+    The id is the answer's `X-Request-ID`. The entry that answered is removed, so that the question is answered by the
+    model the next time, and the report is counted (`pipeline_cache_events_total`, event `false_hit_reported`). A tenant
+    can only report what was answered to its own requests.
+    """
+
+    @ApiRoute(
+        "POST", "/v1/cache/false_hits", "Report that an answer of the cache was wrong.",
+        request=FalseHitRequest, response=FalseHitAnswer,
+    )  # fmt: skip
+    async def _report(self, request: Request) -> Response:
+        tenant = await self.context.authenticate(request)
+        report = parse_request(FalseHitRequest, await self.context.receive_body(request))
+        request_id = report.request_id
+        hit = await self.context.hits.take(tenant.name, request_id)
+        model = None if hit is None else self.context.models.get(hit.model)
+        if hit is None or model is None or model.cache is None:
+            text = f"No request {request_id!r} of yours was answered by the cache lately"
+            raise ApiError(404, text, param="request_id", code="cache_hit_not_found")
+        keys = [bytes.fromhex(key) for key in hit.keys]
+        removed = await asyncio.to_thread(model.cache.report_false_hit, keys)
+        _log.warning("a wrong answer of the cache of %s was reported: request %s", hit.model, request_id)
+        return json_answer(FalseHitAnswer(request_id=request_id, model=hit.model, removed=removed))
 
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")

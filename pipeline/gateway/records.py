@@ -23,10 +23,7 @@ class PromptLog:
     """
 
     def __init__(self, redactor: Redactor | None) -> None:
-        """
-        Args:
-            redactor: judges texts; None: all are logged as they are.
-        """
+        """`redactor` judges texts; None: all are logged as they are."""
         self._redactor = redactor
 
     def fields(self, prompts: Sequence[str], answers: Sequence[str]) -> dict[str, Any]:

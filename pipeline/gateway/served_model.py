@@ -19,7 +19,6 @@ from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Ret
 from pipeline.client.prompt import render_prompt
 from pipeline.client.request import missing_inputs
 from pipeline.errors import UserError
-from pipeline.gateway.api.json_schema import schema_faults
 from pipeline.gateway.api.response_format import SchemaFaults
 from pipeline.gateway.api.tools.prompt import load_chat_template
 from pipeline.gateway.errors import ApiError
@@ -34,6 +33,7 @@ from pipeline.gateway.text_processes import (
     is_long,
     prompt_chars,
 )
+from pipeline.gateway.text_server import schema_faults
 from pipeline.recipe import Recipe
 from pipeline.triton.deployment import Deployment
 
@@ -66,11 +66,7 @@ class ModelTokenizer:
     """
 
     def __init__(self, tokenizer: Any, processes: TextProcesses | None = None) -> None:
-        """
-        Args:
-            tokenizer: a `tokenizers.Tokenizer`.
-            processes: encode what is long; None: nothing is.
-        """
+        """`tokenizer` is a `tokenizers.Tokenizer`; `processes` encode what is long (None: nothing is)."""
         self._tokenizer = self._encoder = tokenizer
         if processes is not None:
             self._encoder = ProcessTokenizer(tokenizer, processes)
@@ -162,9 +158,8 @@ class ServedModel:
     max_output_tokens: int
     queue: ModelQueue
     aliases: tuple[str, ...] = ()  # further names that requests may have
-    strict: bool = (
-        False  # whether unknown fields and too large limits are refused; see `pipeline.gateway.api.parsing`
-    )
+    # Whether unknown fields and too large limits are refused; see `pipeline.gateway.api.parsing`.
+    strict: bool = False
     cache: ResponseCache | None = None
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it

@@ -215,12 +215,7 @@ class RedisBuckets:
     def __init__(
         self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S, lease_s: float = _LEASE_S
     ) -> None:
-        """
-        Args:
-            address: the password is that of the environment.
-            timeout_s: seconds to connect, and for an answer.
-            lease_s: seconds that choices count as running without being renewed.
-        """
+        """`lease_s`: seconds that choices count as running without being renewed; see `SharedRedis` for the others."""
         self.address = address
         self.on_fallback: Callable[[], None] = lambda: None
         self._fault = ""
@@ -319,11 +314,7 @@ class RedisLosses:
     """Losses of servers by request, counted together with other gateways. For one event loop; no report waits."""
 
     def __init__(self, address: RedisAddress, *, timeout_s: float = _REPORT_TIMEOUT_S) -> None:
-        """
-        Args:
-            address: the password is that of the environment.
-            timeout_s: seconds to connect, and for an answer.
-        """
+        """See `SharedRedis`."""
         self._redis = SharedRedis(address, timeout_s=timeout_s)
         self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
         self._read = self._redis.script(_READ)

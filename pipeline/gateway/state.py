@@ -19,8 +19,12 @@ from pathlib import Path
 from pipeline.cache.encryption import Codec
 from pipeline.cache.redis.server import RedisAddress
 from pipeline.cache.setup import load_codec_of
-from pipeline.gateway.api.batches.places import BatchFolder, PostgresBatches
-from pipeline.gateway.api.batches.rows import BATCH_TABLES, CONTENT_TABLES
+from pipeline.gateway.api.batches.places import (
+    BATCH_TABLES,
+    CONTENT_TABLES,
+    BatchFolder,
+    PostgresBatches,
+)
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from pipeline.gateway.api.responses.redis import RedisStoredResponses
 from pipeline.gateway.api.responses.stored import (

@@ -44,10 +44,7 @@ class Tenants:
     """All tenants by their API keys. Without keys, every request belongs to one tenant without a name or limits."""
 
     def __init__(self, tenants: Mapping[str, Tenant] | None = None) -> None:
-        """
-        Args:
-            tenants: SHA-256 (hex) of an API key -> tenant; None if requests need no key.
-        """
+        """`tenants`: SHA-256 (hex) of an API key -> tenant; None if requests need no key."""
         self._by_key = tenants
         self._everybody = Tenant("", TenantLimits())
 

@@ -102,10 +102,7 @@ class TritonHttp:
     """ASGI application that asks Triton. `guarded` is what a port may show."""
 
     def __init__(self, socket_path: str, limits: TritonHttpLimits | None = None) -> None:
-        """
-        Args:
-            socket_path: path of the socket on which Triton's HTTP listens.
-        """
+        """`socket_path` is that of the socket on which Triton's HTTP listens."""
         self.limits = limits or TritonHttpLimits()
         self._path = socket_path
         self._held = 0
@@ -119,7 +116,7 @@ class TritonHttp:
             hosts,
             origins,
             keys=False,
-            content_types=lambda _: types,
+            content_types=types,
             refusal=lambda _, fault: _refusal(fault),
         )
 

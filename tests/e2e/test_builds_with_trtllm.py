@@ -19,7 +19,7 @@ from pipeline.store import Manifest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import launch, pipeline
 from tests.support import CHECKPOINTS
-from tests.support.builders import DIGEST, BuilderDocker
+from tests.support.builders import DIGEST, FakeDocker
 from tests.support.machines import line, put_nvidia_smi
 from tests.support.trtllm_build import FAILS, put_trtllm_build
 from tests.support.waiting import wait_for
@@ -113,7 +113,7 @@ def test_native(place: Place) -> None:
 def test_docker(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = put_trtllm_build(tmp_path / "inside", monkeypatch)
     monkeypatch.setenv("PATH", os.environ["PATH"].replace(f"{inside}{os.pathsep}", "", 1))
-    docker = BuilderDocker(tmp_path / "docker", monkeypatch, inside=inside)
+    docker = FakeDocker(tmp_path / "docker", monkeypatch, inside=inside)
     docker.set(registry={IMAGE: DIGEST})
     artifacts = place.steps("--gpus", "1,0")
     check_engines(artifacts, "docker")
@@ -162,7 +162,7 @@ def test_killed(
     place: Place, builder: Path, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = slow(builder)
-    BuilderDocker(tmp_path / "docker", monkeypatch, inside=builder).set(images={IMAGE: DIGEST})
+    FakeDocker(tmp_path / "docker", monkeypatch, inside=builder).set(images={IMAGE: DIGEST})
     command = [sys.executable, "-m", "pipeline.cli.main", "build", str(place.recipe), "--executor", executor]
     environment = os.environ | {"PIPELINE_STORE": str(place.store)}
     process = subprocess.Popen(

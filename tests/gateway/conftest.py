@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,8 +34,10 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
 from pipeline.recipe.deployment import MetricNames, Spread
+from tests.support.http import openai_client
 from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
+from tests.support.waiting import wait_for
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
@@ -132,6 +135,11 @@ class Upstream(FakeServer):
         self.probes.append(received)
         return self.probe
 
+    def begin(self, reply: Reply | Sequence[Reply] | Callable[[Received], Reply]) -> None:
+        """Answer by another script from now on, as if nothing had been asked before."""
+        self._reply, self._count = reply, itertools.count()
+        self.requests.clear()
+
 
 class Running:
     """The gateway, what stands behind it, and a client in front."""
@@ -142,9 +150,16 @@ class Running:
         self.served = gateway.models["tiny"]
         self._clients: dict[str, openai.OpenAI] = {}
 
+    def lend(self, stack: ExitStack) -> None:
+        """Close clients with another stack from now on."""
+        self._stack, self._clients = stack, {}
+
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.served.queue.running == 0 and not self.upstream._open
+
     def client(self, key: str = "none") -> openai.OpenAI:
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
-        return self._stack.enter_context(client)
+        return self._stack.enter_context(openai_client(self.url, key))
 
     def same_client(self, key: str = "none") -> openai.OpenAI:
         """One client for all that a test asks: making one takes longer than an answer."""
@@ -189,6 +204,36 @@ def shared_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Of gateways that all tests of a file may use."""
     with ExitStack() as stack:
         yield starter(tmp_path_factory.mktemp("gateway"), stack)
+
+
+@pytest.fixture(scope="module")
+def idle() -> defaultdict[tuple[Any, ...], list[Running]]:
+    """Gateways of a file that no test uses at the moment, by their settings."""
+    return defaultdict(list)
+
+
+@pytest.fixture
+def borrow(shared_start: Start, idle: defaultdict[tuple[Any, ...], list[Running]]) -> Iterator[Start]:
+    """Like `start`, but with a gateway that an earlier test of the file has used, if its settings were the same.
+
+    For tests that leave a gateway as it was: they lose no server, read no counts, and cache nothing.
+    """
+    used: list[tuple[list[Running], Running]] = []
+    with ExitStack() as stack:
+
+        def borrow(reply: Any = None, **settings: Any) -> Running:
+            free = idle[tuple(sorted(settings.items()))]
+            running = free.pop() if free else shared_start(**settings)
+            wait_for(lambda: running.served.readiness.fault is None, "a model that is ready", 60)
+            running.upstream.begin(reply or Reply())
+            running.lend(stack)
+            used.append((free, running))
+            return running
+
+        yield borrow
+    for free, running in used:
+        wait_for(running.is_idle, "the end of all requests", 60)
+        free.append(running)
 
 
 @pytest.fixture(scope="module")
@@ -245,14 +290,11 @@ def starter(folder: Path, stack: ExitStack) -> Start:
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=limits or ConnectionLimits(), drain_s=2)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 10
-        while not server.started:
-            assert time.monotonic() < deadline, "the gateway did not start"
-            time.sleep(0.01)
+        wait_for(lambda: server.started, "the start of the gateway", 60)
 
         def stop() -> None:
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
         stack.callback(stop)

@@ -10,7 +10,6 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
-import httpx
 import pytest
 
 from pipeline.client.testing import Ending, Reply
@@ -18,6 +17,7 @@ from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_gateway_requests import CALLING, HERMES
+from tests.support.http import http
 
 TRACK = {
     "name": "track",
@@ -55,8 +55,8 @@ def events(running: Running, **fields: Any) -> list[Any]:
     return read
 
 
-def test_a_whole_message(start: Start) -> None:
-    running = start(Reply(["On ", "its ", "way"]))
+def test_a_whole_message(borrow: Start) -> None:
+    running = borrow(Reply(["On ", "its ", "way"]))
     made = message(
         running, system=[{"type": "text", "text": "Be brief."}], stop_sequences=["x"], temperature=0.5, top_k=5,
         metadata={"user_id": "me"}, thinking={"type": "disabled"},
@@ -70,8 +70,8 @@ def test_a_whole_message(start: Start) -> None:
     assert message(running, max_tokens=3)["stop_reason"] == "max_tokens"
 
 
-def test_a_stream_with_a_tool(start: Start) -> None:
-    running = start([Reply(CALLING), Reply(CALLING), Reply(["At the border."])], template=HERMES)
+def test_a_stream_with_a_tool(borrow: Start) -> None:
+    running = borrow([Reply(CALLING), Reply(CALLING), Reply(["At the border."])], template=HERMES)
     streamed = events(running, tools=[TRACK])
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     assert [kind for kind, _ in groupby(event["type"] for event in streamed)] == [
@@ -86,60 +86,42 @@ def test_a_stream_with_a_tool(start: Start) -> None:
     assert (used["type"], used["name"], used["input"]) == ("tool_use", "track", {"id": 7})
     result = {"type": "tool_result", "tool_use_id": used["id"], "content": [{"type": "text", "text": "Oslo"}]}
     answered = [{"role": "assistant", "content": whole["content"]}, {"role": "user", "content": [result]}]
-    assert (
-        message(running, messages=QUESTION + answered, tools=[TRACK])["content"][0]["text"]
-        == "At the border."
-    )
-    prompt = running.upstream.requests[-1].prompt
-    assert (
-        'assistant: One moment.<tool_call>{"name": "track", "arguments": {"id": 7}}</tool_call>tool: Oslo'
-        in prompt
-    )
+    last = message(running, messages=QUESTION + answered, tools=[TRACK])
+    assert last["content"][0]["text"] == "At the border."
+    called = '<tool_call>{"name": "track", "arguments": {"id": 7}}</tool_call>'
+    assert f"assistant: One moment.{called}tool: Oslo" in running.upstream.requests[-1].prompt
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "track"}])
-def test_a_tool_that_must_be_used(start: Start, choice: dict[str, Any]) -> None:
-    running = start(Reply(['{"name": "track", "arguments": {"id": 7}}']), template=HERMES)
+def test_a_tool_that_must_be_used(borrow: Start, choice: dict[str, Any]) -> None:
+    running = borrow(Reply(['{"name": "track", "arguments": {"id": 7}}']), template=HERMES)
     made = message(running, tools=[TRACK], tool_choice=choice)
     assert [(block["type"], block["input"]) for block in made["content"]] == [("tool_use", {"id": 7})]
     assert list(running.upstream.requests[0].tensors["guided_decoding_guide_type"]) == ["json_schema"]
 
 
-@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     "pieces", [["On its", " wa", "yEND", " OF"], ["On its way", "END OF"], ["On its way", "E", "ND", " OF"]]
 )
-def test_the_stop_sequence_that_ended_an_answer_is_named(
-    start: Start, streams: bool, pieces: list[str]
-) -> None:
-    running = start(Reply(pieces))
-    asked = {"stop_sequences": ["x", " OF", "END OF"]}
-    if streams:
-        made = events(running, **asked)
-        text = "".join(
-            event["delta"].get("text", "") for event in made if event["type"] == "content_block_delta"
-        )
-        end = made[-2]["delta"]
-    else:
-        end = message(running, **asked)
-        text = end["content"][0]["text"]
+def test_the_stop_sequence_that_ended_an_answer_is_named(borrow: Start, pieces: list[str]) -> None:
+    running = borrow(Reply(pieces))
+    made = events(running, stop_sequences=["x", " OF", "END OF"])
+    deltas = [event["delta"] for event in made if event["type"] == "content_block_delta"]
+    text, end = "".join(delta.get("text", "") for delta in deltas), made[-2]["delta"]
     assert (text, end["stop_reason"], end["stop_sequence"]) == ("On its way", "stop_sequence", "END OF")
     assert list(running.upstream.requests[0].tensors["include_stop_str_in_output"]) == [True]
 
 
-def test_what_only_looks_like_a_stop_sequence_is_text(start: Start) -> None:
-    running = start(Reply(["a", "E", "N", "a", "E"]))
+def test_what_only_looks_like_a_stop_sequence_is_text(borrow: Start) -> None:
+    running = borrow(Reply(["a", "E", "N", "a", "E"]))
     for fields, reason in (({}, "end_turn"), ({"max_tokens": 5}, "max_tokens")):
         made = message(running, stop_sequences=["END"], **fields)
-        assert (made["content"][0]["text"], made["stop_reason"], made["stop_sequence"]) == (
-            "aENaE",
-            reason,
-            None,
-        )
+        assert made["content"][0]["text"] == "aENaE"
+        assert (made["stop_reason"], made["stop_sequence"]) == (reason, None)
 
 
-def test_documents_that_are_text(start: Start) -> None:
-    running = start(Reply(["Two."]), template=HERMES)
+def test_documents_that_are_text(borrow: Start) -> None:
+    running = borrow(Reply(["Two."]), template=HERMES)
     texts = {
         "type": "content",
         "content": [{"type": "text", "text": "Tea: 2"}, {"type": "text", "text": "Milk: 1"}],
@@ -164,19 +146,17 @@ def test_every_answer_has_the_id_of_its_request(refusing: Running) -> None:
         ("/v1/messages/count_tokens", {"model": "tiny", "messages": QUESTION}),
         ("/v1/messages", {}),
     ):
-        answer = httpx.post(
-            f"{refusing.url}{path}", json=body, headers={"x-request-id": "mine"}, trust_env=False
-        )
+        answer = http.post(f"{refusing.url}{path}", json=body, headers={"x-request-id": "mine"})
         assert answer.headers["request-id"] == "mine"
     assert answer.json()["request_id"] == "mine"
 
 
-def test_models_are_listed_as_anthropics(start: Start) -> None:
-    running = start(aliases=("small", "smaller"))
+def test_models_are_listed_as_anthropics(borrow: Start) -> None:
+    running = borrow(aliases=("small", "smaller"))
 
     def get(path: str) -> Any:
         headers = {"anthropic-version": "2023-06-01"}
-        return httpx.get(f"{running.url}/v1/models{path}", headers=headers, trust_env=False).json()
+        return http.get(f"{running.url}/v1/models{path}", headers=headers).json()
 
     listed = get("")
     assert [one["id"] for one in listed["data"]] == ["tiny", "small", "smaller"]
@@ -194,11 +174,11 @@ def test_models_are_listed_as_anthropics(start: Start) -> None:
         assert ([one["id"] for one in found["data"]], found["has_more"]) == (ids, more)
     for path in ("/other", "?after_id=other", "?limit=0"):
         assert get(path)["type"] == "error"
-    assert httpx.get(f"{running.url}/v1/models", trust_env=False).json()["object"] == "list"
+    assert http.get(f"{running.url}/v1/models").json()["object"] == "list"
 
 
-def test_a_stream_that_fails_ends_with_an_error(start: Start) -> None:
-    last = events(start(Reply(["a"], ending=Ending.ERROR, error="it broke")))[-1]
+def test_a_stream_that_fails_ends_with_an_error(borrow: Start) -> None:
+    last = events(borrow(Reply(["a"], ending=Ending.ERROR, error="it broke")))[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     assert "it broke" in last["error"]["message"]
 
@@ -223,10 +203,8 @@ DOCUMENT = {"type": "document", "source": IMAGE["source"], "title": 7, "citation
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
         ({"max_tokens": None}, "max_tokens: Field required"),
         ({"n": 2}, "n is not supported"),
-        ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type: 'image' is not supported"),
         ({"messages": [{"role": "user", "content": [DOCUMENT]}]},
          "content.0.citations: are not supported.*content.0.title: must be a text; .*content.0.source: this model"),

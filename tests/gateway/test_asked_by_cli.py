@@ -20,8 +20,8 @@ def run(running: Running, verb: str, *words: str, typed: str | None = None) -> R
     return CliRunner().invoke(cli, [verb, "--url", f"{running.url}/v1", *words], input=typed)
 
 
-def test_a_question_is_streamed_with_its_figures(start: Start) -> None:
-    running = start(Reply(["On ", "its ", "way."]))
+def test_a_question_is_streamed_with_its_figures(borrow: Start) -> None:
+    running = borrow(Reply(["On ", "its ", "way."]))
     done = run(running, "stream", "Where is my parcel?", "--max-tokens", "7", "--system", "Be brief.")
     assert (done.exit_code, done.stdout) == (0, "On its way.\n")
     assert done.stderr.startswith("TTFT ")
@@ -32,8 +32,8 @@ def test_a_question_is_streamed_with_its_figures(start: Start) -> None:
     assert request.tensors["max_tokens"] == [7]
 
 
-def test_chunks_and_figures_for_scripts_and_a_prompt_without_template(start: Start) -> None:
-    running = start(Reply(["a", "b"]))
+def test_chunks_and_figures_for_scripts_and_a_prompt_without_template(borrow: Start) -> None:
+    running = borrow(Reply(["a", "b"]))
     done = run(running, "stream", "--raw", "once upon", "--json", "--model", "tiny")
     *chunks, end = map(json.loads, done.stdout.splitlines())
     assert [one["index"] for one in chunks] == list(range(len(chunks)))
@@ -44,12 +44,12 @@ def test_chunks_and_figures_for_scripts_and_a_prompt_without_template(start: Sta
     assert running.upstream.requests[0].prompt == "once upon"
 
 
-def test_turns_of_a_chat_and_several_questions(start: Start) -> None:
-    running = start([Reply(["One."]), Reply(["Two."])])
+def test_turns_of_a_chat_and_several_questions(borrow: Start) -> None:
+    running = borrow([Reply(["One."]), Reply(["Two."])])
     done = run(running, "chat", typed="first\nsecond\n")
     assert (done.exit_code, done.stdout) == (0, "One.\nTwo.\n")
     assert running.upstream.requests[1].prompt == "user: first\nassistant: One.\nuser: second\n"
-    running = start(Reply(["yes"]))
+    running = borrow(Reply(["yes"]))
     done = run(running, "generate", "a", "b", "--json", "-q")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(row["index"], row["text"], row["finish_reason"]) for row in rows] == [
@@ -67,8 +67,8 @@ def test_a_key_is_sent(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(running, "stream", "Hi").stdout == "Hello world\n"
 
 
-def test_refusals_name_what_was_typed(start: Start) -> None:
-    running = start(strict=True)
+def test_refusals_name_what_was_typed(borrow: Start) -> None:
+    running = borrow(strict=True)
     for words, said in (
         (("--max-tokens", "100000"), "--max-tokens"),
         (("--model", "other"), "The model `other` does not exist; there are: tiny"),
@@ -80,8 +80,8 @@ def test_refusals_name_what_was_typed(start: Start) -> None:
     assert "--tenant: no effect on an OpenAI API" in usage.output
 
 
-def test_an_answer_that_breaks_off_keeps_what_came_and_fails(start: Start) -> None:
-    running = start(Reply(["On ", "its"], ending=Ending.ERROR))
+def test_an_answer_that_breaks_off_keeps_what_came_and_fails(borrow: Start) -> None:
+    running = borrow(Reply(["On ", "its"], ending=Ending.ERROR))
     done = run(running, "stream", "Hi")
     assert done.stdout == "On its\n"
     assert isinstance(done.exception, ServerError)
@@ -97,12 +97,12 @@ def test_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize("ends", ["cancel", "close"])
-def test_a_stream_that_is_cancelled_ends_on_the_server_too(start: Start, ends: str) -> None:
+def test_a_stream_that_is_cancelled_ends_on_the_server_too(borrow: Start, ends: str) -> None:
     from pipeline.client.errors import Cancelled
     from pipeline.client.openai_api import OpenAIClient
     from tests.support.waiting import wait_for
 
-    running = start(Reply(["a"], ending=Ending.HANG))
+    running = borrow(Reply(["a"], ending=Ending.HANG))
     with OpenAIClient(running.url) as client, client.stream("Hi") as stream:
         chunks = iter(stream)
         assert next(chunks).text == "a"

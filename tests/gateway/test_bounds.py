@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gateway.api.messages import CountTokensRequest
-from pipeline.gateway.api.parsing import parse_request
-from pipeline.gateway.api.responses.request import ResponseRequest
-from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, ModelRequest
-from pipeline.gateway.bounds import (
+from pipeline.gateway.api.parsing import (
     MAX_ALL_WORD_CHARS,
     MAX_BODY_BYTES,
     MAX_DEPTH,
@@ -27,9 +24,13 @@ from pipeline.gateway.bounds import (
     MAX_WORDS,
     check_guide,
     check_json,
+    parse_request,
 )
+from pipeline.gateway.api.responses.request import ResponseRequest
+from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, ModelRequest
 from pipeline.gateway.errors import ApiError
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http
 
 HERMES = "{% for message in messages %}{{ message.content }}{% endfor %}<tool_call>{{ tools | tojson }}"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -116,6 +117,14 @@ def test_guides_have_a_size_and_a_depth(kind: str, depth: int, literal: str) -> 
         check_guide(kind, text + " " * MAX_GUIDE_BYTES, "a.b", "a")
 
 
+def test_many_faults_have_a_short_answer() -> None:
+    for messages, said in (([1] * 20_000, "at most 4096 items"), ([1] * 100, "messages.0: .* and 84 more")):
+        refused = refusal_of(ChatRequest, {"messages": messages})
+        assert refused is not None
+        assert re.search(said, refused.message)
+        assert len(refused.message) < 2000
+
+
 def nested_guide(kind: str, depth: int, literal: str) -> str:
     """A guide of a depth, with brackets and a text that are literal in it."""
     if kind == "json_schema":
@@ -155,7 +164,7 @@ def bounded(shared_start: Start) -> Iterator[Running]:
 def test_what_is_beyond_a_bound_is_refused_by_name(
     bounded: Running, path: str, fields: dict[str, Any], place: str
 ) -> None:
-    answer = httpx.post(f"{bounded.url}{path}", json={"model": "tiny", **fields}, trust_env=False)
+    answer = http.post(f"{bounded.url}{path}", json={"model": "tiny", **fields})
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert len(answer.content) < 1000

@@ -62,9 +62,9 @@ APIS = (chat, completion, response, message)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", APIS)
-def test_reused_blocks_are_told_in_tokens(start: Start, ask: Any, stream: bool) -> None:
+def test_reused_blocks_are_told_in_tokens(borrow: Start, ask: Any, stream: bool) -> None:
     """Never more than the prompt: an engine counts a block that it reuses in part."""
-    running = start([reusing(blocks) for blocks in (0, 1, 2)])
+    running = borrow([reusing(blocks) for blocks in (0, 1, 2)])
     for blocks in (0, 1, 2):
         prompt, cached = ask(running, stream)
         assert 32 < prompt < 64
@@ -76,9 +76,9 @@ def test_a_model_that_does_not_say_has_none(start: Start) -> None:
     assert chat(running, False)[1] == 0
 
 
-def test_of_several_choices_the_first_computed_the_prompt(start: Start) -> None:
+def test_of_several_choices_the_first_computed_the_prompt(borrow: Start) -> None:
     """Others find in the cache what it left; each prompt counts once."""
-    running = start([reusing(blocks) for blocks in (0, 1, 1, 1, 1, 1, 1, 1)])
+    running = borrow([reusing(blocks) for blocks in (0, 1, 1, 1, 1, 1, 1, 1)])
     assert [chat(running, False, n=3)[1] for _ in range(2)] == [0, 32]
     prompt, cached = completion(running, False, prompt=[LONG, LONG])
     assert (prompt > 64, cached) == (True, 64)

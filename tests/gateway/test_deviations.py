@@ -25,6 +25,7 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_gateway_requests import CALLING, HERMES
+from tests.support.http import http_client
 
 # Difference -> why it is there. Of a field: "unknown" to the type, or what pydantic says of its value.
 KNOWN = {
@@ -90,7 +91,7 @@ def asked(start: Start, tmp_path: Path) -> Iterator[Asked]:
     reply = Reply(CALLING, log_probs=[-0.5] * len(CALLING), logits=[[0.0, 1.0]] * len(CALLING))
     batches = BatchStorage(BatchFolder(tmp_path / "batches"))
     running = start(reply, template=HERMES, returns_logits=True, batches=batches, aliases=("small",))
-    with httpx.Client(timeout=30, trust_env=False) as client:
+    with http_client(timeout=30) as client:
         yield Asked(running, client)
 
 

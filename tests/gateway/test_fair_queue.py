@@ -62,12 +62,6 @@ def test_everybody_runs_and_nobody_is_overtaken_by_much_later_ones(pauses: list[
             assert requests[earlier][0] <= requests[later][0] + requests[later][1] * S_PER_TOKEN
 
 
-@given(st.permutations([5, 50, 500, 900]))
-def test_of_those_that_come_together_the_shorter_run_first(tokens: list[int]) -> None:
-    ran = asyncio.run(order_of([(1.0, count) for count in tokens]))
-    assert [tokens[index] for index in ran] == sorted(tokens)
-
-
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000)), min_size=1, max_size=20),
     st.integers(1, 4),
@@ -180,30 +174,6 @@ def test_places_are_never_lost_nor_given_twice(places: int, steps: list[tuple[st
         assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
         assert (queue.running, queue.waiting, queue.refused) == (0, 0, len(refused))
         assert set(refused) <= {(429, True), (503, True)}
-
-    asyncio.run(run())
-
-
-def test_whoever_gives_up_waiting_frees_the_place_for_the_next() -> None:
-    async def run() -> None:
-        queue = FairQueue(1, max_waiting=2)
-
-        async def ask() -> None:
-            async with queue.slot(1):
-                await asyncio.sleep(0)
-
-        async with queue.slot(1):
-            first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
-            await asyncio.sleep(0)
-            with pytest.raises(ApiError) as refused:
-                await queue.slot(1).__aenter__()
-            assert refused.value.status == 429
-            assert refused.value.retry_after_s is not None
-            first.cancel()
-            await asyncio.sleep(0)
-            assert queue.waiting == 1
-        await asyncio.wait_for(second, 1)
-        assert (queue.running, queue.waiting) == (0, 0)
 
     asyncio.run(run())
 

@@ -16,6 +16,7 @@ from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http, http_client
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 LINE = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
@@ -26,6 +27,7 @@ PLACES = {
     "files after": ("file", "GET", "/v1/files?after={id}", None),
     "files after, the oldest first": ("file", "GET", "/v1/files?after={id}&order=asc", None),
     "batches after": ("batch", "GET", "/v1/batches?after={id}", None),
+    "message batches after": ("message batch", "GET", "/v1/messages/batches?after_id={id}", None),
     "a batch's input": (
         "file", "POST", "/v1/batches",
         {"input_file_id": "{id}", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
@@ -45,7 +47,7 @@ class Asker:
 
     def __init__(self, running: Running, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"}
-        self.http = httpx.Client(base_url=running.url, headers=headers, trust_env=False, timeout=30)
+        self.http = http_client(base_url=running.url, headers=headers, timeout=30)
 
     def ask(self, method: str, path: str, body: Any, id: str) -> tuple[Any, ...]:
         """What comes of a request with an id; the id and what is new each time left out."""
@@ -94,12 +96,16 @@ def ids(owner: httpx.Client, other: Asker) -> dict[str, str]:
     submit(other.http)
     file, batch = submit(owner)
     submit(other.http)
+    params = {**CHAT, "max_tokens": 8}
+    asked = {"requests": [{"custom_id": "a", "params": params}]}
+    message_batch = owner.post("/v1/messages/batches", json=asked).json()
     response = owner.post("/v1/responses", json={"model": "tiny", "input": "Hi"}).json()
     for _ in range(2):
         cached = owner.post("/v1/chat/completions", json={**CHAT, "temperature": 0})
     return {
         "file": file,
         "batch": batch,
+        "message batch": message_batch["id"],
         "response": response["id"],
         "item": response["output"][0]["id"],
         "request": cached.headers["x-request-id"],
@@ -113,12 +119,13 @@ def unknown(id: str) -> str:
 
 def places(running: Running) -> Iterator[tuple[str, str, str, Any]]:
     """Every place where the gateway's own description says that an id can be given: kind, method, path, body."""
-    described = httpx.get(f"{running.url}/openapi.json", trust_env=False).json()
+    described = http.get(f"{running.url}/openapi.json").json()
     for path, methods in described["paths"].items():
         names = [part.partition("}")[0] for part in path.split("{")[1:]]
         assert set(names) <= set(KINDS), "say of what it is the id"
         for name in names:
             if (kind := KINDS[name]) is not None:
+                kind = "message batch" if path.startswith("/v1/messages/") else kind
                 for method in methods:
                     yield kind, method.upper(), path.replace(f"{{{name}}}", "{id}"), None
     yield from PLACES.values()
@@ -132,8 +139,10 @@ def test_ids_of_others_are_unknown_ids(
         seen.add(kind)
         foreign = other.ask(method, path, body, ids[kind])
         assert foreign == other.ask(method, path, body, unknown(ids[kind])), (method, path)
-        assert foreign[0] in ({200} if "after=" in path else {400, 404}), (method, path)
+        assert foreign[0] in ({200} if "after" in path else {400, 404}), (method, path)
     assert seen == set(ids)
+    for path in ("files", "batches", "messages/batches"):
+        assert not set(ids.values()) & {one["id"] for one in other.http.get(f"/v1/{path}").json()["data"]}
     # All of it is there as it was, for its owner.
     for path in (f"files/{ids['file']}", f"batches/{ids['batch']}", f"responses/{ids['response']}"):
         assert owner.get(f"/v1/{path}").status_code == 200

@@ -19,11 +19,12 @@ from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http, http_client
 from tests.support.waiting import wait_for
 
 
 def get(running: Running, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(running.url + path, headers=headers, timeout=20, trust_env=False)
+    return http.get(running.url + path, headers=headers, timeout=20)
 
 
 def test_an_alias_names_the_model_and_metrics_have_its_own_name(start: Start) -> None:
@@ -63,9 +64,7 @@ def test_headers_say_what_a_tenant_may_still_ask(start: Start) -> None:
 
     def ask(key: str) -> list[str | None]:
         body = {"model": "tiny", "prompt": "one two", "max_tokens": 8}
-        answer = httpx.post(
-            f"{running.url}/v1/completions", json=body, headers={"api-key": key}, trust_env=False
-        )
+        answer = http.post(f"{running.url}/v1/completions", json=body, headers={"api-key": key})
         return [str(answer.status_code), *(answer.headers.get(name) for name in names)]
 
     assert ask("a") == ["200", "3", "2", "20s", "1000", "990", "600ms"]
@@ -79,8 +78,9 @@ def test_azures_client_with_its_header_and_paths(start: Start) -> None:
     tenants = Tenants({sha256(b"key").hexdigest(): Tenant("a", TenantLimits())})
     running = start(Reply(["ok"]), tenants=tenants)
     client = openai.AzureOpenAI(
-        azure_endpoint=running.url, api_key="key", api_version="2024-10-21", max_retries=0, timeout=20
-    )
+        azure_endpoint=running.url, api_key="key", api_version="2024-10-21", max_retries=0, timeout=20,
+        http_client=http_client(timeout=20),
+    )  # fmt: skip
     with client:
         messages = [{"role": "user", "content": "Hi"}]
         chat: Any = client.chat.completions.create(model="tiny", messages=messages)  # type: ignore[arg-type]

@@ -7,12 +7,10 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from hashlib import sha256
 from pathlib import Path
 from socket import create_connection
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types import Batch
@@ -22,9 +20,8 @@ from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.objects import InputFile
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, Upstream
+from tests.support.http import http, openai_client
 from tests.support.state_gateway import gateway_process
 from tests.support.waiting import wait_for
 from tests.support.worker_gateway import worker_gateway
@@ -110,7 +107,7 @@ def test_a_batch_from_its_upload_to_its_output(start: Start, tmp_path: Path) -> 
     assert error["response"]["body"]["error"]["param"] == "temperature"
     assert len({one["id"] for one in (*output, error)}) == 4
     # Metrics and log have the model's own name.
-    assert f'{{endpoint="{CHAT}",model="tiny",status="200"}} 3.0' in client._client.get("/../metrics").text
+    assert f'{{endpoint="{CHAT}",model="tiny",status="200"}} 3.0' in http.get(f"{running.url}/metrics").text
 
 
 def test_lists_in_pages_and_what_is_deleted_is_gone(start: Start, tmp_path: Path) -> None:
@@ -203,7 +200,7 @@ def test_what_cannot_be_is_refused(refusing_batches: Running) -> None:
         given = {"input_file_id": kept, "endpoint": CHAT, "completion_window": "24h", **wrong}
         assert refused(lambda given=given: create(**given))[0] == 400
     # No body, hence no content type: as curl -X POST.
-    bare = httpx.post(f"{refusing_batches.url}/v1/batches/batch_none/cancel", trust_env=False)
+    bare = http.post(f"{refusing_batches.url}/v1/batches/batch_none/cancel")
     assert (bare.status_code, bare.json()["error"]["code"]) == (404, "batch_not_found")
     missing = {"input_file_id": "file-none", "endpoint": CHAT, "completion_window": "24h"}
     assert refused(lambda: create(**missing)) == (404, "file_not_found")
@@ -228,7 +225,7 @@ def test_a_form_that_is_wrong_is_answered_as_every_error(
     refusing_batches: Running, name: str, fields: dict[str, str], param: str | None
 ) -> None:
     url = f"{refusing_batches.url}/v1/files"
-    answer = httpx.post(url, data=fields, files={"file": (name, b"{}")}, trust_env=False)
+    answer = http.post(url, data=fields, files={"file": (name, b"{}")})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -280,22 +277,6 @@ def test_uploads_of_one_tenant_at_once_are_bounded(start: Start, tmp_path: Path)
     wait_for(lambda: not refused(), "the clients that left", 60)
 
 
-def test_tenants_do_not_see_each_other(start: Start, tmp_path: Path) -> None:
-    tenants = Tenants({sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in "ab"})
-    running = start(batches=BatchStorage(BatchFolder(tmp_path)), tenants=tenants)
-    a, b = running.client("a"), running.client("b")
-    batch = wait_until(a, create(a, lines(1)), "completed")
-    assert (len(list(a.batches.list())), len(list(a.files.list()))) == (1, 2)
-    assert (len(list(b.batches.list())), len(list(b.files.list()))) == (0, 0)
-    for ask in (b.files.content, b.files.retrieve, b.files.delete):
-        with pytest.raises(openai.NotFoundError):
-            ask(batch.output_file_id)  # type: ignore[operator]
-    with pytest.raises(openai.NotFoundError):
-        b.batches.retrieve(batch.id)
-    with pytest.raises(openai.NotFoundError):
-        b.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
-
-
 def test_online_requests_go_first(start: Start, tmp_path: Path) -> None:
     """A batch gives its slot back as soon as an online request finds none, and is gone on with afterwards."""
     batch_hangs = True
@@ -338,7 +319,7 @@ def test_workers_share_the_slots_that_a_batch_gives_back(tmp_path: Path) -> None
     with (
         Upstream(reply) as upstream,
         worker_gateway(upstream.url, 2, batches=tmp_path) as gateway,
-        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="-", max_retries=2, timeout=60) as client,
+        openai_client(gateway.url, timeout_s=60) as client,
     ):
         batch = create(client, lines(3))
         # Of the four places, half are the batch's.

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from pipeline.client.testing import Reply
+from pipeline.client.testing import Ending, Received, Reply
 from tests.gateway.conftest import Upstream
+from tests.support.http import openai_client
 from tests.support.waiting import wait_for
 
 PROGRAM = """
@@ -29,7 +31,6 @@ server = GatewayServer(Gateway({"tiny": tiny(sys.argv[1])}, Tenants()), "127.0.0
 server.on_start = lambda: print(server.port, flush=True)
 server.run()
 """
-QUESTION = [{"role": "user", "content": "Hi"}]
 
 
 @dataclass
@@ -53,31 +54,33 @@ def running(upstream: Upstream, drain_s: int) -> Iterator[Process]:
         try:
             assert popen.stdout is not None
             port = int(popen.stdout.readline())
-            url = f"http://127.0.0.1:{port}/v1"
-            with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=30) as client:
+            with openai_client(f"http://127.0.0.1:{port}", timeout_s=30) as client:
                 yield Process(popen, port, client)
         finally:
             popen.kill()
 
 
-def test_streams_finish_after_sigterm_and_nothing_new_is_taken() -> None:
-    with Upstream(Reply(["a"] * 20, delay_s=0.1)) as upstream, running(upstream, drain_s=30) as gateway:
-        stream = gateway.client.chat.completions.create(model="tiny", messages=QUESTION, stream=True)
+def test_streams_finish_after_sigterm_or_are_broken_off_at_the_deadline() -> None:
+    """Nothing new is taken meanwhile."""
+
+    def reply(received: Received) -> Reply:
+        if "long" in received.prompt:
+            return Reply(["a"], ending=Ending.HANG)
+        return Reply(["a"] * 20, delay_s=0.05)
+
+    def ask(client: openai.OpenAI, text: str) -> openai.Stream[Any]:
+        question: Any = [{"role": "user", "content": text}]
+        stream = client.chat.completions.create(model="tiny", messages=question, stream=True)
         next(stream)
+        return stream
+
+    with Upstream(reply) as upstream, running(upstream, drain_s=6) as gateway:
+        short, long = ask(gateway.client, "short"), ask(gateway.client, "long")
         gateway.popen.send_signal(signal.SIGTERM)
         wait_for(lambda: not gateway.listens(), "end of listening")
-        chunks = list(stream)
-        assert chunks[-1].choices[0].finish_reason == "stop"
-        assert gateway.popen.wait(20) in (0, -signal.SIGTERM)
-        assert upstream.requests[0].finished.is_set()
-
-
-def test_what_takes_longer_than_the_deadline_is_broken_off() -> None:
-    with Upstream(Reply(["a"] * 600, delay_s=0.1)) as upstream, running(upstream, drain_s=1) as gateway:
-        stream = gateway.client.chat.completions.create(model="tiny", messages=QUESTION, stream=True)
-        next(stream)
-        gateway.popen.send_signal(signal.SIGTERM)
+        assert list(short)[-1].choices[0].finish_reason == "stop"
         with pytest.raises((httpx.TransportError, openai.APIError)):
-            list(stream)
+            list(long)
         assert gateway.popen.wait(20) in (0, -signal.SIGTERM)
-        assert upstream.requests[0].cancelled.wait(10)
+        for received in upstream.requests:
+            assert (received.cancelled if "long" in received.prompt else received.finished).wait(10)

@@ -59,7 +59,6 @@ def test_one_input_and_the_encoders_own_name(client: openai.OpenAI) -> None:
         ({"input": ""}, "input: must not be empty"),
         ({"input": [[1, 2]]}, "tokens are not taken"),
         ({"extra_body": {"prompt_embeds": "x"}}, "prompt_embeds is not supported"),
-        ({"encoding_format": "int8"}, "encoding_format"),
     ],
 )
 def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], said: str) -> None:

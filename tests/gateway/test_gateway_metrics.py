@@ -6,47 +6,21 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client import parser as text_format
 from prometheus_client.openmetrics import parser as openmetrics
 
 from pipeline.client.testing import Ending, Reply
 from pipeline.gateway.limits import Tenant, TenantLimits
+from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start
+from tests.support.http import http
 from tests.support.waiting import wait_for
 
 SHOP = Tenant("shop", TenantLimits())
 MONITOR = Tenant("monitor", TenantLimits(), reads_metrics=True)
 TINY = ("model", "tiny")
-# Names, types and labels that dashboards and alerts are written for.
-FAMILIES = {
-    "pipeline_requests": ("counter", {"endpoint", "model", "status"}),
-    "pipeline_time_to_first_token_seconds": ("histogram", {"model"}),
-    "pipeline_inter_token_latency_seconds": ("histogram", {"model"}),
-    "pipeline_time_per_output_token_seconds": ("histogram", {"model"}),
-    "pipeline_request_duration_seconds": ("histogram", {"model"}),
-    "pipeline_request_queue_seconds": ("histogram", {"model"}),
-    "pipeline_prompt_tokens": ("counter", {"model"}),
-    "pipeline_generation_tokens": ("counter", {"model"}),
-    "pipeline_choices": ("counter", {"model", "finish_reason"}),
-    "pipeline_requests_running": ("gauge", {"model"}),
-    "pipeline_requests_waiting": ("gauge", {"model"}),
-    "pipeline_stalled_streams": ("gauge", {"model"}),
-    "pipeline_model_ready": ("gauge", {"model"}),
-    "pipeline_restarts": ("counter", {"model", "component"}),
-    "pipeline_workers": ("gauge", set()),
-    "pipeline_worker_restarts": ("counter", set()),
-    "pipeline_retries": ("counter", {"model"}),
-    "pipeline_migrations": ("counter", {"model", "outcome"}),
-    "pipeline_loss_events": ("counter", {"model", "event"}),
-    "pipeline_server_requests": ("counter", {"model", "server"}),
-    "pipeline_cache_events": ("counter", {"model", "event"}),
-    "pipeline_tenant_requests": ("counter", {"tenant", "status"}),
-    "pipeline_tenant_tokens": ("counter", {"tenant", "kind"}),
-    "pipeline_limits_fallbacks": ("counter", set()),
-}
 
 
 class Restarted:
@@ -74,16 +48,16 @@ def test_every_family_has_help_and_type(start: Start, accept: str, parser: Any, 
     for _ in range(2):
         question = [{"role": "user", "content": "Hi"}]
         running.client().chat.completions.create(model="tiny", messages=question, temperature=0)
-        answer = httpx.get(f"{running.url}/metrics", headers={"accept": accept}, trust_env=False)
+        answer = http.get(f"{running.url}/metrics", headers={"accept": accept})
         assert answer.headers["content-type"].startswith(content_type)
         families = list(parser.text_string_to_metric_families(answer.text))
         assert {family.name: family.type for family in families} == {
-            name: kind for name, (kind, _) in FAMILIES.items()
+            view.name: view.kind for view in OWN_VIEWS
         }
         assert all(family.documentation for family in families)
+        labels = {view.name: view.labels.keys() for view in OWN_VIEWS}
         for family in families:
-            for sample in family.samples:
-                assert sample.labels.keys() - {"le"} == FAMILIES[family.name][1]
+            assert all(sample.labels.keys() - {"le"} == labels[family.name] for sample in family.samples)
     values = samples(answer.text)
     endpoint = ("endpoint", "/v1/chat/completions")
     assert values["pipeline_requests_total", endpoint, TINY, ("status", "200")] == 2
@@ -114,8 +88,8 @@ def samples(page: str) -> dict[tuple[Any, ...], float]:
 def test_gateways_of_one_process_count_for_themselves(start: Start) -> None:
     one, other = start(), start()
     one.client().models.list()
-    assert "/v1/models" in httpx.get(f"{one.url}/metrics", trust_env=False).text
-    assert "/v1/models" not in httpx.get(f"{other.url}/metrics", trust_env=False).text
+    assert "/v1/models" in http.get(f"{one.url}/metrics").text
+    assert "/v1/models" not in http.get(f"{other.url}/metrics").text
 
 
 def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None:
@@ -131,11 +105,11 @@ def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None
 
     def page() -> dict[tuple[Any, ...], float]:
         monitor = {"authorization": "Bearer m"}
-        return samples(httpx.get(f"{running.url}/metrics", headers=monitor, trust_env=False).text)
+        return samples(http.get(f"{running.url}/metrics", headers=monitor).text)
 
-    failed = httpx.post(f"{running.url}{chat[1]}", json=body, headers=headers, trust_env=False)
+    failed = http.post(f"{running.url}{chat[1]}", json=body, headers=headers)
     assert failed.status_code == 200
-    with httpx.stream("POST", f"{running.url}{chat[1]}", json=body, headers=headers, trust_env=False) as left:
+    with http.stream("POST", f"{running.url}{chat[1]}", json=body, headers=headers) as left:
         events = left.iter_text()
         assert "data:" in next(events)
         wait_for(lambda: page()["pipeline_stalled_streams", TINY] == 1, "a stalled stream")
@@ -150,7 +124,7 @@ def test_how_streams_end_is_counted_after_their_header_too(start: Start) -> None
     assert found["pipeline_time_to_first_token_seconds_count", TINY] == 2
     tenant = ("tenant", "shop")
     assert found["pipeline_tenant_requests_total", status(499), tenant] == 1
-    assert httpx.post(f"{running.url}{chat[1]}", json=body, trust_env=False).status_code == 401
+    assert http.post(f"{running.url}{chat[1]}", json=body).status_code == 401
     wait_for(lambda: page().get(("pipeline_tenant_requests_total", status(401), ("tenant", ""))) == 1, "401")
 
 
@@ -162,11 +136,11 @@ def test_tenants_are_named_to_a_key_that_may_read_them_alone(start: Start, names
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
     for key in ("k", "k", "other"):
         headers = {"authorization": f"Bearer {key}"}
-        httpx.post(f"{running.url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
+        http.post(f"{running.url}/v1/chat/completions", json=body, headers=headers)
 
     def page(**headers: str) -> str:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = httpx.get(f"{running.url}/metrics", headers=named, trust_env=False)
+        answer = http.get(f"{running.url}/metrics", headers=named)
         assert answer.status_code == 200
         return answer.text
 
@@ -180,7 +154,7 @@ def test_tenants_are_named_to_a_key_that_may_read_them_alone(start: Start, names
     # All else is the same page.
     plain = {key: value for key, value in seen.items() if "tenant" not in dict(key[1:])}
     assert plain.keys() <= samples(page()).keys()
-    wrong = httpx.get(f"{running.url}/metrics", headers={"api-key": "wrong"}, trust_env=False)
+    wrong = http.get(f"{running.url}/metrics", headers={"api-key": "wrong"})
     assert wrong.status_code == 401
 
 
@@ -191,7 +165,7 @@ def test_other_names_show_the_same_observations(start: Start) -> None:
     client = running.client()
     client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
     client.completions.create(model="tiny", prompt="One two three")
-    found = samples(httpx.get(f"{running.url}/metrics", trust_env=False).text)
+    found = samples(http.get(f"{running.url}/metrics").text)
     engine, model_name = ("engine", "0"), ("model_name", "tiny")
     for ours, theirs in {
         "time_to_first_token_seconds_count": "time_to_first_token_seconds_count",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from pipeline.client.testing import Ending, FakeServer, Reply
@@ -15,6 +14,7 @@ from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, tiny
+from tests.support.http import http
 from tests.support.waiting import wait_for
 
 
@@ -25,7 +25,7 @@ def other() -> Iterator[FakeServer]:
 
 
 def ready(running: Running) -> tuple[int, dict[str, str]]:
-    answer = httpx.get(f"{running.url}/readyz", timeout=20, trust_env=False)
+    answer = http.get(f"{running.url}/readyz", timeout=20)
     assert answer.json()["ready"] is (answer.status_code == 200)
     return answer.status_code, answer.json()["faults"]
 
@@ -64,7 +64,8 @@ def test_a_server_that_listens_and_does_not_generate_is_not_ready(
     start: Start, ill: Reply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton itself says that it is ready all the while."""
-    monkeypatch.setattr(readiness, "_ABANDON_S", readiness._DEADLINE_S + 1)
+    monkeypatch.setattr(readiness, "_DEADLINE_S", 0.5)
+    monkeypatch.setattr(readiness, "_ABANDON_S", 1.0)
     running = start()
     wait_until(running, 200)
     running.upstream.probe = ill
@@ -73,15 +74,18 @@ def test_a_server_that_listens_and_does_not_generate_is_not_ready(
     wait_until(running, 200)
 
 
-def test_a_server_that_is_busy_with_long_answers_is_ready(start: Start) -> None:
+def test_a_server_that_is_busy_with_long_answers_is_ready(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No probe gets through; tokens of an answer show that it is well. When they stop, it is not."""
+    monkeypatch.setattr(readiness, "_DEADLINE_S", 2.0)
     running = start(Reply(["a "] * 3000, delay_s=0.02))
     wait_until(running, 200)
     running.upstream.probe = Reply([], ending=Ending.HANG)
     before = len(running.upstream.probes)
     wait_for(lambda: len(running.upstream.probes) > before, "a probe")
     with running.client().completions.create(model="tiny", prompt="x", stream=True) as stream:
-        enough = time.monotonic() + readiness._DEADLINE_S + 1
+        enough = time.monotonic() + readiness._DEADLINE_S + 0.5
         while time.monotonic() < enough:
             next(stream)
             assert ready(running) == (200, {})
@@ -108,7 +112,7 @@ def test_not_ready_while_it_drains_and_nothing_new_is_taken(start: Start) -> Non
     running.gateway.context.draining = True
     assert ready(running) == (503, {"gateway": "draining"})
     url = f"{running.url}/v1/completions"
-    refused = httpx.post(url, json={"model": "tiny", "prompt": "x"}, timeout=20, trust_env=False)
+    refused = http.post(url, json={"model": "tiny", "prompt": "x"}, timeout=20)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert int(refused.headers["retry-after"]) >= 1
     assert not running.upstream.requests

@@ -6,12 +6,10 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 import openai
 import pytest
 
@@ -20,6 +18,7 @@ from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from pipeline.printable import PrintableFormatter
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http
 from tests.support.waiting import wait_for
 
 QUESTION = [{"role": "user", "content": "Hi"}]
@@ -37,20 +36,19 @@ CHAT = "/v1/chat/completions"
     ],
     ids=str,
 )
-@pytest.mark.parametrize("more", [{}, {"n": 3}, {"stream": True}], ids=str)
-def test_numbers_that_no_engine_has_are_refused_by_name(
-    refusing: Running, fields: dict[str, Any], more: dict[str, Any]
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        refusing.client().chat.completions.create(model="tiny", messages=QUESTION, **more, extra_body=fields)
-    (name,) = fields
-    assert refused.value.param == name
-    assert f"{name} = " in refused.value.message
+def test_numbers_that_no_engine_has_are_refused_by_name(refusing: Running, fields: dict[str, Any]) -> None:
+    chats: Any = refusing.same_client().chat.completions
+    for more in ({}, {"n": 3}, {"stream": True}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            chats.create(model="tiny", messages=QUESTION, **more, extra_body=fields)
+        (name,) = fields
+        assert refused.value.param == name
+        assert f"{name} = " in refused.value.message
 
 
 def counted(running: Running) -> dict[tuple[str, str, str], int]:
     """By endpoint, model and status, without zeros."""
-    page = httpx.get(f"{running.url}/metrics", trust_env=False).text
+    page = http.get(f"{running.url}/metrics").text
     pattern = r'requests_total{endpoint="(.*)",model="(.*)",status="(.*)"} ([0-9]+)'
     return {found[:3]: int(found[3]) for found in re.findall(pattern, page) if found[3] != "0"}
 
@@ -62,7 +60,7 @@ def test_every_answer_is_counted_and_names_of_others_are_no_labels(start: Start)
 
     def post(path: str, headers: dict[str, str], **fields: Any) -> int:
         url, body = running.url + path, {"model": "tiny", "messages": QUESTION} | fields
-        return httpx.post(url, json=body, headers=headers, trust_env=False).status_code
+        return http.post(url, json=body, headers=headers).status_code
 
     assert post(CHAT, key) == 200
     assert post(CHAT, key, temperature=9) == 400
@@ -72,7 +70,7 @@ def test_every_answer_is_counted_and_names_of_others_are_no_labels(start: Start)
     assert post("/v1/embeddings", key, model="x", input=[]) == 400
     assert post("/v1/never/heard/of", key) == 404
     assert post("/nor/this", key) == 404
-    assert httpx.get(f"{running.url}/v1/models", trust_env=False).status_code == 401
+    assert http.get(f"{running.url}/v1/models").status_code == 401
     with socket.create_connection(("127.0.0.1", running.server.port)) as client:
         client.sendall(b"no HTTP\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 400")
@@ -119,18 +117,16 @@ SINGLE = {
 
 
 @pytest.mark.parametrize("name", SINGLE)
-@pytest.mark.parametrize("case", [str.lower, str.upper])
-def test_a_header_that_stands_twice_is_refused(start: Start, name: str, case: Callable[[str], str]) -> None:
+def test_a_header_that_stands_twice_is_refused(refusing: Running, name: str) -> None:
     """In either order, whichever of them a proxy in front had believed."""
-    running = start()
-    for values in (SINGLE[name], SINGLE[name][::-1]):
+    for values, case in ((SINGLE[name], str.lower), (SINGLE[name][::-1], str.upper)):
         headers = {"host": "localhost", "content-type": "application/json", "content-length": "2"}
         if name == "transfer-encoding":
             del headers["content-length"]
         headers.pop(name, None)
         lines = [*(f"{other}: {value}" for other, value in headers.items())]
         lines += [f"{name}: {values[0]}", f"{case(name)}: {values[1]}"]
-        with socket.create_connection(("127.0.0.1", running.server.port), 10) as client:
+        with socket.create_connection(("127.0.0.1", refusing.server.port), 10) as client:
             head = "\r\n".join([f"POST {CHAT} HTTP/1.1", *lines, "", ""])
             client.sendall(head.encode() + b"{}")
             with client.makefile("rb") as stream:
@@ -146,8 +142,8 @@ def test_what_a_client_sends_cannot_control_the_log(start: Start, caplog: pytest
     nasty = "\x1b[2J\r\n2026-01-01 pipeline.gateway forged\x9b\u202e"
     body = {"model": nasty, "messages": QUESTION, "user": nasty}
     with caplog.at_level(logging.INFO):
-        httpx.post(running.url + CHAT, json=body, headers={"x-request-id": "a\x1bb"}, trust_env=False)
-        httpx.get(f"{running.url}/{quote(nasty)}", trust_env=False)
+        http.post(running.url + CHAT, json=body, headers={"x-request-id": "a\x1bb"})
+        http.get(f"{running.url}/{quote(nasty)}")
         wait_for(lambda: len(caplog.records) >= 2, "two lines")
     for formatter in (PrintableFormatter("%(name)s %(message)s"), JsonFormatter()):
         lines = [formatter.format(record) for record in caplog.records]

@@ -14,6 +14,7 @@ import pytest
 from pipeline.client.testing import Ending, Received, Reply
 from tests.gateway.conftest import Running, Start, Upstream
 from tests.gateway.test_gateway_metrics import samples
+from tests.support.http import http
 from tests.support.names import Names, use_names
 from tests.support.waiting import wait_for
 
@@ -69,11 +70,11 @@ def fleet(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 def post(running: Running, question: str, **fields: object) -> httpx.Response:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 4, **fields}
-    return httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    return http.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
 
 
 def endpoints(running: Running) -> list[str]:
-    answer = httpx.get(f"{running.url}/readyz", timeout=60, trust_env=False).json()
+    answer = http.get(f"{running.url}/readyz", timeout=60).json()
     found: list[str] = answer["models"]["tiny"]["endpoints"] if answer["ready"] else []
     return found
 
@@ -81,7 +82,7 @@ def endpoints(running: Running) -> list[str]:
 def test_replicas_come_and_go_without_a_failed_request(fleet: Fleet) -> None:
     fleet.announce()
     running = fleet.run(spread="least-load")
-    ready = httpx.get(f"{running.url}/readyz", timeout=60, trust_env=False)
+    ready = http.get(f"{running.url}/readyz", timeout=60)
     assert ready.status_code == 503
     assert "no server of it is known: " in ready.json()["faults"]["tiny"]
     # Whoever asks before there is a server waits for one.
@@ -139,7 +140,7 @@ def test_all_servers_that_are_well_have_their_slots_and_one_that_is_new_is_probe
     wait_for(lambda: queue.slots == 2, "two slots again", 60)
     fleet.gate.set()
     assert {one.result(60).status_code for one in asked} == {200}
-    page = samples(httpx.get(f"{running.url}/metrics", timeout=60, trust_env=False).text)
+    page = samples(http.get(f"{running.url}/metrics", timeout=60).text)
     sent = [
         page["pipeline_server_requests_total", ("model", "tiny"), ("server", server.url)]
         for server in fleet.servers
@@ -161,7 +162,7 @@ def test_turns_of_a_conversation_go_to_one_server(fleet: Fleet) -> None:
             messages.append({"role": "user", "content": question})
             body = {"model": "tiny", "messages": messages, "max_tokens": 4, **fields}
             before = fleet.asked()
-            httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+            http.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
             found.add(next(at for at, count in enumerate(fleet.asked()) if count > before[at]))
             messages.append({"role": "assistant", "content": "a"})
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import openai
@@ -35,22 +36,8 @@ CALLING = [
 ]
 
 
-def test_calls_of_tools(start: Start) -> None:
-    client = start(Reply(CALLING), template=HERMES).client()
-    choice = client.chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL]).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "One moment."
-    (call,) = choice.message.tool_calls or ()
-    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
-    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
-        "function",
-        "track",
-        {"id": 7},
-    )
-
-
-def test_calls_of_tools_in_a_stream(start: Start) -> None:
-    client = start(Reply(CALLING), template=HERMES).client()
+def test_calls_of_tools_in_a_stream(borrow: Start) -> None:
+    client = borrow(Reply(CALLING), template=HERMES).client()
     chunks = list(client.chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL], stream=True))
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert deltas[0].role == "assistant"
@@ -65,16 +52,8 @@ def test_calls_of_tools_in_a_stream(start: Start) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_the_sdk_puts_a_streamed_call_together(start: Start) -> None:
-    client = start(Reply(CALLING), template=HERMES).client()
-    with client.chat.completions.stream(model="tiny", messages=QUESTION, tools=[TOOL]) as stream:
-        stream.until_done()
-        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
-    assert (call.function.name, json.loads(call.function.arguments)) == ("track", {"id": 7})
-
-
-def test_results_of_tools_reach_the_template(start: Start) -> None:
-    running = start(template=HERMES)
+def test_results_of_tools_reach_the_template(borrow: Start) -> None:
+    running = borrow(template=HERMES)
     call = {"id": "call_1", "type": "function", "function": {"name": "track", "arguments": '{"id": 7}'}}
     running.client().chat.completions.create(
         model="tiny",
@@ -96,8 +75,8 @@ def test_results_of_tools_reach_the_template(start: Start) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "track"}}])
-def test_a_call_that_must_come_is_guided(start: Start, choice: Any) -> None:
-    running = start(Reply(['{"name": "track", "argum', 'ents": {"id": 7}}']), template=HERMES)
+def test_a_call_that_must_come_is_guided(borrow: Start, choice: Any) -> None:
+    running = borrow(Reply(['{"name": "track", "argum', 'ents": {"id": 7}}']), template=HERMES)
     answer = running.client().chat.completions.create(
         model="tiny", messages=QUESTION, tools=[TOOL], tool_choice=choice
     )
@@ -127,8 +106,8 @@ def test_structure_is_refused_where_the_engine_has_none(start: Start) -> None:
     assert not running.upstream.requests
 
 
-def test_structure_reaches_the_engine(start: Start) -> None:
-    running = start(Reply(["{}"]))
+def test_structure_reaches_the_engine(borrow: Start) -> None:
+    running = borrow(Reply(["{}"]))
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}}
     running.client().chat.completions.create(model="tiny", messages=QUESTION, response_format=form)
@@ -139,8 +118,8 @@ def test_structure_reaches_the_engine(start: Start) -> None:
     )
 
 
-def test_several_prompts_have_choices_one_after_the_other(start: Start) -> None:
-    running = start(Reply(["x", "y"]))
+def test_several_prompts_have_choices_one_after_the_other(borrow: Start) -> None:
+    running = borrow(Reply(["x", "y"]))
     answer = running.client().completions.create(
         model="tiny", prompt=["One", "Two"], n=2, max_tokens=5, seed=4
     )
@@ -159,9 +138,9 @@ def test_several_prompts_have_choices_one_after_the_other(start: Start) -> None:
     assert texts == ["xy", "xy"]
 
 
-def test_a_stream_of_many_choices(start: Start) -> None:
-    """More than `n` allows: several prompts have several each."""
-    running = start([Reply([f"{number} ", "and ", "on"]) for number in range(40)], places=40)
+def test_a_stream_of_many_choices(borrow: Start) -> None:
+    """More than `n` allows, as several prompts have several each, and more than there are places."""
+    running = borrow([Reply([f"{number} ", "and ", "on"]) for number in range(40)], places=30)
     stream = running.client().completions.create(model="tiny", prompt=["a", "b", "c"], n=13, stream=True)
     texts = ["" for _ in range(39)]
     for chunk in stream:
@@ -170,15 +149,8 @@ def test_a_stream_of_many_choices(start: Start) -> None:
     assert sorted(texts) == sorted(f"{number} and on" for number in range(39))
 
 
-def test_more_choices_than_places_all_come(start: Start) -> None:
-    running = start(Reply(["x"]), places=2)
-    answer = running.client().chat.completions.create(model="tiny", messages=QUESTION, n=7)
-    assert [choice.message.content for choice in answer.choices] == ["x"] * 7
-    assert running.served.queue.running == 0
-
-
-def test_echo(start: Start) -> None:
-    client = start(Reply([" upon", " a time"])).client()
+def test_echo(borrow: Start) -> None:
+    client = borrow(Reply([" upon", " a time"])).client()
     answer = client.completions.create(model="tiny", prompt="Once", echo=True, max_tokens=5)
     assert answer.choices[0].text == "Once upon a time"
     stream = client.completions.create(model="tiny", prompt="Once", echo=True, max_tokens=5, stream=True)
@@ -189,10 +161,10 @@ def test_echo(start: Start) -> None:
     ]
 
 
-def test_one_failing_choice_fails_the_request(start: Start) -> None:
+def test_one_failing_choice_fails_the_request(borrow: Start) -> None:
     replies = [Reply(["a"]), Reply(["a"], ending=Ending.ERROR, error="it broke")]
     with pytest.raises(openai.APIStatusError, match="it broke"):
-        start(replies).client().completions.create(model="tiny", prompt=["One", "Two"], max_tokens=5)
+        borrow(replies).client().completions.create(model="tiny", prompt=["One", "Two"], max_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -207,20 +179,15 @@ def test_one_failing_choice_fails_the_request(start: Start) -> None:
             "logprobs: cannot be told together with presence_penalty, bad_words",
         ),
         ({"prompt": [1, 2, 300]}, "prompt: token id 300 is out of vocabulary"),
-        ({"prompt": [1, -2]}, "prompt: token id -2 is out of vocabulary"),
         ({"prompt": [[1], [1] * 60]}, "at most 50 tokens; yours has 60"),
-        ({"prompt": [1, "a"]}, "prompt: must be a text, a list of token ids"),
         ({"prompt": [[1], []]}, "prompt: must be a text, a list of token ids"),
-        ({"prompt": [True]}, "prompt: must be a text, a list of token ids"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"suffix": "end", "prompt": [1]}, "suffix: needs a prompt that is a text"),
         ({"extra_body": {"allowed_token_ids": [1]}}, "allowed_token_ids is not supported"),
-        ({"prompt": ["fine", "word " * 60]}, "at most 50 tokens; yours has 60"),
         (
             {"extra_body": {"stream_options": {"include_usage": True}}},
             "only allowed when 'stream' is enabled",
         ),
-        ({"n": 99}, "n: Input should be less than or equal to 16"),
     ],
 )
 def test_completions_that_are_refused(refusing: Running, fields: dict[str, Any], said: str) -> None:
@@ -256,14 +223,16 @@ def test_chats_that_are_refused(refusing: Running, fields: dict[str, Any], said:
         refusing.client().chat.completions.create(**{"model": "tiny", "messages": QUESTION, **fields})
 
 
-def test_tools_are_refused_where_the_template_would_drop_them(start: Start) -> None:
-    running = start(template="{{ messages[0].content }}")
+def test_tools_are_refused_where_the_template_would_drop_them(borrow: Start) -> None:
+    running = borrow(template="{{ messages[0].content }}")
+    ask = partial(running.client().chat.completions.create, model="tiny", messages=QUESTION, tools=[TOOL])
     with pytest.raises(openai.BadRequestError, match="the chat template of this model takes none"):
-        running.client().chat.completions.create(model="tiny", messages=QUESTION, tools=[TOOL])
+        ask()
+    assert ask(tool_choice="none").choices[0].message.content == "Hello world"
 
 
-def test_a_model_without_a_chat_template_completes_texts(start: Start) -> None:
-    client = start(template=None).client()
+def test_a_model_without_a_chat_template_completes_texts(borrow: Start) -> None:
+    client = borrow(template=None).client()
     assert (
         client.completions.create(model="tiny", prompt="Once", max_tokens=5).choices[0].text == "Hello world"
     )
@@ -271,15 +240,8 @@ def test_a_model_without_a_chat_template_completes_texts(start: Start) -> None:
         client.chat.completions.create(model="tiny", messages=QUESTION)
 
 
-def test_seed_and_stop_reach_the_engine(start: Start) -> None:
-    running = start()
-    running.client().completions.create(model="tiny", prompt="Once", max_tokens=5, seed=11, stop="\n\n")
-    tensors = running.upstream.requests[0].tensors
-    assert (list(tensors["seed"]), list(tensors["stop_words"])) == ([11], ["\n\n"])
-
-
-def test_completions_tell_log_probabilities(start: Start) -> None:
-    client = start(Reply(["a", "b"], log_probs=[-0.5, -0.25])).client()
+def test_completions_tell_log_probabilities(borrow: Start) -> None:
+    client = borrow(Reply(["a", "b"], log_probs=[-0.5, -0.25])).client()
     told = (
         client.completions.create(model="tiny", prompt="Once", max_tokens=5, logprobs=0).choices[0].logprobs
     )
@@ -287,10 +249,10 @@ def test_completions_tell_log_probabilities(start: Start) -> None:
     assert (told.tokens, told.token_logprobs, told.text_offset) == (["a", "b"], [-0.5, -0.25], [0, 1])
 
 
-def test_the_likeliest_tokens_are_told(start: Start) -> None:
+def test_the_likeliest_tokens_are_told(borrow: Start) -> None:
     """Of two tokens each, where the vocabulary has three: the numbers are those of the softmax."""
     logits = [[0.0, 2.0, 1.0], [5.0, 5.0, -5.0]]
-    client = start(Reply(["a", "b"], log_probs=[-0.4, -0.7], logits=logits), returns_logits=True).client()
+    client = borrow(Reply(["a", "b"], log_probs=[-0.4, -0.7], logits=logits), returns_logits=True).client()
     asked: Any = {
         "model": "tiny",
         "messages": QUESTION,
@@ -314,9 +276,9 @@ def test_the_likeliest_tokens_are_told(start: Start) -> None:
     assert [len(top) for top in told.top_logprobs or ()] == [1, 1]
 
 
-def test_the_likeliest_tokens_of_an_answer_that_is_held_to_a_form(start: Start) -> None:
+def test_the_likeliest_tokens_of_an_answer_that_is_held_to_a_form(borrow: Start) -> None:
     logits = [[-math.inf, 2.0, -math.inf]]
-    running = start(Reply(["1"], log_probs=[0.0], logits=logits), returns_logits=True)
+    running = borrow(Reply(["1"], log_probs=[0.0], logits=logits), returns_logits=True)
     asked: Any = {"model": "tiny", "logprobs": True, "top_logprobs": 2, "temperature": 0}
     form: Any = {"type": "json_object"}
     chat = running.client().chat.completions.create(messages=QUESTION, response_format=form, **asked)

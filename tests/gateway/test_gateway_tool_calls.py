@@ -226,7 +226,3 @@ def test_at_most_so_many_calls() -> None:
 def test_the_dialect_is_that_of_the_template(source: str, name: str | None) -> None:
     found = dialect_of(ChatTemplate(source))
     assert (found.name if found else None) == name
-
-
-def test_dialects_are_told_with_their_sources() -> None:
-    assert all(one.source for one in dialects())

@@ -24,6 +24,7 @@ from pipeline.gateway.settings import TRACES_VARIABLES
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import Span, Tracer, make_tracer, parse_traceparent
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http
 from tests.support.otlp import Receiver, receiving
 from tests.support.waiting import wait_for
 
@@ -39,7 +40,7 @@ def no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(running: Running, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
     url = f"{running.url}/v1/chat/completions"
-    return httpx.post(url, json={**BODY, **fields}, headers=headers, timeout=20, trust_env=False)
+    return http.post(url, json={**BODY, **fields}, headers=headers, timeout=20)
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.integers(0, 255))
@@ -65,8 +66,7 @@ def test_what_is_no_header_begins_a_trace(header: str | None) -> None:
     assert Tracer().start_span("x", None).context.trace_flags == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("stream", "cached"), [(False, True), (True, False)])
 def test_a_trace_goes_on_to_triton_and_back(start: Start, *, stream: bool, cached: bool) -> None:
     running = start(cached=cached)
     headers = {"traceparent": PARENT, "tracestate": "vendor=1", "x-request-id": "mine-1"}
@@ -91,28 +91,24 @@ def test_a_trace_goes_on_to_triton_and_back(start: Start, *, stream: bool, cache
         (["a=1," + "b=" + "x" * 600 + ",c=3"], "a=1,c=3"),
     ],
 )
-def test_a_long_state_of_a_trace_is_shortened(start: Start, states: list[str], goes_on: str | None) -> None:
+def test_a_long_state_of_a_trace_is_shortened(borrow: Start, states: list[str], goes_on: str | None) -> None:
     """As W3C Trace Context says: what has more than 128 characters goes first, then what comes last."""
-    running = start()
+    running = borrow()
     headers = [("traceparent", PARENT), *(("tracestate", state) for state in states)]
     url = f"{running.url}/v1/chat/completions"
-    assert httpx.post(url, json=BODY, headers=headers, timeout=20, trust_env=False).status_code == 200
+    assert http.post(url, json=BODY, headers=headers, timeout=20).status_code == 200
     assert running.upstream.requests[0].headers.get("tracestate") == goes_on
 
 
-def test_a_state_without_a_trace_is_none(start: Start) -> None:
-    running = start()
-    assert ask(running, {"tracestate": "a=1"}).status_code == 200
+def test_an_id_that_is_none_and_a_state_without_a_trace_are_replaced(borrow: Start) -> None:
+    running = borrow()
+    answer = ask(running, {"x-request-id": "two words", "tracestate": "a=1"})
+    assert len(answer.headers["x-request-id"]) == 32
     assert "tracestate" not in running.upstream.requests[0].headers
 
 
-def test_an_id_that_is_none_is_replaced(start: Start) -> None:
-    answer = ask(start(), {"x-request-id": "two words"})
-    assert len(answer.headers["x-request-id"]) == 32
-
-
-def test_errors_tell_the_id(start: Start) -> None:
-    running = start(Reply(["a"], ending=Ending.ERROR, error="it broke"))
+def test_errors_tell_the_id(borrow: Start) -> None:
+    running = borrow(Reply(["a"], ending=Ending.ERROR, error="it broke"))
     for answer in (ask(running), ask(running, model="other")):
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
     streamed = ask(running, stream=True)
@@ -167,7 +163,7 @@ def test_what_the_server_fails_by_is_in_the_log_and_not_in_the_answer(
         monkeypatch.setattr(Tenants, "authenticate", lambda *_: 1 / 0)
         answer = ask(running, {"x-request-id": "mine"})
         # This one is not a route of its own.
-        other = httpx.get(f"{running.url}/v1/models", trust_env=False)
+        other = http.get(f"{running.url}/v1/models")
         failed, bug, another = lines(caplog, 3)
     assert (failed["level"], failed["status"], failed["outcome"]) == ("ERROR", 200, 502)
     assert (failed["error_type"], "it broke" in failed["error"]) == ("upstream_error", True)
@@ -209,13 +205,9 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-@pytest.mark.parametrize("by_environment", [True, False])
-def test_spans_are_exported(
-    start: Start, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, *, by_environment: bool
-) -> None:
-    if by_environment:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-    exported = make_tracer(None if by_environment else receiver.url)
+def test_spans_are_exported(start: Start, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    exported = make_tracer(None)
     running = start(Reply(["a", "b"]), tracer=exported, cached=True)
     answer = ask(running, {"traceparent": PARENT}, stream=True, temperature=0, max_tokens=7)
     exported.close()
@@ -263,7 +255,7 @@ def test_only_the_servers_own_errors_are_errors_of_its_spans(start: Start, recei
     ask(running, stream=True, temperature=0)
     for _ in range(2):
         ask(running, temperature=0)
-    httpx.get(f"{running.url}/not/a/route", trust_env=False)
+    http.get(f"{running.url}/not/a/route")
     exported.close()
     refused, failed, first, hit = (
         span for span in receiver.spans if span.name == "POST /v1/chat/completions"

@@ -194,11 +194,10 @@ def askers(shared_start: Start) -> dict[str, Asker]:
 
 
 @pytest.mark.parametrize("ask", [chat, response, message])
-@pytest.mark.parametrize("dialect", dialects(), ids=lambda dialect: dialect.name)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(dialect=st.sampled_from(dialects()), data=st.data())
 def test_every_answer_is_valid_history(
-    askers: dict[str, Asker], dialect: ToolDialect, ask: Callable[..., Any], data: st.DataObject
+    askers: dict[str, Asker], ask: Callable[..., Any], dialect: ToolDialect, data: st.DataObject
 ) -> None:
     asker = askers[dialect.name]
     asker.script = data.draw(answers(dialect))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from pipeline.client.testing import Ending, Received, Reply
 from pipeline.gateway.api.batches import message_batches, runner
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http
 from tests.support.waiting import wait_for
 
 NOTHING = {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
@@ -43,7 +41,7 @@ def call(running: Running, method: str, path: str = "", key: str = "none", **mor
     url = f"{running.url}/v1/messages/batches{path}"
     # As Anthropic's client does it, also where there is no body.
     headers = {"x-api-key": key, "content-type": "application/json"}
-    return httpx.request(method, url, headers=headers, timeout=30, trust_env=False, **more)
+    return http.request(method, url, headers=headers, timeout=30, **more)
 
 
 def item(number: int, **params: Any) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def ended(running: Running, id: str) -> Any:
 
 
 def results(batch: Any) -> dict[str, Any]:
-    answer = httpx.get(batch["results_url"], timeout=30, trust_env=False)
+    answer = http.get(batch["results_url"], timeout=30)
     assert answer.status_code == 200, answer.text
     lines = [json.loads(line) for line in answer.text.splitlines()]
     found = {line["custom_id"]: line["result"] for line in lines}
@@ -156,19 +154,9 @@ def test_lists_by_pages_and_apart_from_openais(begin: Callable[..., Running]) ->
     assert [batch.id for batch in client.batches.list()] == [other]
     assert call(running, "GET", f"/{other}").status_code == 404
     for path in ("", "/cancel"):
-        asked = httpx.request("POST" if path else "GET", f"{running.url}/v1/batches/{one}{path}", headers={
-            "content-type": "application/json"}, trust_env=False)  # fmt: skip
+        asked = http.request("POST" if path else "GET", f"{running.url}/v1/batches/{one}{path}", headers={
+            "content-type": "application/json"})  # fmt: skip
         assert asked.status_code == 404
-
-
-def test_no_tenant_sees_the_batches_of_another(begin: Callable[..., Running]) -> None:
-    tenants = {sha256(key.encode()).hexdigest(): Tenant(key, TenantLimits()) for key in ("ann", "bob")}
-    running = begin(tenants=Tenants(tenants))
-    id = create(running, item(0), key="ann")["id"]
-    for method, path in (("GET", ""), ("GET", "/results"), ("POST", "/cancel"), ("DELETE", "")):
-        assert call(running, method, f"/{id}{path}", key="bob").status_code == 404
-    assert call(running, "GET", key="bob").json()["data"] == []
-    assert call(running, "GET", f"/{id}").status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.client.testing import Ending, FakeServer, Received, Reply, bls, llmapi
-from tests.gateway.conftest import Running, Start, Upstream
+from tests.gateway.conftest import Running, Start
+from tests.support.http import http
 from tests.support.waiting import wait_for
-from tests.support.worker_gateway import worker_gateway
 
 # Chunks of one answer, and how many tokens each has: text may wait for the tokens after it.
 PIECES = ("one ", "two ", "", "three f", "our ", "five")
@@ -73,7 +72,7 @@ class Told:
 
 def ask(url: str, path: str, **fields: Any) -> Told:
     body = {"model": "tiny", "temperature": 0, "stream": True, **BODIES[path], **fields}
-    answer = httpx.post(f"{url}{path}", json=body, timeout=60, trust_env=False)
+    answer = http.post(f"{url}{path}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     told = Told()
     lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: "))
@@ -100,7 +99,7 @@ def ask(url: str, path: str, **fields: Any) -> Told:
 
 
 def migrations(running: Running) -> dict[str, float]:
-    page = httpx.get(f"{running.url}/metrics", timeout=60, trust_env=False).text
+    page = http.get(f"{running.url}/metrics", timeout=60).text
     told = [line for line in page.splitlines() if line.startswith("pipeline_migrations_total{")]
     return {line.partition('outcome="')[2].partition('"')[0]: float(line.split()[-1]) for line in told}
 
@@ -282,7 +281,7 @@ def test_a_stream_that_is_lost_again_ends_and_is_quarantined(start: Start) -> No
     assert (told.error, told.text) == ("upstream_lost", "one two three f")
     assert told.events[-1]["error"]["completion_tokens"] == 7
     body = {"model": "tiny", "temperature": 0, **BODIES["/v1/completions"], "stream_options": None}
-    again = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60, trust_env=False)
+    again = http.post(f"{running.url}/v1/completions", json=body, timeout=60)
     assert again.json()["error"]["code"] == "request_quarantined"
     running = start(Engine(lost_after=[2, 0]))
     told = ask(running.url, "/v1/completions")
@@ -316,12 +315,3 @@ def test_another_server_goes_on_while_the_first_is_away(start: Start) -> None:
             engine.lost_after = [number % 4 + 1]
             assert ask(running.url, "/v1/completions", prompt=f"{number}").text == WHOLE
     assert any(prior_of(received) for received in (*second.requests, *running.upstream.requests))
-
-
-def test_streams_of_workers_go_on() -> None:
-    engine = Engine()
-    with Upstream(engine) as upstream, worker_gateway(upstream.url, 2) as gateway:
-        for number in range(6):
-            engine.lost_after = [number % 5 + 1]
-            told = ask(gateway.url, "/v1/completions", prompt=f"{number}")
-            assert (told.text, told.tokens) == (WHOLE, sum(TOKENS))

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pipeline.client.testing import Received, Reply
@@ -21,6 +20,7 @@ from pipeline.triton.running import RunningServer, State
 from tests.gateway.conftest import Start, Upstream
 from tests.support import waiting
 from tests.support.deployments import ADDRESSES
+from tests.support.http import http
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:
@@ -58,9 +58,7 @@ class Exchange:
 
     def ask(self, content: str = "Hi", **more: Any) -> str:
         asked = {"model": "tiny", "messages": [{"role": "user", "content": content}], **more}
-        answer = httpx.post(
-            f"{self.running.url}/v1/chat/completions", json=asked, timeout=120, trust_env=False
-        )
+        answer = http.post(f"{self.running.url}/v1/chat/completions", json=asked, timeout=120)
         if answer.status_code != 200:
             return str(answer.json()["error"]["code"])
         return " ".join(choice["message"]["content"] for choice in answer.json()["choices"])
@@ -74,7 +72,7 @@ class Exchange:
         return asked
 
     def ready(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.running.url}/readyz", timeout=120, trust_env=False).json()
+        answer: dict[str, Any] = http.get(f"{self.running.url}/readyz", timeout=120).json()
         return answer
 
     def model(self) -> dict[str, Any]:

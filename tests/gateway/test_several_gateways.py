@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -42,6 +41,7 @@ from tests.gateway.test_gateway_batches import (
 )
 from tests.gateway.test_gateway_responses import create as respond
 from tests.gateway.test_gateway_responses import events_of
+from tests.support.http import http
 from tests.support.servers import Servers
 from tests.support.state_gateway import gateway_process
 from tests.support.state_places import StatePlace
@@ -313,7 +313,7 @@ def test_a_server_that_is_away_fails_what_needs_it_and_nothing_else(
         assert (unstored.output_text, unstored.to_dict()["store"]) == ("ok", False)
         streamed = events_of(running)[-1].response
         assert (streamed.status, streamed.to_dict()["store"]) == ("completed", False)
-        assert httpx.get(f"{running.url}/healthz", trust_env=False).status_code == 200
+        assert http.get(f"{running.url}/healthz").status_code == 200
         place.server.resume()
         wait_for(lambda: respond(running).to_dict()["store"], "the server, which is back", 60)
         assert respond(running, previous_response_id=made.id).status == "completed"

@@ -21,6 +21,7 @@ from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.shared_redis import BucketTake, RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
+from tests.support.http import http
 from tests.support.servers import RedisServer, Unavailable
 from tests.support.waiting import wait_for
 
@@ -43,11 +44,11 @@ def tenants(limits: TenantLimits, name: str = "shop") -> Tenants:
 
 def ask(running: Running) -> httpx.Response:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 4}
-    return httpx.post(f"{running.url}/v1/completions", json=body, headers=KEY, timeout=60, trust_env=False)
+    return http.post(f"{running.url}/v1/completions", json=body, headers=KEY, timeout=60)
 
 
 def fallbacks(running: Running) -> float:
-    page = httpx.get(f"{running.url}/metrics", timeout=60, trust_env=False).text
+    page = http.get(f"{running.url}/metrics", timeout=60).text
     (line,) = [line for line in page.splitlines() if line.startswith("pipeline_limits_fallbacks_total")]
     return float(line.split()[-1])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -25,8 +24,6 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponseLimits,
     StoredResponses,
 )
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start, opened_place, places
 from tests.gateway.test_gateway_responses import create, events_of, judged
 from tests.support.servers import Servers
@@ -34,9 +31,9 @@ from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
 
 
-def test_a_conversation_goes_on_by_its_last_response(start: Start) -> None:
+def test_a_conversation_goes_on_by_its_last_response(borrow: Start) -> None:
     """Each turn has what was said before, without the instructions of earlier turns."""
-    running = start(lambda asked: Reply([f"{asked.prompt.count('user:')} "]))
+    running = borrow(lambda asked: Reply([f"{asked.prompt.count('user:')} "]))
     first = create(running, input="One", instructions="Count.")
     second = create(running, input=[{"role": "user", "content": "Two"}], previous_response_id=first.id)
     other = create(running, input="Other", previous_response_id=first.id)
@@ -47,8 +44,8 @@ def test_a_conversation_goes_on_by_its_last_response(start: Start) -> None:
     assert running.upstream.requests[-1].prompt == f"system: Go on.\n{turns}"
 
 
-def test_what_is_remembered_can_be_read_and_forgotten(start: Start) -> None:
-    running = start()
+def test_what_is_remembered_can_be_read_and_forgotten(borrow: Start) -> None:
+    running = borrow()
     responses: Any = running.same_client().responses
     made = create(running, input=[{"role": "user", "content": str(number)} for number in range(5)])
     assert responses.retrieve(made.id) == made
@@ -77,25 +74,6 @@ def test_what_is_remembered_can_be_read_and_forgotten(start: Start) -> None:
         responses.retrieve(unkept.id)
 
 
-def test_nobody_is_told_of_anothers_responses(start: Start) -> None:
-    tenants = {sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in ("ann", "bob")}
-    running = start(tenants=Tenants(tenants))
-    made = create(running, key="ann")
-    bobs: Any = running.same_client("bob").responses
-    for call in (bobs.retrieve, bobs.delete, bobs.input_items.list):
-        with pytest.raises(openai.NotFoundError, match="not found"):
-            call(made.id)
-    with pytest.raises(openai.BadRequestError, match="not found"):
-        create(running, key="bob", previous_response_id=made.id)
-    for item in (
-        made.output[0].id,
-        running.same_client("ann").responses.input_items.list(made.id).data[0].id,
-    ):
-        with pytest.raises(openai.BadRequestError, match=r"no item .* of yours is remembered"):
-            create(running, key="bob", input=[{"type": "item_reference", "id": item}])
-    assert create(running, key="ann", previous_response_id=made.id).status == "completed"
-
-
 def test_a_memory_that_is_off(start: Start) -> None:
     """Who asks for an answer gets it, also where the client says `store: true` by default; the rest is refused."""
     running = start(stored_responses=NoStoredResponses())
@@ -119,9 +97,9 @@ def test_a_memory_that_is_off(start: Start) -> None:
         assert (refused.value.status_code, refused.value.code) == (501, "responses_not_stored")
 
 
-def test_an_item_is_referred_to_once(start: Start) -> None:
+def test_an_item_is_referred_to_once(borrow: Start) -> None:
     """Else a short request would stand for a long one."""
-    running = start()
+    running = borrow()
     reference = {"type": "item_reference", "id": create(running).output[0].id}
     with pytest.raises(openai.BadRequestError, match=r"input.1.id: .* it stands twice"):
         create(running, input=[reference, reference])

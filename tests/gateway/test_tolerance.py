@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.client.testing import Received, Reply
-from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_TOKENS
-from pipeline.gateway.bounds import MAX_SHOWN
+from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_SHOWN, MAX_TOKENS
 from tests.gateway.conftest import TEMPLATE, Running, Start
+from tests.support.http import http
 
 CHAT, TEXT, RESPONSES, MESSAGES = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
@@ -130,7 +130,7 @@ def strict(shared_start: Start) -> Running:
 
 
 def ask(running: Running, api: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{running.url}{api}", json=body, timeout=20, trust_env=False)
+    return http.post(f"{running.url}{api}", json=body, timeout=20)
 
 
 def asked(running: Running) -> tuple[str, dict[str, Any]]:
@@ -176,7 +176,7 @@ def test_unknown_fields_change_no_answer_and_are_named(tolerant: Running, strict
         st.sampled_from(PLACES[api]), st.tuples(names, values), min_size=1, max_size=3
     )
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(additions)
     def check(added: dict[str, tuple[str, Any]]) -> None:
         body = copy.deepcopy(REQUESTS[api])
@@ -270,9 +270,9 @@ def test_allowed_tools_without_those_of_the_server(tolerant: Running) -> None:
     [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (TEXT, "max_tokens"), (RESPONSES, "max_output_tokens"),
      (MESSAGES, "max_tokens")],
 )  # fmt: skip
-def test_limits_are_clamped(start: Start, strict: Running, api: str, field: str) -> None:
+def test_limits_are_clamped(borrow: Start, strict: Running, api: str, field: str) -> None:
     """The model gives 40 tokens."""
-    running = start(Reply(["a "] * 60))
+    running = borrow(Reply(["a "] * 60))
     body = {**REQUESTS[api], field: 32_000, "stream": False}
     body.pop("stream_options", None)
     response = ask(running, api, body)
@@ -308,9 +308,9 @@ def test_the_header_is_short_and_one_line(tolerant: Running) -> None:
     assert len(named) < 1200
 
 
-def test_fields_that_the_template_reads_stay(start: Start) -> None:
+def test_fields_that_the_template_reads_stay(borrow: Start) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }} {{ m.content }}\n{% endfor %}"
-    running = start(template=template)
+    running = borrow(template=template)
     messages = [{"role": "user", "content": "Hi", "reasoning_content": "Think.", "mood": "good"}]
     response = ask(running, CHAT, {"model": "tiny", "messages": messages})
     assert response.headers[IGNORED_FIELDS] == "messages.0.mood"

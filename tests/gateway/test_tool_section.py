@@ -70,9 +70,11 @@ def test_a_strict_template_takes_it(system: list[Any]) -> None:
     assert found.name == "hermes"
 
 
-def test_a_request_is_told_of_tools_and_its_calls_are_read(start: Start) -> None:
+def test_a_request_is_told_of_tools_and_its_calls_are_read(borrow: Start) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    running = start([Reply([f"{WRITTEN}\n{WRITTEN}"]), Reply(["Far."])], template=template, tool_section=True)
+    running = borrow(
+        [Reply([f"{WRITTEN}\n{WRITTEN}"]), Reply(["Far."])], template=template, tool_section=True
+    )
     ask: Any = {"model": "tiny", "messages": [ASK], "tools": [TOOL], "parallel_tool_calls": False}
     choice = running.client().chat.completions.create(**ask).choices[0]
     assert choice.finish_reason == "tool_calls"
@@ -85,9 +87,9 @@ def test_a_request_is_told_of_tools_and_its_calls_are_read(start: Start) -> None
     assert TOLD in running.upstream.requests[1].prompt
 
 
-def test_tools_that_are_not_allowed_are_left_out(start: Start) -> None:
+def test_tools_that_are_not_allowed_are_left_out(borrow: Start) -> None:
     other = {"type": "function", "function": {"name": "other"}}
-    running = start(template="{{ messages[0].content }}", tool_section=True)
+    running = borrow(template="{{ messages[0].content }}", tool_section=True)
 
     def choice(mode: str, *names: str) -> Any:
         tools = [{"type": "function", "function": {"name": name}} for name in names]
@@ -111,9 +113,9 @@ def test_tools_that_are_not_allowed_are_left_out(start: Start) -> None:
             ask(wrong)
 
 
-def test_a_list_of_calls_is_guided(start: Start) -> None:
+def test_a_list_of_calls_is_guided(borrow: Start) -> None:
     calls = '[{"name":"track","arguments":{"id":7}},{"name":"track","arguments":{"id":8}}]'
-    running = start(Reply(list(calls)), template="{{ messages[0].content }}", tool_section=True)
+    running = borrow(Reply(list(calls)), template="{{ messages[0].content }}", tool_section=True)
     answer = running.client().chat.completions.create(
         model="tiny", messages=[ASK], tools=[TOOL], tool_choice="required", parallel_tool_calls=True
     )

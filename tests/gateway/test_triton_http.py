@@ -17,6 +17,7 @@ texts = st.text(st.characters(codec="utf-8")) | st.sampled_from(['"', "\\", '\\"
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner) | st.dictionaries(texts, inner),
+    max_leaves=10,
 )
 
 

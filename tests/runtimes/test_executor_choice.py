@@ -11,7 +11,7 @@ from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.runtimes.tensorrt.executors import executor_of
-from tests.support.builders import DIGEST, BuilderDocker, ScriptedBuilder, job_in
+from tests.support.builders import DIGEST, FakeDocker, ScriptedBuilder, job_in
 
 IMAGE = container("1.2.1").image
 
@@ -28,7 +28,7 @@ def test_auto_prefers_the_builder_of_this_machine(tmp_path: Path, builder: Scrip
 
 def test_auto_takes_docker_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = ScriptedBuilder(tmp_path / "program")
-    BuilderDocker(tmp_path / "docker", monkeypatch, inside=inside.programs).set(images={IMAGE: DIGEST})
+    FakeDocker(tmp_path / "docker", monkeypatch, inside=inside.programs).set(images={IMAGE: DIGEST})
     assert executor_of(AUTO).run(job_in(tmp_path), Silent()).executor == "docker"
 
 

@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import ServerError, StageError, UserError
 from pipeline.progress import Lines, Silent
 from pipeline.runtimes.tensorrt.executors.docker import DockerExecutor, container_name
-from tests.support.builders import DIGEST, BuilderDocker, ScriptedBuilder, job_in
+from tests.support.builders import DIGEST, FakeDocker, ScriptedBuilder, job_in
 from tests.support.machines import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
@@ -26,8 +26,8 @@ def builder(tmp_path: Path) -> ScriptedBuilder:
 
 
 @pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: ScriptedBuilder) -> BuilderDocker:
-    stand_in = BuilderDocker(tmp_path / "docker", monkeypatch, inside=builder.programs)
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: ScriptedBuilder) -> FakeDocker:
+    stand_in = FakeDocker(tmp_path / "docker", monkeypatch, inside=builder.programs)
     stand_in.set(images={IMAGE: DIGEST})
     return stand_in
 
@@ -55,7 +55,7 @@ def test_the_command(tmp_path: Path) -> None:
     )
 
 
-def test_a_build(tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder) -> None:
+def test_a_build(tmp_path: Path, docker: FakeDocker, builder: ScriptedBuilder) -> None:
     job = job_in(tmp_path)
     log = DockerExecutor().run(job, Silent())
     assert (job.output / "rank0.engine").is_file()
@@ -72,14 +72,14 @@ def test_a_build(tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder
     assert docker.calls[-1] == ["rm", "--force", container_name(job)]
 
 
-def test_paths_with_commas(tmp_path: Path, docker: BuilderDocker) -> None:  # noqa: ARG001
+def test_paths_with_commas(tmp_path: Path, docker: FakeDocker) -> None:  # noqa: ARG001
     folder = tmp_path / 'a, "b"'
     job = job_in(folder)
     DockerExecutor().run(job, Silent())
     assert (job.output / "rank0.engine").is_file()
 
 
-def test_a_pull(tmp_path: Path, docker: BuilderDocker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pull(tmp_path: Path, docker: FakeDocker, capsys: pytest.CaptureFixture[str]) -> None:
     docker.set(images={}, registry={IMAGE: DIGEST})
     DockerExecutor().run(job_in(tmp_path), Lines(interval_s=0))
     said = capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_a_pull(tmp_path: Path, docker: BuilderDocker, capsys: pytest.CaptureFix
     assert "3 layers in" in said
 
 
-def test_no_such_image(tmp_path: Path, docker: BuilderDocker) -> None:
+def test_no_such_image(tmp_path: Path, docker: FakeDocker) -> None:
     docker.set(images={})
     with pytest.raises(ServerError, match=r"cannot be pulled: .*manifest unknown"):
         DockerExecutor().run(job_in(tmp_path), Silent())
@@ -99,26 +99,26 @@ def test_no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         DockerExecutor().check("1.2.1")
 
 
-def test_no_daemon(docker: BuilderDocker) -> None:
+def test_no_daemon(docker: FakeDocker) -> None:
     docker.set(down=True)
     with pytest.raises(UserError, match=r"Cannot connect to the Docker daemon.*--executor print"):
         DockerExecutor().check("1.2.1")
 
 
-def test_no_gpus_for_containers(tmp_path: Path, docker: BuilderDocker) -> None:
+def test_no_gpus_for_containers(tmp_path: Path, docker: FakeDocker) -> None:
     docker.set(no_gpus=True)
     with pytest.raises(StageError, match=r"exit code 125[\s\S]*install the NVIDIA Container Toolkit"):
         DockerExecutor().run(job_in(tmp_path), Silent())
 
 
-def test_rootless_docker_maps_users_itself(tmp_path: Path, docker: BuilderDocker) -> None:
+def test_rootless_docker_maps_users_itself(tmp_path: Path, docker: FakeDocker) -> None:
     docker.set(security=["name=seccomp,profile=builtin", "name=rootless"])
     DockerExecutor().run(job_in(tmp_path), Silent())
     assert "--user" not in docker.run
 
 
 def test_devices(
-    tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, docker: FakeDocker, builder: ScriptedBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_nvidia_smi(tmp_path / "smi", monkeypatch, "\n".join(line(i, capability="8.9") for i in range(4)))
     DockerExecutor(devices=(2, 3)).run(job_in(tmp_path, workers=2, gpus=2), Silent())
@@ -126,7 +126,7 @@ def test_devices(
     assert builder.calls[0]["gpus"] == "device=2,3".removeprefix("device=")
 
 
-def test_another_gpu(tmp_path: Path, docker: BuilderDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_gpu(tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     put_nvidia_smi(tmp_path / "smi", monkeypatch, line(capability="10.0"))
     with pytest.raises(UserError, match=r"SM 89\), GPU 0 here is .* \(SM 100\)"):
         DockerExecutor().run(job_in(tmp_path), Silent())
@@ -145,7 +145,7 @@ DockerExecutor().run(job_in(Path(sys.argv[1])), Lines())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_container_outlives_us(
-    tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder, number: signal.Signals
+    tmp_path: Path, docker: FakeDocker, builder: ScriptedBuilder, number: signal.Signals
 ) -> None:
     builder.play("building", seconds=60)
     process = subprocess.Popen([sys.executable, "-c", _BUILD, str(tmp_path)], stderr=subprocess.DEVNULL)
@@ -162,7 +162,7 @@ def test_no_container_outlives_us(
 
 
 def test_a_container_that_was_left_is_removed(
-    tmp_path: Path, docker: BuilderDocker, builder: ScriptedBuilder
+    tmp_path: Path, docker: FakeDocker, builder: ScriptedBuilder
 ) -> None:
     """As by a guard that was killed, too."""
     job = job_in(tmp_path)

@@ -22,7 +22,7 @@ from pipeline.runtimes.tensorrt.executors.remote import (
 )
 from tests.support.builders import (
     DIGEST,
-    BuilderDocker,
+    FakeDocker,
     ScriptedBuilder,
     handovers,
     job_in,
@@ -48,12 +48,12 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedBuilder:
     return ScriptedBuilder(tmp_path / "program", monkeypatch)
 
 
-def container_of(builder: ScriptedBuilder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> BuilderDocker:
+def container_of(builder: ScriptedBuilder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     """A Docker whose registry has the image, with the builder inside of it."""
     site = folder / "site" / "tensorrt_llm-1.2.1.dist-info"
     site.mkdir(parents=True)
     (site / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.2.1\n")
-    docker = BuilderDocker(folder / "docker", monkeypatch, inside=builder.programs)
+    docker = FakeDocker(folder / "docker", monkeypatch, inside=builder.programs)
     docker.set(registry={IMAGE: DIGEST}, site=str(site.parent))
     return docker
 

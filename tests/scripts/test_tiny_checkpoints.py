@@ -1,4 +1,7 @@
-"""The pair of small checkpoints and the dialogues that are checked in, and the modules that made them."""
+"""The pair of small checkpoints and the dialogues that are checked in, and the modules that made them.
+
+What the models say is judged before a release: the default tests of served models would notice a damaged checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -200,19 +203,23 @@ class TestModels:
         )
         assert config["num_key_value_heads"] % 2 == 0
 
+    @pytest.mark.slow
     def test_the_target_answers(self, replies: list[measure.Reply]) -> None:
         assert measure.exact_match(replies) >= LEAST_EXACT_MATCH
 
+    @pytest.mark.slow
     def test_the_target_calls_tools(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
         sample = tools.held_out(WORKSHOP.grammar, seed=make.SEED, count=SAMPLED_TOOL_DIALOGUES)
         calls = list(measure.replies(WORKSHOP.model("target"), shared_tokenizer, sample))
         assert measure.exact_match(calls) >= LEAST_TOOL_MATCH
 
+    @pytest.mark.slow
     def test_the_target_accepts_what_the_draft_proposes(
         self, draft: LlamaForCausalLM, replies: list[measure.Reply]
     ) -> None:
         assert measure.acceptance(draft, replies) >= LEAST_ACCEPTANCE
 
+    @pytest.mark.slow
     def test_acceptance_is_that_of_drafting_step_by_step(
         self, draft: LlamaForCausalLM, replies: list[measure.Reply]
     ) -> None:
@@ -227,6 +234,7 @@ class TestTraining:
         said = [token for token, weight in zip(tokens, weights, strict=True) if weight == 1.0]
         assert shared_tokenizer.decode(said) == "".join(f"{answer}<|eot_id|>" for _, answer in dialogue.turns)
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("_torch_settings")
     def test_the_same_seed_trains_the_same_weights(
         self, shared_tokenizer: PreTrainedTokenizerFast, tmp_path: Path

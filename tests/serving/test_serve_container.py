@@ -15,8 +15,9 @@ from pipeline.contracts.releases import container
 from pipeline.machine.programs import Software
 from pipeline.serving.ports import Ports
 from pipeline.triton.running import RunningServer
+from tests.support.builders import DIGEST, FakeDocker
 from tests.support.command import Command
-from tests.support.launchers import DIGEST, StandInDocker
+from tests.support.launchers import serving_docker
 from tests.support.machines import line, put_nvidia_smi
 from tests.support.waiting import wait_for
 
@@ -27,9 +28,9 @@ DIST = {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
 
 
 @pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInDocker:
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     """This machine has one H100 and, in its Python, what the image would have."""
-    made = StandInDocker(tmp_path / "docker", monkeypatch)
+    made = serving_docker(tmp_path / "docker", monkeypatch)
     put_nvidia_smi(made.programs, monkeypatch, line())
     libraries = tmp_path / "site"
     for name, version in DIST.items():
@@ -38,7 +39,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInDocker:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.setenv("PYTHONPATH", str(libraries))
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.07")
-    made.has({IMAGE: DIGEST})
+    made.set(images={IMAGE: DIGEST})
     return made
 
 
@@ -57,9 +58,7 @@ def ports() -> tuple[Ports, list[str]]:
     return free, ["--set", f"triton.grpc_port={free.grpc}", "--set", f"triton.metrics_port={free.metrics}"]
 
 
-def test_from_a_package_to_an_answer_and_back(
-    gpu_package: Path, docker: StandInDocker, tmp_path: Path
-) -> None:
+def test_from_a_package_to_an_answer_and_back(gpu_package: Path, docker: FakeDocker, tmp_path: Path) -> None:
     free, options = ports()
     running = tmp_path / "store" / "running"
     with deploying(gpu_package, tmp_path, "--gpus", "0", *options) as one:
@@ -84,7 +83,7 @@ def test_from_a_package_to_an_answer_and_back(
 
 @pytest.mark.slow
 def test_the_container_goes_when_its_owner_is_killed(
-    gpu_package: Path, docker: StandInDocker, tmp_path: Path
+    gpu_package: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
     _, options = ports()
     with deploying(gpu_package, tmp_path, *options) as one:
@@ -96,10 +95,10 @@ def test_the_container_goes_when_its_owner_is_killed(
 
 
 def test_an_image_that_is_not_here_is_pulled_after_the_host_was_looked_at(
-    gpu_package: Path, docker: StandInDocker, tmp_path: Path
+    gpu_package: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
-    docker.has({})
-    docker.can_pull({IMAGE: None})
+    docker.set(images={})
+    docker.set(registry={IMAGE: None})
     _, options = ports()
     with deploying(gpu_package, tmp_path, *options) as one:
         one.wait_for("ready after")
@@ -121,9 +120,9 @@ def refusal(gpu_package: Path, tmp_path: Path, *arguments: str) -> str:
 
 
 def test_the_wrong_gpu_is_refused_before_anything_is_pulled(
-    gpu_package: Path, docker: StandInDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu_package: Path, docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docker.has({})
+    docker.set(images={})
     put_nvidia_smi(
         docker.programs, monkeypatch, line(name="NVIDIA L4", capability="8.9", total=23034, driver="535.1")
     )
@@ -136,10 +135,10 @@ def test_the_wrong_gpu_is_refused_before_anything_is_pulled(
 
 
 def test_a_docker_without_gpus_is_refused_before_anything_is_pulled(
-    gpu_package: Path, docker: StandInDocker, tmp_path: Path
+    gpu_package: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
-    docker.has({})
-    (docker.folder / "info.json").write_text('{"ServerVersion": "28.3.2", "Runtimes": {"runc": {}}}')
+    docker.set(images={})
+    docker.set(info={"ServerVersion": "28.3.2", "Runtimes": {"runc": {}}})
     text = refusal(gpu_package, tmp_path)
     assert "containers cannot be given GPUs" in text
     assert "NVIDIA Container Toolkit" in text
@@ -147,9 +146,9 @@ def test_a_docker_without_gpus_is_refused_before_anything_is_pulled(
 
 
 def test_the_wrong_image_is_refused_before_anything_is_loaded(
-    gpu_package: Path, docker: StandInDocker, tmp_path: Path
+    gpu_package: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
-    docker.has({"own:1": None})
+    docker.set(images={"own:1": None})
     info = tmp_path / "site" / "tensorrt_llm-1.2.1.dist-info"
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.1.0\n")
     text = refusal(gpu_package, tmp_path, "--set", "triton.image=own:1")
@@ -157,7 +156,7 @@ def test_the_wrong_image_is_refused_before_anything_is_loaded(
     assert all("--entrypoint" in call for call in docker.called("run"))
 
 
-def test_dry_run_prints_and_runs_nothing(gpu_package: Path, docker: StandInDocker, tmp_path: Path) -> None:
+def test_dry_run_prints_and_runs_nothing(gpu_package: Path, docker: FakeDocker, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from pipeline.cli.serve import command

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,9 +15,8 @@ from pipeline.serving.launch import Launcher
 from pipeline.serving.launch_embedded import Installation
 from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.triton.deployment import Deployment, LaunchSpec
+from tests.support.builders import FakeDocker
 from tests.support.deployments import gpu_deployment
-
-DIGEST = "sha256:" + "ab" * 32
 
 _SERVER = """#!{python}
 import json, os, sys, time
@@ -36,51 +33,26 @@ while True:
 """
 
 
-def _put_programs(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Put the stand-in of a name on PATH, and the embedded Triton's backend below the folder; the paths of Triton."""
+def _triton_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Link the embedded Triton's backend below the folder, and put its libraries on the paths; the paths of Triton."""
     installation = Installation.find()
-    backend, programs = folder / "backends" / "python", folder / "bin"
+    backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
-    programs.mkdir()
     for file in (*installation.backend.iterdir(), installation.stub):
         (backend / file.name).symlink_to(file.resolve())
-    shutil.copy(Path(__file__).with_name(name), programs / name)
-    (programs / name).chmod(0o755)
-    environment = installation.environment()
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{environment['PATH']}")
-    monkeypatch.setenv("LD_LIBRARY_PATH", environment["LD_LIBRARY_PATH"])
+    for name, value in installation.environment().items():
+        if name in ("PATH", "LD_LIBRARY_PATH"):
+            monkeypatch.setenv(name, value)
     caches, binary = str(installation.caches), str(installation.binary)
     return {"binary": binary, "backends": str(backend.parent), "caches": caches}
 
 
-class StandInDocker:
-    """Has images, here or in a registry. What it was called with is in `calls`."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.programs = folder, folder / "bin"
-        server = _put_programs(folder, "docker", monkeypatch)
-        (folder / "server.json").write_text(json.dumps(server))
-        self.has({})
-        self.can_pull({})
-        monkeypatch.setenv("STAND_IN_DOCKER", str(folder))
-
-    def has(self, images: dict[str, str | None]) -> None:
-        """Images of this machine, with their digests."""
-        (self.folder / "images.json").write_text(json.dumps(images))
-
-    def can_pull(self, images: dict[str, str | None]) -> None:
-        """Images of the registry."""
-        (self.folder / "registry.json").write_text(json.dumps(images))
-
-    @property
-    def calls(self) -> list[list[str]]:
-        file = self.folder / "calls.jsonl"
-        lines: list[Any] = file.read_text().splitlines() if file.is_file() else []
-        return [json.loads(line) for line in lines]
-
-    def called(self, *words: str) -> list[list[str]]:
-        """Calls that begin with these words."""
-        return [call for call in self.calls if call[: len(words)] == list(words)]
+def serving_docker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
+    """A Docker whose containers run the real Triton."""
+    triton = _triton_below(folder, monkeypatch)
+    docker = FakeDocker(folder, monkeypatch)
+    docker.set(server=triton)
+    return docker
 
 
 def two_ranks(
@@ -92,7 +64,10 @@ def two_ranks(
     `first`, `other`: a line of Python that rank 0 or rank 1 runs before it serves or waits.
     """
     folder.mkdir(exist_ok=True)
-    triton = _put_programs(folder, "mpirun", monkeypatch)
+    triton = _triton_below(folder, monkeypatch)
+    programs = folder / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     server = folder / "tritonserver"
     server.write_text(
         _SERVER.format(python=sys.executable, folder=str(folder), first=first, other=other, **triton)
@@ -100,7 +75,10 @@ def two_ranks(
     server.chmod(0o755)
     # Of Open MPI, where there is one.
     if real := os.environ.get("PIPELINE_TEST_MPIRUN"):
-        (folder / "bin" / "mpirun").write_text(f'#!/bin/sh\nexec {shlex.quote(real)} "$@"\n')
+        (programs / "mpirun").write_text(f'#!/bin/sh\nexec {shlex.quote(real)} "$@"\n')
+    else:
+        shutil.copy(Path(__file__).with_name("mpirun"), programs / "mpirun")
+    (programs / "mpirun").chmod(0o755)
     assert shlex.quote(str(folder)) == str(folder)
     return partial(gpu_launch, leader_of(package), package, place=GpuPlace(server=str(server)))
 

@@ -24,6 +24,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 from pipeline.recipe.response_cache import PgvectorSettings
 from tests.gateway.conftest import Upstream, tiny
+from tests.support.http import openai_client
 
 
 @contextmanager
@@ -41,8 +42,8 @@ def gateway_process(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-            with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=60) as client:
+            url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            with openai_client(url, timeout_s=60) as client:
                 yield process, client
         finally:
             process.kill()

@@ -12,8 +12,12 @@ from typing import Any
 
 from pipeline.cache.encryption import Codec, PlainCodec
 from pipeline.cache.redis import RedisAddress
-from pipeline.gateway.api.batches.places import BatchFolder, PostgresBatches
-from pipeline.gateway.api.batches.rows import BATCH_TABLES, CONTENT_TABLES
+from pipeline.gateway.api.batches.places import (
+    BATCH_TABLES,
+    CONTENT_TABLES,
+    BatchFolder,
+    PostgresBatches,
+)
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from pipeline.gateway.api.responses.redis import RedisStoredResponses
 from pipeline.gateway.api.responses.stored import (

@@ -30,7 +30,7 @@ from pipeline.gateway.api.prompts import echoed_text, read_messages
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest
 from pipeline.gateway.api.sse import DONE, ChunkEncoder
 from pipeline.gateway.api.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
-from pipeline.gateway.routes import ApiRoute
+from pipeline.gateway.web import ApiRoute
 
 
 class TokenUsage(BaseModel):

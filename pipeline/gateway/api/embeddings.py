@@ -17,8 +17,8 @@ from pipeline.gateway.api.schema import OpenAIRequest
 from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.records import RequestRecord
-from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import EmbeddingModel, embedding_model_name
+from pipeline.gateway.web import ApiRoute
 
 
 class EmbeddingRequest(OpenAIRequest):

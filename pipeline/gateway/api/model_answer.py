@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.client import Cached, ClientError, PromptTooLong
-from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.api.generation import Generation, end_spans, request_attributes
 from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.prompts import Content
 from pipeline.gateway.api.schema import GenerationRequest, ModelRequest
@@ -34,7 +34,6 @@ from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily, GatewayCo
 from pipeline.gateway.errors import QUARANTINED, ApiError, error_response, from_client_error, to_api_error
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.records import CacheHit, RequestRecord
-from pipeline.gateway.request_spans import end_spans, request_attributes
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 
@@ -51,13 +50,7 @@ class AnswerContext(NamedTuple):
     record: RequestRecord
 
     def generation(self, request: GenerationRequest, contents: Sequence[Content]) -> Generation:
-        """Check a request, render its prompts, and count their tokens.
-
-        Raises:
-            ApiError: 400, with what is wrong.
-            PromptTooLong: a prompt has more tokens than the engine takes.
-            ClientError: the template does not take the messages.
-        """
+        """Check a request, render its prompts, and count their tokens; raises what `Generation` does."""
         self.tenant.check_choices(len(contents) * request.candidates)
         return Generation(self.model, self.tenant, request, contents, self.record.id, self.record.span)
 
@@ -65,7 +58,7 @@ class AnswerContext(NamedTuple):
 class ModelAnswer(ABC):
     """A model's answer to one request, in the form of one API.
 
-    It may be made in any thread, and raises what `AnswerContext.generation` does; its methods are for the event loop.
+    It may be made in any thread, and raises what `Generation` does; its methods are for the event loop.
 
     Attributes:
         keep_alive: event that a stream sends after long silence.

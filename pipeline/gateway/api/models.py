@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from pipeline.gateway.api.parsing import validate_request
 from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError, is_anthropic
-from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel, embedding_model_name
+from pipeline.gateway.web import ApiRoute
 
 
 class ModelObject(BaseModel):

@@ -19,10 +19,9 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from pipeline.client import PromptTooLong
-from pipeline.gateway.api.parsing import raise_faults, unsupported
+from pipeline.gateway.api.parsing import MAX_DEPTH, check_json, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools
-from pipeline.gateway.bounds import MAX_DEPTH, check_json
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.served_model import ServedModel
 

@@ -45,11 +45,7 @@ class ChunkEncoder:
     """Encodes the chunks of one completion. What is the same in every chunk is encoded once."""
 
     def __init__(self, head: Mapping[str, Any], *, chat: bool) -> None:
-        """
-        Args:
-            head: fields of every chunk: id, object, created, model, …
-            chat: whether text is in `delta.content` (chat completions) or in `text`.
-        """
+        """`head`: fields of every chunk (id, object, …); `chat`: whether text is in `delta.content` or in `text`."""
         self._head = encode_json(head)[:-1]
         self._chat = chat
         self._prefixes: dict[int, str] = {}  # by choice

@@ -15,16 +15,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
-from pipeline.gateway.api.parsing import OpenModel, hosted_tools, ignored_headers, parse_request, tolerate
+from pipeline.gateway.api.parsing import (
+    Label,
+    Messages,
+    OpenModel,
+    TokenId,
+    Tools,
+    hosted_tools,
+    ignored_headers,
+    parse_request,
+    tolerate,
+)
 from pipeline.gateway.api.prompts import read_messages
 from pipeline.gateway.api.schema import ChatRequest, TemplateFields
-from pipeline.gateway.bounds import Label, Messages, TokenId, Tools
 from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily
 from pipeline.gateway.errors import ApiError, from_client_error
 from pipeline.gateway.records import RequestRecord
-from pipeline.gateway.routes import ApiRoute
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
+from pipeline.gateway.web import ApiRoute
 
 
 class TokenizerRequest(OpenModel):

@@ -19,8 +19,7 @@ from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import LostServers
-from pipeline.gateway.model_status import GatewayStatus, ModelStatus
-from pipeline.gateway.readiness import Readiness
+from pipeline.gateway.readiness import GatewayStatus, ModelStatus, Readiness
 from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.shared_redis import RedisLosses

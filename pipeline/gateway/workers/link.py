@@ -31,11 +31,7 @@ class WorkerLink(asyncio.Protocol):
     """One end of the socket pair. Messages arrive in the order in which they were sent."""
 
     def __init__(self, receive: Callable[[LinkMessage], None], lost: Callable[[], None]) -> None:
-        """
-        Args:
-            receive: called with each message.
-            lost: called once when the other process is gone.
-        """
+        """`receive` is called with each message, `lost` once when the other process is gone."""
         self._receive, self._lost = receive, lost
         self._transport: asyncio.Transport | None = None
         self._begun = b""  # of a message that is not complete
@@ -76,11 +72,7 @@ class SharedUsage:
     """Memory with the usage of each tenant that has limits, for a number of workers."""
 
     def __init__(self, descriptor: int, tenants: Tenants, workers: int) -> None:
-        """
-        Args:
-            descriptor: file that `create` made, and that this process inherited.
-            tenants: the same as in all other processes.
-        """
+        """`descriptor` is the file that `create` made; `tenants` are the same in all processes."""
         self.descriptor, self._tenants, self._workers = descriptor, tenants.limited, workers
         self._memory = memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
         self._lock = _FileLock(descriptor)

@@ -20,7 +20,7 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import took_request
 from pipeline.gateway.metrics import share_metrics
-from pipeline.gateway.model_status import GatewayStatus, ModelStatus
+from pipeline.gateway.readiness import GatewayStatus, ModelStatus
 from pipeline.gateway.records import CacheHit, CacheHits
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import WorkerPlace

@@ -1,4 +1,4 @@
-"""Batches as the gateways that run them see them.
+"""Rows of files and batches, and batches as the gateways that run them see them.
 
 A batch is run by the gateway that claims it, which renews its claim until the batch is over. Another gateway claims it
 when it was not renewed in time; whatever the first one still writes is then refused. An answer is kept once for each
@@ -7,20 +7,94 @@ line of a batch, so that nothing is written twice however often a batch is begun
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
-from pipeline.gateway.api.batches.objects import BatchFaults, BatchObject, BatchStatus, FileObject
-from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchRows, OwnedBatch, new_file_id
+from pipeline.cache.encryption import UnreadableEntry
+from pipeline.gateway.api.batches.objects import (
+    FINAL,
+    BatchFaults,
+    BatchObject,
+    BatchStatus,
+    FileObject,
+    RequestCounts,
+)
+from pipeline.gateway.api.batches.places import BatchPlace
 from pipeline.gateway.database import Execute, marks
+from pipeline.gateway.errors import ApiError
 
 # Seconds after which a claim ends that was not renewed.
 CLAIM_S = 15.0
 _PAGE = 256  # rows that are read or written at once
+SELECT_BATCHES = "SELECT id, tenant, object, completed, failed FROM batches"
+UNFINISHED = f"(status NOT IN ({', '.join(map(repr, FINAL))}))"
 _CLAIMED = f"{SELECT_BATCHES} JOIN claims ON batch = id WHERE id = %s AND tenant = %s AND run = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBatch:
+    """A batch and its tenant."""
+
+    tenant: str
+    batch: BatchObject
+
+
+def new_file_id() -> str:
+    """Return the id of a new file."""
+    return f"file-{secrets.token_hex(12)}"
+
+
+class BatchRows:
+    """Rows of files and batches in a place. Those that were sealed with another key are left out."""
+
+    def __init__(self, place: BatchPlace) -> None:
+        self._place = place
+
+    def _sealed(self, content: FileObject | BatchObject) -> bytes:
+        return self._place.codec.seal(content.model_dump_json().encode(), _object_key(content.id))
+
+    def _insert_file(self, execute: Execute, tenant: str, file: FileObject) -> None:
+        row = (file.id, tenant, file.bytes, file.purpose, file.expires_at, self._sealed(file))
+        columns = "id, tenant, bytes, purpose, expires_at, object"
+        execute(f"INSERT INTO files ({columns}) VALUES {marks(row)}", *row)
+
+    def _update_batch(self, execute: Execute, batch: BatchObject) -> None:
+        changed = "UPDATE batches SET status = %s, object = %s WHERE id = %s"
+        execute(changed, batch.status, self._sealed(batch), batch.id)
+
+    def _files(self, rows: Iterable[Sequence[Any]]) -> list[FileObject]:
+        """Files of rows of id and object."""
+        files = []
+        for id, kept in rows:
+            with suppress(UnreadableEntry):
+                files.append(FileObject.model_validate_json(self._place.codec.open(kept, _object_key(id))))
+        return files
+
+    def _batches(self, rows: Iterable[Sequence[Any]]) -> list[OwnedBatch]:
+        """Batches of rows of `SELECT_BATCHES`, with the counts of now."""
+        batches = []
+        for id, tenant, kept, completed, failed in rows:
+            with suppress(UnreadableEntry):
+                batch = BatchObject.model_validate_json(self._place.codec.open(kept, _object_key(id)))
+                counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
+                batches.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
+        return batches
+
+    def _remove_contents(self, files: Iterable[str]) -> None:
+        """Remove the bytes of files that were not added; what cannot be removed now is swept later."""
+        with suppress(ApiError):
+            for id in files:
+                self._place.remove(id)
+
+
+def _object_key(id: str) -> bytes:
+    """Bind a sealed object to its row."""
+    return f"object\0{id}".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +117,7 @@ class ClaimLost(Exception):
 
 
 class BatchClaims(BatchRows):
-    """Batches as the gateways that run them see them.
+    """Rows of files and batches, and batches as the gateways that run them see them.
 
     Methods that take a claim raise `ClaimLost` if another gateway runs the batch, or it is over.
     """

@@ -28,13 +28,13 @@ from pipeline.gateway.api.batches.objects import (
     Page,
 )
 from pipeline.gateway.api.batches.runner import BatchRunner
-from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
+from pipeline.gateway.api.batches.storage import no_batch
 from pipeline.gateway.api.parsing import parse_request, validate_request
 from pipeline.gateway.context import EndpointFamily, GatewayContext
 from pipeline.gateway.database import disk_errors
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.routes import ApiRoute, json_answer
+from pipeline.gateway.web import ApiRoute, json_answer
 
 _FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
 _FORM_BYTES = 64 * 1024  # bytes of a form besides its file
@@ -60,16 +60,7 @@ class FileForm(BaseModel):
     expires_after: ExpiresAfter | None = None
 
 
-class StorageEndpoints(EndpointFamily):
-    """Endpoints over files and batches."""
-
-    @property
-    def storage(self) -> BatchStorage:
-        """Storage of files and batches. Raises `ApiError` (501) if there is none."""
-        return self.context.batch_storage
-
-
-class FileEndpoints(StorageEndpoints):
+class FileEndpoints(EndpointFamily):
     """Files."""
 
     def __init__(self, context: GatewayContext) -> None:
@@ -79,7 +70,7 @@ class FileEndpoints(StorageEndpoints):
     @ApiRoute("POST", "/v1/files", "Upload a file for a batch.", form=FileForm, response=FileObject)
     async def _upload(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        limited = _limited(request, self.storage.limits.file_bytes)
+        limited = _limited(request, self.context.batch_storage.limits.file_bytes)
         with disk_errors("the folder of temporary files"), self._uploading(tenant):
             async with limited.form(max_files=1, max_fields=8) as form:
                 fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
@@ -90,7 +81,11 @@ class FileEndpoints(StorageEndpoints):
                     raise ApiError(400, f"file: its name has more than {_MAX_NAME} characters", param="file")
                 expires_s = None if parsed.expires_after is None else parsed.expires_after.seconds
                 made = await self.context.use_state(
-                    self.storage.add_file, tenant.name, upload.file, upload.filename or "file", expires_s
+                    self.context.batch_storage.add_file,
+                    tenant.name,
+                    upload.file,
+                    upload.filename or "file",
+                    expires_s,
                 )
         return json_answer(made)
 
@@ -110,7 +105,7 @@ class FileEndpoints(StorageEndpoints):
         tenant = await self.context.authenticate(request)
         query = validate_request(FileQuery, dict(request.query_params))
         files = await self.context.use_state(
-            self.storage.files,
+            self.context.batch_storage.files,
             tenant.name,
             after=query.after,
             limit=query.limit + 1,
@@ -122,19 +117,21 @@ class FileEndpoints(StorageEndpoints):
     @ApiRoute("GET", _FILE, "Describe a file.", response=FileObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await self.context.use_state(self.storage.file, tenant.name, _file_id(request)))
+        return json_answer(
+            await self.context.use_state(self.context.batch_storage.file, tenant.name, _file_id(request))
+        )
 
     @ApiRoute("DELETE", _FILE, "Delete a file.", response=FileDeleted)
     async def _delete(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
-        await self.context.use_state(self.storage.delete_file, tenant.name, id)
+        await self.context.use_state(self.context.batch_storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
     @ApiRoute("GET", f"{_FILE}/content", "Read a file.", media_type="application/octet-stream")
     async def _content(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _file_id(request)
-        file = await self.context.use_state(self.storage.file, tenant.name, id)
-        content = await self.context.use_state(self.storage.open_content, tenant.name, id)
+        file = await self.context.use_state(self.context.batch_storage.file, tenant.name, id)
+        content = await self.context.use_state(self.context.batch_storage.open_content, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
         headers = {
             "content-disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
@@ -197,7 +194,7 @@ class BatchQuery(BaseModel):
     limit: int = Field(default=20, ge=1, le=100)
 
 
-class BatchEndpoints(StorageEndpoints):
+class BatchEndpoints(EndpointFamily):
     """Batches, and what runs them."""
 
     def __init__(self, context: GatewayContext) -> None:
@@ -211,13 +208,13 @@ class BatchEndpoints(StorageEndpoints):
     async def aclose(self) -> None:
         if self._runner is not None:
             await self._runner.aclose()
-            self.storage.close()
+            self.context.batch_storage.close()
 
     @ApiRoute(
         "POST", "/v1/batches", "Make a batch of the requests in a file.", request=BatchRequest, response=BatchObject
     )  # fmt: skip
     async def _create(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self.storage
+        tenant, storage = await self.context.authenticate(request), self.context.batch_storage
         asked = parse_request(BatchRequest, await self.context.receive_body(request))
         now = int(time.time())
         batch = BatchObject(
@@ -234,14 +231,16 @@ class BatchEndpoints(StorageEndpoints):
         tenant = await self.context.authenticate(request)
         query = validate_request(BatchQuery, dict(request.query_params))
         batches = await self.context.use_state(
-            self.storage.batches, tenant.name, after=query.after, limit=query.limit + 1
+            self.context.batch_storage.batches, tenant.name, after=query.after, limit=query.limit + 1
         )
         return json_answer(Page.of(batches, query.limit))
 
     @ApiRoute("GET", _BATCH, "Describe a batch.", response=BatchObject)
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
-        return json_answer(await self.context.use_state(self.storage.batch, tenant.name, _batch_id(request)))
+        return json_answer(
+            await self.context.use_state(self.context.batch_storage.batch, tenant.name, _batch_id(request))
+        )
 
     @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a batch.", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
@@ -253,7 +252,7 @@ class BatchEndpoints(StorageEndpoints):
                 raise ApiError(409, text, code="batch_not_cancellable")
             return batch if batch.status == "cancelling" else batch.entered("cancelling", time.time())
 
-        cancelled = await self.context.use_state(self.storage.change, tenant.name, id, cancel)
+        cancelled = await self.context.use_state(self.context.batch_storage.change, tenant.name, id, cancel)
         self._wake()
         return json_answer(cancelled)
 

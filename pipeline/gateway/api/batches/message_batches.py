@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from pipeline.gateway.api.batches.endpoints import StorageEndpoints
 from pipeline.gateway.api.batches.objects import (
     EXPIRED,
     FINAL,
@@ -34,11 +33,11 @@ from pipeline.gateway.api.batches.objects import (
 )
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
 from pipeline.gateway.api.models import AnthropicPageQuery, list_page, rfc3339
-from pipeline.gateway.api.parsing import parse_request, raise_faults, validate_request
-from pipeline.gateway.bounds import MAX_FAULTS
+from pipeline.gateway.api.parsing import MAX_FAULTS, parse_request, raise_faults, validate_request
+from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.routes import ApiRoute
+from pipeline.gateway.web import ApiRoute
 
 _BATCHES = f"{MESSAGES}/batches"
 _BATCH = f"{_BATCHES}/{{batch_id}}"
@@ -177,12 +176,12 @@ def _count_expired(batch: BatchObject, storage: BatchStorage, tenant: str) -> in
         return batch.request_counts.failed
 
 
-class MessageBatchEndpoints(StorageEndpoints):
+class MessageBatchEndpoints(EndpointFamily):
     """Message batches; `BatchEndpoints` runs them."""
 
     @ApiRoute("POST", _BATCHES, "Make a message batch, as Anthropic's API does.", request=MessageBatchRequest)
     async def _create(self, request: Request) -> Response:
-        context, storage = self.context, self.storage
+        context, storage = self.context, self.context.batch_storage
         tenant = await context.authenticate(request)
         body = await context.receive_body(request)
         asked = await context.parsers.run(
@@ -208,7 +207,7 @@ class MessageBatchEndpoints(StorageEndpoints):
 
     @ApiRoute("GET", _BATCHES, "List message batches.", query=AnthropicPageQuery)
     async def _list(self, request: Request) -> Response:
-        tenant, storage = await self.context.authenticate(request), self.storage
+        tenant, storage = await self.context.authenticate(request), self.context.batch_storage
         query = validate_request(AnthropicPageQuery, dict(request.query_params))
 
         def page() -> dict[str, Any]:
@@ -228,7 +227,9 @@ class MessageBatchEndpoints(StorageEndpoints):
     @ApiRoute("GET", _BATCH, "Describe a message batch.")
     async def _show(self, request: Request) -> Response:
         tenant, id = await self.context.authenticate(request), _id(request)
-        return await self._described(request, tenant, partial(self.storage.batch, tenant.name, id))
+        return await self._described(
+            request, tenant, partial(self.context.batch_storage.batch, tenant.name, id)
+        )
 
     @ApiRoute("POST", f"{_BATCH}/cancel", "Cancel a message batch.")
     async def _cancel(self, request: Request) -> Response:
@@ -240,12 +241,12 @@ class MessageBatchEndpoints(StorageEndpoints):
             running = batch.status not in ("cancelling", "finalizing")
             return batch.entered("cancelling", time.time()) if running else batch
 
-        change = partial(self.storage.change, tenant.name, id, cancel)
+        change = partial(self.context.batch_storage.change, tenant.name, id, cancel)
         return await self._described(request, tenant, change)
 
     async def _described(self, request: Request, tenant: Tenant, call: Callable[[], BatchObject]) -> Response:
         """Answer with the message batch that a call returns."""
-        storage = self.storage
+        storage = self.context.batch_storage
 
         def describe() -> dict[str, Any]:
             return message_batch(call(), str(request.base_url), storage, tenant.name)
@@ -254,11 +255,8 @@ class MessageBatchEndpoints(StorageEndpoints):
 
     @ApiRoute("DELETE", _BATCH, "Delete a message batch that has ended.")
     async def _delete(self, request: Request) -> Response:
-        tenant, storage, id = (
-            await self.context.authenticate(request),
-            self.storage,
-            _id(request),
-        )
+        tenant, id = await self.context.authenticate(request), _id(request)
+        storage = self.context.batch_storage
 
         def delete() -> None:
             batch = storage.delete_batch(tenant.name, id)
@@ -275,11 +273,8 @@ class MessageBatchEndpoints(StorageEndpoints):
         "GET", f"{_BATCH}/results", "Read the results of a message batch.", media_type="application/x-jsonl"
     )
     async def _results(self, request: Request) -> Response:
-        tenant, storage, id = (
-            await self.context.authenticate(request),
-            self.storage,
-            _id(request),
-        )
+        tenant, id = await self.context.authenticate(request), _id(request)
+        storage = self.context.batch_storage
         batch = await self.context.use_state(storage.batch, tenant.name, id)
         if batch.status not in FINAL:
             text = f"Batch {id} has no results yet: its processing_status is in_progress or canceling."

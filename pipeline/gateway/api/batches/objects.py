@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.gateway.bounds import Label, Metadata, check_json
+from pipeline.gateway.api.parsing import Label, Metadata, check_json
 from pipeline.gateway.errors import ApiError
 
 BatchStatus = Literal[

@@ -1,4 +1,4 @@
-"""Places of files and batches (`pipeline.gateway.api.batches.rows.BatchPlace`): a folder, and PostgreSQL.
+"""Places of files and batches: their tables in SQLite and PostgreSQL, and the bytes of files.
 
     <folder>/batches.db       files, batches, and answers of batches that are not over (SQLite)
     <folder>/contents/<id>    the bytes of a file, written beside it, synced, and renamed
@@ -17,14 +17,14 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from pipeline.cache.encryption import Codec, UnreadableEntry
-from pipeline.gateway.api.batches.rows import BATCH_TABLES, LATER_TABLES
 from pipeline.gateway.database import (
     Execute,
     PostgresDatabase,
     SqliteDatabase,
+    StateDatabase,
     StorageFailed,
     Unsealed,
     disk_errors,
@@ -33,11 +33,84 @@ from pipeline.gateway.database import (
 from pipeline.gateway.errors import ApiError
 from pipeline.sqlite_file import open_database
 
+# Tables that older folders lack.
+LATER_TABLES = """
+CREATE TABLE IF NOT EXISTS claims (         -- the gateway that runs a batch
+    batch text PRIMARY KEY,
+    run bigint NOT NULL,                    -- number of the claim, without which nothing of the batch is changed
+    until double precision NOT NULL
+);
+CREATE TABLE IF NOT EXISTS losses (
+    batch text NOT NULL,
+    line bigint NOT NULL,
+    times bigint NOT NULL,                  -- that a server was lost while it worked on the line
+    PRIMARY KEY (batch, line)
+);
+"""
+BATCH_TABLES = f"""
+CREATE TABLE files (
+    n {{serial}},
+    id text NOT NULL UNIQUE,
+    tenant text NOT NULL,
+    bytes bigint NOT NULL,
+    purpose text NOT NULL,
+    expires_at bigint,
+    object {{blob}} NOT NULL                -- JSON of FileObject
+);
+CREATE INDEX files_of ON files (tenant, n);
+CREATE TABLE batches (
+    n {{serial}},
+    id text NOT NULL UNIQUE,
+    tenant text NOT NULL,
+    status text NOT NULL,
+    completed bigint NOT NULL DEFAULT 0,    -- answers so far
+    failed bigint NOT NULL DEFAULT 0,
+    output_expires_s bigint,
+    object {{blob}} NOT NULL                -- JSON of BatchObject
+);
+CREATE INDEX batches_of ON batches (tenant, n);
+CREATE TABLE answers (
+    batch text NOT NULL,
+    line bigint NOT NULL,                   -- of the input file, from 0
+    failed bigint NOT NULL,
+    text {{blob}} NOT NULL,                 -- line of the output or error file, without its end
+    PRIMARY KEY (batch, line)
+);{LATER_TABLES}"""
+# Bytes of files, where there is no folder for them.
+CONTENT_TABLES = """
+CREATE TABLE contents (
+    file text NOT NULL,
+    part bigint NOT NULL,                   -- from 0; all but the last have the same size
+    written double precision NOT NULL,
+    bytes {blob} NOT NULL,
+    PRIMARY KEY (file, part)
+);
+"""
 _VERSION = 1
 
 
+class BatchPlace(StateDatabase, Protocol):
+    """A database with `BATCH_TABLES`, and the bytes of files."""
+
+    def write(self, id: str, parts: Iterable[bytes]) -> int:
+        """Write the bytes of a file, which are durable when this returns, and gone if it fails. Returns their number.
+
+        Raises:
+            ApiError: 503, or 507 if the disk is full.
+        """
+
+    def open(self, id: str) -> BinaryIO:
+        """Open the bytes of a file for reading; it can be sought in from the start."""
+
+    def remove(self, id: str) -> None:
+        """Remove the bytes of a file, if they are there."""
+
+    def remove_unknown(self, older_s: float) -> None:
+        """Remove bytes of no file that were written so many seconds ago: a process died while it added a file."""
+
+
 class BatchFolder:
-    """See `pipeline.gateway.api.batches.rows.BatchPlace`."""
+    """A folder of this machine; see `BatchPlace`."""
 
     codec: Codec = Unsealed()
 
@@ -113,7 +186,7 @@ _PART_BYTES = 2**20
 
 
 class PostgresBatches:
-    """See `pipeline.gateway.api.batches.rows.BatchPlace`."""
+    """A PostgreSQL server; see `BatchPlace`."""
 
     in_use = True
 

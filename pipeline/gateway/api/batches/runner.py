@@ -19,9 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp, Message, Scope
 
-from pipeline.gateway.api.batches.claims import CLAIM_S, Claim, ClaimLost
+from pipeline.gateway.api.batches.claims import CLAIM_S, Claim, ClaimLost, OwnedBatch
 from pipeline.gateway.api.batches.objects import EXPIRED, BatchFaults, BatchObject, BatchStatus, InputFile
-from pipeline.gateway.api.batches.rows import OwnedBatch
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.context import GatewayContext

@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from pipeline.gateway.api.batches.claims import BatchClaims
+from pipeline.gateway.api.batches.claims import (
+    SELECT_BATCHES,
+    UNFINISHED,
+    BatchClaims,
+    BatchRows,
+    new_file_id,
+)
 from pipeline.gateway.api.batches.objects import FINAL, BatchObject, FileObject
-from pipeline.gateway.api.batches.rows import SELECT_BATCHES, UNFINISHED, BatchPlace, BatchRows, new_file_id
+from pipeline.gateway.api.batches.places import BatchPlace
 from pipeline.gateway.database import Execute, known_form, marks
 from pipeline.gateway.errors import ApiError
 

@@ -22,6 +22,7 @@ from typing import Any
 from pipeline.client import PromptTooLong
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.model_answer import AnswerContext
+from pipeline.gateway.api.parsing import MAX_MESSAGES, MAX_REFERRED
 from pipeline.gateway.api.responses.request import (
     ResponseRequest,
     item_id,
@@ -32,7 +33,6 @@ from pipeline.gateway.api.responses.request import (
 from pipeline.gateway.api.responses.stored import Item, StoredConversation, StoredResponse, StoredResponses
 from pipeline.gateway.api.sse import encode_event, encode_json, encode_text
 from pipeline.gateway.api.translated import AnswerItem, ItemAnswer, ItemStep
-from pipeline.gateway.bounds import MAX_MESSAGES, MAX_REFERRED
 from pipeline.gateway.database import known_form
 from pipeline.gateway.errors import ApiError
 

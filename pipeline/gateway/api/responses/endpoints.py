@@ -21,7 +21,7 @@ from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.database import known_form
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
-from pipeline.gateway.routes import ApiRoute
+from pipeline.gateway.web import ApiRoute
 
 _FORGET_S = 60.0  # from one look for what nobody has used for too long to the next
 _RESPONSE = "/v1/responses/{response_id}"

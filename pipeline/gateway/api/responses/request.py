@@ -12,12 +12,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools, raise_faults, unsupported
+from pipeline.gateway.api.parsing import (
+    MAX_MESSAGES,
+    Label,
+    Metadata,
+    OpenModel,
+    Shape,
+    Tools,
+    hosted_tools,
+    raise_faults,
+    unsupported,
+)
 from pipeline.gateway.api.prompts import read_arguments
 from pipeline.gateway.api.responses.stored import Item
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.translated import OF_CHATS_ALONE, TranslatedRequest, chat_tools
-from pipeline.gateway.bounds import MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.errors import ApiError
 
 LOG_PROBS = "message.output_text.logprobs"
