@@ -94,7 +94,7 @@ def _check_distinct(recipes: Sequence[Recipe]) -> None:
     named: dict[tuple[str, object], list[str]] = {}
     for recipe in recipes:
         wanted = recipe.triton
-        for port in (wanted.http_port, wanted.grpc_port, wanted.metrics_port):
+        for port in {wanted.http_port, wanted.grpc_port, wanted.metrics_port}:
             named.setdefault(("a port of triton", port), []).append(recipe.name)
         named.setdefault(("triton.log", wanted.log), []).append(recipe.name)
     faults = [

@@ -64,8 +64,9 @@ class GatewaySettings(ListenSettings, GatewaySection):
         """
         section = _agreed_section(recipes)
         redis = section.limits_redis or os.environ.get(LIMITS_VARIABLE) or None
+        start = listening.model_dump(include=set(ListenSettings.model_fields))
         try:
-            return cls(**listening.model_dump(), **{**dict(section), "limits_redis": redis})
+            return cls(**start, **{**dict(section), "limits_redis": redis})
         except ValidationError as error:
             detail = error.errors()[0]
             raise UserError(f"${LIMITS_VARIABLE}: {redis}: {detail['msg']}") from None

@@ -77,6 +77,7 @@ def test_one_gateway_has_the_section_that_all_its_recipes_agree_on(monkeypatch: 
     agreed = [load_recipe("tiny-cpu", same), load_recipe("tiny-cpu", ("name=other", *same))]
     settings = GatewaySettings.of(ListenSettings(host="::1"), agreed)
     assert (settings.host, settings.max_waiting, settings.metric_names) == ("::1", 3, ("vllm",))
+    assert GatewaySettings.of(settings, agreed) == settings
     assert GatewaySettings.of(ListenSettings(), []) == GatewaySettings()
     with pytest.raises(InvalidInput) as caught:
         GatewaySettings.of(ListenSettings(), recipes(*same))
@@ -112,7 +113,7 @@ def test_a_message_to_a_child_has_all_of_it(tmp_path: Path) -> None:
 
 
 def test_several_recipes_have_ports_and_logs_of_their_own() -> None:
-    _check_distinct(recipes("triton={grpc_port: 9001, metrics_port: 9002}"))
+    _check_distinct(recipes("triton={grpc_port: 9001, metrics_port: 9001}"))
     both = ("triton={grpc_port: 9001, log: /tmp/triton.log}",)
     with pytest.raises(InvalidInput) as caught:
         _check_distinct([load_recipe("tiny-cpu", both), load_recipe("tiny-cpu", ("name=other", *both))])
