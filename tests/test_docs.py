@@ -81,6 +81,9 @@ def _unknown(text: str) -> list[str]:
             if not isinstance(command, click.Group):
                 break
             inner = command.get_command(click.Context(command), word)
+            if inner is None and command.params:
+                # The plain form of a command with verbs: the word is its argument.
+                break
             if inner is None:
                 wrong.append(f"pipeline{found[1]}")
                 break

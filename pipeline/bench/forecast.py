@@ -1,7 +1,7 @@
 """Forecasts of `pipeline plan` beside a measurement, and constants of the plan fitted to measurements.
 
 forecaster = LoadForecaster.of(recipe, store); forecaster.forecast(levels)      `BenchResult.forecast`
-calibrate_recipe(recipe, store, [Path("bench.json")])                           `pipeline plan --calibrate-from`
+calibrate_recipe(recipe, store, [Path("bench.json")])                           `pipeline plan calibrate`
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, Lev
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.extras import missing
 from pipeline.plan.performance.calibration import MeasuredLoad, model_name, recipe_model
-from pipeline.plan.performance.engine import token_acceptance
+from pipeline.plan.performance.engine import Workload, token_acceptance
 from pipeline.plan.performance.fit import CalibrationFit, fit_calibration
 from pipeline.plan.performance.forecast import UNDER_LOAD
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.plan.performance.workload import Workload
 from pipeline.prepare.report import calibrated_device, make_report, stored_calibration
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.store import Store
@@ -64,7 +63,7 @@ class LoadForecaster:
             if calibration is None and isinstance(recipe.runtime, CpuRuntime):
                 return cls(
                     "how fast a processor is shows only by measuring: pipeline plan "
-                    f"{recipe.name} --calibrate-from takes the JSON of a run"
+                    f"calibrate {recipe.name} takes the JSON of a run"
                 )
             report = make_report(recipe, store, offline=True)
             if report.memory is None:
@@ -152,7 +151,7 @@ def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> Ben
             elif isinstance(load, MeasuredLoad):
                 loads.append(load)
     if not loads:
-        raise InvalidInput("--calibrate-from", [Fault("no load is of use", where=text) for text in unfit])
+        raise InvalidInput("BENCH.json", [Fault("no load is of use", where=text) for text in unfit])
     try:
         fit = fit_calibration(
             model,
@@ -190,7 +189,7 @@ def _results(recipe: Recipe, files: Sequence[Path]) -> Mapping[Path, BenchResult
             for key, has, wanted in _differences(recipe, results[path])
         ]
     if faults:
-        raise InvalidInput("--calibrate-from", faults)
+        raise InvalidInput("BENCH.json", faults)
     return results
 
 

@@ -72,11 +72,11 @@ def stats(target: CacheTarget, as_json: bool) -> None:
 
 @command.command()
 @of_cache
+@click.argument("key", required=False)
 @json_option
 @click.option("--limit", default=20, show_default=True, help="Most entries to show, the newest first.")
-@click.option("--key", metavar="KEY", help="Only the entry whose key begins so, with its whole answer.")
-def show(target: CacheTarget, as_json: bool, limit: int, key: str | None) -> None:
-    """Show questions and answers."""
+def show(target: CacheTarget, key: str | None, as_json: bool, limit: int) -> None:
+    """Show questions and answers, or with its whole answer the one whose key begins with KEY."""
     with target.opened() as backend:
         entries = [kept for kept in backend.items() if key is None or kept.key.hex().startswith(key)][:limit]
     if key is not None and not entries:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Commands; options; what to write instead, where {key} is the option's name with underscores.
+# Commands; options; what to write instead, where {key} is the option's name with underscores, {option} the option.
 MOVED: tuple[tuple[str, str, str], ...] = (
     (
         "bench, compare, tune",
@@ -29,13 +29,22 @@ MOVED: tuple[tuple[str, str, str], ...] = (
     ),
     ("tune", "--restart", "--study {key}=true"),
     ("bench, doctor", "--schema", "pipeline recipes schema bench, or doctor"),
-    ("recipes schema", "--check", "scripts/renew_schemas --check"),
+    ("plan", "--schema", "pipeline recipes schema plan, or comparison"),
+    ("plan", "--compare", "pipeline plan compare RECIPE"),
+    ("plan", "--gpus --output", "pipeline plan compare RECIPE {option}"),
+    ("plan", "--calibrate-from", "pipeline plan calibrate RECIPE BENCH.json…"),
+    ("plan", "--accuracy", "pipeline plan accuracy"),
+    ("plan", "--gpu", "--set runtime.gpu=NAME"),
+    ("plan", "--no-calibration", "--calibration none"),
+    ("plan", "--until --allow", "pipeline build RECIPE --dry-run {option}"),
+    ("recipes schema", "--check", "pipeline recipes schema | diff FILE -"),
     ("compare, tune, accept", "--gpus", "CUDA_VISIBLE_DEVICES=0,1 in the environment"),
     (
         "cache stats, cache show, cache audit, cache purge, cache export, cache review",
         "--name",
         "ADDRESS#NAME",
     ),
+    ("cache show", "--key", "pipeline cache show RECIPE KEY"),
     ("cache purge", "--older-than --tenant --engine --scope --key", "--only {key}=VALUE"),
     ("init", "--dry-run", "--output -"),
     ("logs", "--triton --gateway --supervisor", "pipeline logs NAME {key}"),
@@ -96,5 +105,5 @@ def moved_to(command: str, option: str) -> str:
     """
     for commands, options, now in MOVED:
         if command in commands.split(", ") and option in options.split():
-            return now.format(key=option.lstrip("-").replace("-", "_"))
+            return now.format(key=option.lstrip("-").replace("-", "_"), option=option)
     return ""

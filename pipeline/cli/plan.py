@@ -1,51 +1,70 @@
-"""`pipeline plan`: know before you build; with --compare, deployments side by side."""
+"""`pipeline plan`: know before you build. Its verbs compare deployments, and calibrate and check the forecast."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Verb, complete_recipe, open_store, set_option
+from pipeline.cli.options import (
+    VerbGroup,
+    complete_recipe,
+    json_option,
+    moved_options_named,
+    open_store,
+    recipe_argument,
+    set_option,
+)
 from pipeline.cli.output import note
 from pipeline.cli.settings_options import options_of
-from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.plan.settings import PlanSettings
+from pipeline.errors import UserError
+from pipeline.plan.settings import CompareSettings, PlanSettings
 
 if TYPE_CHECKING:
-    from pipeline.recipe import Recipe
-    from pipeline.store import Store
+    from click.shell_completion import CompletionItem
 
 _ROWS = 15  # options that are printed
 
 
-@click.command(name="plan", cls=Verb)
-@click.argument("recipe", metavar="RECIPE", required=False, shell_complete=complete_recipe)
+class _CommandWithVerbs(VerbGroup):
+    """A command with verbs beside its plain form: `plan RECIPE` and `plan compare RECIPE`."""
+
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        verb = self.commands.get(args[0]) if args else None
+        if verb is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with moved_options_named(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return click.Command.invoke(self, ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    verbs = [CompletionItem(name) for name in command.commands if name.startswith(incomplete)]
+    return [*verbs, *complete_recipe(context, parameter, incomplete)]
+
+
+@click.group(name="plan", cls=_CommandWithVerbs, no_args_is_help=False, subcommand_metavar="| COMMAND …")
+@click.argument("recipe", metavar="RECIPE", shell_complete=_complete)
 @set_option
 @options_of(PlanSettings)
-@click.argument(
-    "more_files", nargs=-1, type=click.Path(dir_okay=False, path_type=Path), metavar="[BENCH.json]…"
-)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: every figure with its formula and its sources."
 )
-@click.option(
-    "--accuracy",
-    is_flag=True,
-    help="Compare the models of memory and speed with published measurements; needs no RECIPE.",
-)
-@click.option("--schema", is_flag=True, help="Print the JSON schema of what --json prints; needs no RECIPE.")
-def command(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    settings: PlanSettings,
-    more_files: tuple[Path, ...],
-    as_json: bool,
-    accuracy: bool,
-    schema: bool,
-) -> None:
+def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_json: bool) -> None:
     """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
     and what speaks against it. Nothing is downloaded but the config.json and the headers of models that are not known.
 
@@ -53,90 +72,117 @@ def command(
 
     \b
     pipeline plan llama-3.1-8b-fp8
-    pipeline plan llama-3.3-70b-fp8 --gpu h200-sxm-141g --set runtime.tensor_parallel=2
+    pipeline plan llama-3.3-70b-fp8 --set runtime.gpu=h200-sxm-141g --set runtime.tensor_parallel=2
     pipeline plan tiny-cpu --json
     pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --acceptance 0.8 --price h100-sxm=2.5
-    pipeline plan llama-3.3-70b-fp8 --compare --price h100-sxm=2.5 --price h200=3.5 --output front.html
-    pipeline plan llama-3.3-70b-fp8 --calibrate-from bench-1.json bench-2.json
-    pipeline plan --accuracy
     """
-    from pipeline.cli.render.compared_options import schema_text as comparison_schema
-    from pipeline.cli.render.forecast_errors import accuracy_page
     from pipeline.cli.render.memory import Look
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.report import make_report, stored_calibration
-    from pipeline.prepare.report_json import schema_text
     from pipeline.serving.deployments import recipe_of
 
-    if schema:
-        click.echo(comparison_schema() if settings.compare else schema_text().rstrip("\n"))
-        return
-    if accuracy:
-        click.echo(accuracy_page(as_json=as_json))
-        return
-    if recipe is None:
-        raise UserError("name a RECIPE (pipeline recipes ls), or give --accuracy or --schema")
-    if more_files and not settings.calibrate_from:
-        extra = " ".join(map(str, more_files))
-        raise InvalidInput("command line", [Fault("is one word too many: name one RECIPE", value=extra)])
-    if settings.gpu is not None:
-        overrides = (f"runtime.gpu={settings.gpu}", *overrides)
-    artifacts, look = open_store(), Look.of_output()
+    artifacts = open_store()
     chosen = recipe_of(recipe, overrides, artifacts)
-    if settings.compare:
-        click.echo(compare_page(chosen, artifacts, settings, as_json=as_json, width=look.width))
-        return
-    if settings.calibrate_from:
-        files = tuple(dict.fromkeys((*settings.calibrate_from, *more_files)))
-        click.echo(
-            calibrate_page(chosen, artifacts, files, settings.output, as_json=as_json, width=look.width)
-        )
-        return
-    calibration = (
-        None if settings.no_calibration else stored_calibration(chosen, artifacts, settings.calibration)
-    )
-    outlook = make_report(
-        chosen, artifacts, allowed=settings.allowed, workload=settings,
-        calibration=calibration,
-    )  # fmt: skip
-    until = settings.until
-    if outlook.plan is not None and until not in outlook.plan:
-        raise UserError(f"no step {until!r}; this build has {', '.join(step.name for step in outlook.plan)}")
-    click.echo(document(outlook, artifacts, until) if as_json else page(outlook, artifacts, until, look))
+    file = settings.calibration if isinstance(settings.calibration, Path) else None
+    calibration = None if settings.calibration == "none" else stored_calibration(chosen, artifacts, file)
+    outlook = make_report(chosen, artifacts, workload=settings, calibration=calibration)
+    click.echo(document(outlook, artifacts) if as_json else page(outlook, artifacts, Look.of_output()))
     if outlook.refused:
         sys.exit(UserError.exit_code)
 
 
-def compare_page(recipe: Recipe, store: Store, settings: PlanSettings, *, as_json: bool, width: int) -> str:
-    """Write the front to `--output`, and return what `--compare` prints."""
+@command.command()
+@recipe_argument
+@options_of(CompareSettings)
+@json_option
+def compare(recipe: str, overrides: tuple[str, ...], settings: CompareSettings, as_json: bool) -> None:
+    """Rank GPUs, splits, formats and drafts for RECIPE's SLO.
+
+    Those that serve within it are ranked by price, or by GPU time without prices; the others have the reason why not.
+    The front of time between tokens and price is drawn below the table, and into a file by --output.
+
+    \b
+    pipeline plan compare llama-3.3-70b-fp8 --price h100-sxm=2.5 --price h200=3.5 --output front.html
+    """
     from pipeline.cli.render.compared_options import comparison_lines, comparison_text
     from pipeline.cli.render.front import front_lines, front_page, front_png, require_matplotlib
+    from pipeline.cli.render.memory import Look
     from pipeline.prepare.report import compare_recipe
+    from pipeline.serving.deployments import recipe_of
     from pipeline.store import human_bytes
 
     is_png = settings.output is not None and settings.output.suffix == ".png"
     if is_png:
         # Comparing takes a while; what is missing is said before.
         require_matplotlib()
-    found = compare_recipe(recipe, store, settings)
+    artifacts = open_store()
+    found = compare_recipe(recipe_of(recipe, overrides, artifacts), artifacts, settings)
     if settings.output is not None:
         settings.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
         note(f"wrote {settings.output}, {human_bytes(settings.output.stat().st_size)}")
     if as_json:
-        return comparison_text(found)
-    lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, width)]
-    return "\n".join(line.rstrip() for line in lines)
+        click.echo(comparison_text(found))
+        return
+    lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, Look.of_output().width)]
+    click.echo("\n".join(line.rstrip() for line in lines))
 
 
-def calibrate_page(
-    recipe: Recipe, store: Store, files: tuple[Path, ...], output: Path | None, *, as_json: bool, width: int
-) -> str:
-    """Write fitted constants to `--output` or into the store, and return what `--calibrate-from` prints."""
+@command.command()
+@recipe_argument
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="BENCH.json…"
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.yaml",
+    help="Write the constants there instead of into the store; `pipeline plan --calibration FILE.yaml` takes them.",
+)
+@json_option
+def calibrate(
+    recipe: str,
+    overrides: tuple[str, ...],
+    files: tuple[Path, ...],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Fit the forecast to loads that `pipeline bench` measured.
+
+    The constants of RECIPE's GPU and runtime, or of this machine's processor, are fitted to files of `pipeline bench
+    RECIPE --output BENCH.json`, and kept. From then on `pipeline plan` takes them for every recipe of the same.
+
+    \b
+    pipeline plan calibrate llama-3.1-8b-fp8 bench-1.json bench-2.json
+    """
     from pipeline.bench.forecast import calibrate_recipe
     from pipeline.cli.render.forecast_errors import calibration_json, calibration_lines
+    from pipeline.cli.render.memory import Look
     from pipeline.prepare.report import calibration_path
+    from pipeline.serving.deployments import recipe_of
 
-    found = calibrate_recipe(recipe, store, files)
-    path = output or calibration_path(recipe, store)
+    if output is not None and output.suffix != ".yaml":
+        raise UserError(f"--output = {output}: must end in .yaml")
+    artifacts = open_store()
+    chosen = recipe_of(recipe, overrides, artifacts)
+    found = calibrate_recipe(chosen, artifacts, tuple(dict.fromkeys(files)))
+    path = output or calibration_path(chosen, artifacts)
     found.fit.calibration.write(path)
-    return calibration_json(found, path) if as_json else "\n".join(calibration_lines(found, path, width))
+    if as_json:
+        click.echo(calibration_json(found, path))
+    else:
+        click.echo("\n".join(calibration_lines(found, path, Look.of_output().width)))
+
+
+@command.command()
+@json_option
+def accuracy(as_json: bool) -> None:
+    """Compare the forecasts of memory and speed with measurements.
+
+    All of them were published by others; the output names the sources.
+
+    \b
+    pipeline plan accuracy
+    """
+    from pipeline.cli.render.forecast_errors import accuracy_page
+
+    click.echo(accuracy_page(as_json=as_json))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding
     from pipeline.settings import Settings
 
-_SCHEMAS = ("recipe", "load", "criteria", "study", "bench", "doctor")
+_SCHEMAS = ("recipe", "load", "criteria", "study", "plan", "comparison", "bench", "doctor")
 
 
 @click.group(name="recipes", cls=VerbGroup)
@@ -129,8 +129,8 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
 def schema(subject: str) -> None:
     """Print the JSON schema of recipes, or of another SUBJECT, for editors and programs.
 
-    load, criteria and study are files for the options of these names; bench and doctor are what these commands print
-    with --json.
+    load, criteria and study are files for the options of these names; plan, bench and doctor are what these commands
+    print with --json, and comparison is what `pipeline plan compare --json` prints.
 
     \b
     pipeline recipes schema > recipe.schema.json
@@ -141,6 +141,14 @@ def schema(subject: str) -> None:
             from pipeline.bench.result import json_schema
 
             text = json_schema()
+        case "comparison":
+            from pipeline.cli.render.compared_options import schema_text as comparison_schema
+
+            text = comparison_schema()
+        case "plan":
+            from pipeline.prepare.report_json import schema_text as plan_schema
+
+            text = plan_schema()
         case "doctor":
             from pipeline.doctor.report import schema_text as doctor_schema
 

@@ -12,7 +12,7 @@ from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec, deployment_spec
-from pipeline.plan.memory.footprint import weight_bytes
+from pipeline.plan.memory.tensors import weight_bytes
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.plan import rank_exports
 from pipeline.plan.preflight.context import make_context

@@ -39,7 +39,6 @@ def _complete_gpu(_context: Context, _parameter: Parameter, incomplete: str) -> 
 
 
 Devices = Annotated[tuple[int, ...], Option("--gpus", metavar="0,1,…", parse=_device, separator=",")]
-FileName = Annotated[Path, Option(metavar="FILE")]
 
 
 class PreparationSettings(Settings):
@@ -142,15 +141,6 @@ def _flat(parts: Any) -> Any:
 class WorkloadOptions(Settings):
     """Traffic and what it may cost; what is None or empty stands for the recipe's own."""
 
-    devices: Annotated[
-        tuple[str, ...],
-        BeforeValidator(_flat),
-        Option("--gpus", metavar="NAME,…", parse=_gpus_named, separator=","),
-    ] = Field(
-        default=(),
-        description="GPUs to compare; a beginning of a name is all of them (h100). By default those with a price, or "
-        "all.",
-    )
     prices: Annotated[
         Mapping[str, float],
         BeforeValidator(lambda given: given if isinstance(given, Mapping) else _flat(given)),
@@ -167,49 +157,37 @@ class WorkloadOptions(Settings):
     )
 
 
-class PlanSettings(WorkloadOptions, PreparationSettings):
-    """Settings of `pipeline plan`: the plan itself, speed and cost, and constants of the forecast."""
+class PlanSettings(WorkloadOptions):
+    """Settings of `pipeline plan RECIPE`."""
 
-    gpu: Annotated[str | None, Option(metavar="NAME", complete=_complete_gpu)] = Field(
-        default=None, description="As --set runtime.gpu=NAME, before all others: try another GPU."
-    )
-    until: Annotated[str, Option(metavar="STEP")] = Field(
-        default="package", description="Plan up to this step."
-    )
-    compare: bool = Field(
-        default=False, description="Rank GPUs, splits, formats and drafts for the recipe's SLO."
-    )
-    output: FileName | None = Field(
+    calibration: Annotated[Literal["none"] | Path | None, Option(metavar="FILE|none")] = Field(
         default=None,
-        description="With --compare: draw the front as .html or .png. With --calibrate-from: write the constants "
-        "there, as .yaml, instead of into the store.",
+        description="Forecast with these constants instead of the store's; none: with those of published figures.",
     )
-    calibrate_from: Annotated[tuple[Path, ...], Option(metavar="BENCH.json")] = Field(
+
+
+class ComparisonOptions(WorkloadOptions):
+    """Traffic, and the GPUs that are compared under it."""
+
+    devices: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_flat),
+        Option("--gpus", metavar="NAME,…", parse=_gpus_named, separator=","),
+    ] = Field(
         default=(),
-        description="Fit the constants of the recipe's GPU and runtime, or of this machine's processor, to what "
-        "`pipeline bench --output` measured, and keep them. Further files may follow.",
+        description="GPUs to compare; a beginning of a name is all of them (h100). By default those with a price, or "
+        "all.",
     )
-    calibration: FileName | None = Field(
-        default=None, description="Forecast with these constants instead of the store's."
-    )
-    no_calibration: bool = Field(
-        default=False, description="Forecast with constants of published figures, whatever the store has."
+
+
+class CompareSettings(ComparisonOptions):
+    """Settings of `pipeline plan compare`."""
+
+    output: Annotated[Path | None, Option(metavar="FILE")] = Field(
+        default=None, description="Draw the front, as .html or .png."
     )
 
     def conflicts(self) -> Iterator[Fault]:
-        """Yield options that go with others, or exclude them."""
-        fits = bool(self.calibrate_from)
-        if self.devices and not self.compare:
-            yield Fault("goes with --compare", key="--gpus")
-        if self.output is not None:
-            endings = (".yaml",) if fits else (".html", ".png")
-            if not self.compare and not fits:
-                yield Fault("goes with --compare or --calibrate-from", key="--output", value=str(self.output))
-            elif self.output.suffix not in endings:
-                yield Fault(f"must end in {' or '.join(endings)}", key="--output", value=str(self.output))
-        if fits and self.compare:
-            yield Fault("--calibrate-from and --compare exclude each other")
-        if self.calibration is not None and (fits or self.compare or self.no_calibration):
-            named = ("--calibrate-from", fits), ("--compare", self.compare), ("--no-calibration", True)
-            other = next(name for name, given in named if given)
-            yield Fault(f"--calibration and {other} exclude each other")
+        """Yield an output in a form that is not drawn."""
+        if self.output is not None and self.output.suffix not in (".html", ".png"):
+            yield Fault("must end in .html or .png", key="--output", value=str(self.output))

@@ -15,7 +15,7 @@ from pipeline.plan.machine_facts import GpuFacts, contract_name
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
-from pipeline.plan.report import PlanReport
+from pipeline.prepare.report import PlanReport
 from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
 from pipeline.recipe.catalog import entries
 

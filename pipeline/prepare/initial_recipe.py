@@ -4,7 +4,7 @@
     first.recipe, first.reasons["limits.max_concurrency"]
 
 Nothing is judged by rules of its own: sizes come from `model_probe`, formats, splits and loads from the comparison that
-`pipeline plan --compare` prints, budgets and drafts from the packaged recipes, and the result is held against the very
+`pipeline plan compare` prints, budgets and drafts from the packaged recipes, and the result is held against the very
 report of `pipeline plan`. What fits nowhere is refused with what each option lacks.
 """
 
@@ -25,8 +25,7 @@ from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
 from pipeline.plan.plan import TARGET
-from pipeline.plan.report import PlanReport
-from pipeline.plan.settings import InitSettings, WorkloadOptions
+from pipeline.plan.settings import ComparisonOptions, InitSettings
 from pipeline.prepare.initial_choices import (
     KnownDraft,
     draft_pays,
@@ -38,7 +37,7 @@ from pipeline.prepare.initial_choices import (
     refusals,
 )
 from pipeline.prepare.model_probe import probe_models
-from pipeline.prepare.report import compare_recipe, make_report
+from pipeline.prepare.report import PlanReport, compare_recipe, make_report
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.sources import HubCheckpoint, is_offline, resolve_checkpoint
@@ -101,7 +100,7 @@ def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | N
         InvalidInput: The model fits nowhere; with a fault for each option.
         SourceError: The Hub does not give the model.
     """
-    draft = _Draft(request, store, is_offline(), progress or Silent())
+    draft = _Draft(request, store, progress or Silent())
     kinds = draft.settle_place()
     draft.settle_model()
     if kinds == ("cpu",):
@@ -121,7 +120,6 @@ class _Draft:
 
     request: InitRequest
     store: Store
-    offline: bool
     progress: Progress
     gpu: str = ""
     gpus: int = _MAX_GPUS
@@ -163,7 +161,7 @@ class _Draft:
         self.values["name"] = self.request.name or slug or "model"
         self.values["model"] = {"source": str(source), **self._revision(source)}
         base = self._recipe(limits=dict(zip(_LIMITS, (1, 1, 1), strict=True)), runtime={"kind": "cpu"})
-        probe = probe_models(base, self.store, offline=self.offline, progress=self.progress).get(TARGET)
+        probe = probe_models(base, self.store, progress=self.progress).get(TARGET)
         if probe is None:
             raise UserError(
                 f"{source}: its sizes are not among those that are known, and HF_HUB_OFFLINE forbids to ask the Hub"
@@ -177,7 +175,7 @@ class _Draft:
 
     def _revision(self, source: HubSource | LocalSource) -> dict[str, str]:
         """The commit that the default branch is now, so that the build is repeatable."""
-        if isinstance(source, LocalSource) or self.offline:
+        if isinstance(source, LocalSource) or is_offline():
             return {}
         asked = Recipe.model_validate(
             {"name": "x", "model": {"source": str(source)}, "limits": dict.fromkeys(_LIMITS, 1)}
@@ -315,8 +313,8 @@ class _Draft:
         return self._finished(sections, f"{best.gpus} x {self.gpu}")
 
     def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
-        options = WorkloadOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
-        return compare_recipe(self._recipe(**sections), self.store, options, offline=self.offline)
+        options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
+        return compare_recipe(self._recipe(**sections), self.store, options)
 
     def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:
         """The first format that serves; of its splits, the smallest that serves enough, or else the most."""
@@ -381,7 +379,7 @@ class _Draft:
     # The result
 
     def _report(self, recipe: Recipe) -> PlanReport:
-        return make_report(recipe, self.store, offline=self.offline, progress=self.progress)
+        return make_report(recipe, self.store, progress=self.progress)
 
     def _finished(self, sections: Mapping[str, Any], place: str) -> InitialRecipe:
         """Hold the recipe against what `pipeline plan` says."""

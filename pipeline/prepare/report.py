@@ -1,4 +1,4 @@
-"""The report of `pipeline plan`: findings, plan, memory, speed and alternatives; with `--compare`, deployments ranked.
+"""The report of `pipeline plan`: findings, plan, memory, speed, alternatives; and the ranking of `plan compare`.
 
 The facts are gathered first (`pipeline.prepare.facts`, `pipeline.prepare.model_probe`); all else computes from them.
 """
@@ -6,7 +6,7 @@ The facts are gathered first (`pipeline.prepare.facts`, `pipeline.prepare.model_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, SourceError, UserError
@@ -19,17 +19,14 @@ from pipeline.plan.memory import (
     deployment_spec,
     plan_memory,
 )
-from pipeline.plan.memory.footprint import weight_bytes
-from pipeline.plan.memory.tensors import parameter_counts
+from pipeline.plan.memory.tensors import parameter_counts, weight_bytes
 from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
 from pipeline.plan.performance import Forecast, forecast_recipe
 from pipeline.plan.performance.calibration import SpeedCalibration, calibration_file
-from pipeline.plan.performance.compare import Comparison, compare
-from pipeline.plan.performance.workload import comparison_settings
+from pipeline.plan.performance.compare import Comparison, compare, comparison_settings
 from pipeline.plan.plan import DRAFT, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
-from pipeline.plan.report import PlanReport
-from pipeline.plan.settings import WorkloadOptions
+from pipeline.plan.settings import ComparisonOptions, WorkloadOptions
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_access,
@@ -43,6 +40,73 @@ from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime, Recipe, RecipeProvenance, load_recipe
 from pipeline.sources import is_offline
 from pipeline.store import Store, human_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """Plan, memory, speed and findings of one recipe on one kind of GPU, or on this machine (`cpu`)."""
+
+    recipe: Recipe
+    findings: tuple[Finding, ...]  # of preflight, the gravest first
+    plan: Plan | None = None
+    memory: MemoryPlan | None = None
+    alternatives: tuple[Alternative, ...] = ()  # where it does not fit, or not at its concurrency
+    performance: Forecast | None = None
+    seen: Mapping[str, str] = field(default_factory=dict)  # role -> where its sizes are from, and its weights
+    doubts: tuple[str, ...] = ()  # about what is counted of the models
+    # "plan", "memory", "performance" -> why it is not known
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on figures without a measurement to compare them with: memory first, then speed."""
+        memory = self.memory.warnings if self.memory is not None else ()
+        performance = self.performance.warnings if self.performance is not None else ()
+        return (*self.doubts, *memory, *performance)
+
+    @property
+    def refused(self) -> bool:
+        """Whether a build would be refused, or its result could not run."""
+        no_room = self.memory is not None and self.memory.verdict == "does not fit"
+        return no_room or any(finding.stops for finding in self.findings)
+
+    @property
+    def meets_slo(self) -> bool | None:
+        """Whether the forecast meets the SLO; None if the recipe has none, or it cannot be told."""
+        return self.performance.meets_slo if self.performance is not None else None
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on memory, SLO and preflight.
+
+        "fits: 66 x 9221 tokens at a time, 64 wanted; meets the SLO"
+        """
+        words = [_memory_words(self.memory)]
+        if self.meets_slo is not None:
+            missed = "does not meet the SLO with so many requests of such lengths"
+            words.append(f"meets the SLO{self._if_formula_holds}" if self.meets_slo else missed)
+        errors = sum(finding.stops for finding in self.findings)
+        if errors:
+            words.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
+        return "; ".join(words)
+
+    @property
+    def _if_formula_holds(self) -> str:
+        late = self.recipe.slo.ttft_p95_ms is not None and self.recipe.limits.max_concurrency > 1
+        return ", if the formula for first tokens under load holds" if late else ""
+
+
+def _memory_words(memory: MemoryPlan | None) -> str:
+    if memory is None:
+        return "whether it fits is not known"
+    spec = memory.spec
+    held = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
+    short = -memory.tightest.headroom
+    if memory.verdict == "does not fit" and short > 0:
+        place = "on a GPU" if spec.is_gpu else "for this machine's memory"
+        return f"does not fit: {short / 2**30:.1f} GiB too much {place} before any KV cache"
+    return f"{memory.verdict}: {held}"
+
 
 # Of what the files of a checkpoint hold, that may be counted.
 _MOST = 1.03
@@ -136,20 +200,17 @@ def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -
     return found
 
 
-def compare_recipe(
-    recipe: Recipe, store: Store, workload: WorkloadOptions, *, offline: bool = False
-) -> Comparison:
+def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
-
-    Args:
-        offline: Do not ask the Hub.
 
     Raises:
         UserError: The recipe is for `cpu`, or the sizes of its models are not known.
     """
     if isinstance(recipe.runtime, CpuRuntime):
-        raise UserError("--compare is for recipes with runtime.kind tensorrt or pytorch; this one is for cpu")
-    probes = probe_models(recipe, store, offline=offline)
+        raise UserError(
+            "only recipes with runtime.kind tensorrt or pytorch are compared; this one is for cpu"
+        )
+    probes = probe_models(recipe, store)
     sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
     for role in recipe_checkpoints(recipe):
         if role not in probes:

@@ -1,4 +1,4 @@
-"""An outlook as values for JSON: `pipeline plan --json`, whose schema `pipeline plan --schema` prints.
+"""An outlook as values for JSON: `pipeline plan --json`, whose schema `pipeline recipes schema plan` prints.
 
 Keys are only added within a `schema`; what is not known is null, and `unknown` says why.
 """
@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.plan.report import PlanReport
 from pipeline.prepare.prepare import step_states
+from pipeline.prepare.report import PlanReport
 from pipeline.store import Store
 
 SCHEMA = 2  # 2: ends of an estimate may be null
@@ -123,7 +123,7 @@ class OutlookDocument:
         return made
 
 
-def document_of(outlook: PlanReport, store: Store, until: str) -> OutlookDocument:
+def document_of(outlook: PlanReport, store: Store) -> OutlookDocument:
     """The same as values."""
     memory, performance = outlook.memory, outlook.performance
     return OutlookDocument(
@@ -135,7 +135,7 @@ def document_of(outlook: PlanReport, store: Store, until: str) -> OutlookDocumen
             outlook.verdict, outlook.refused, memory.verdict if memory else None, outlook.meets_slo
         ),
         models=dict(outlook.seen),
-        steps=step_rows(outlook.plan, store, until) if outlook.plan is not None else None,
+        steps=step_rows(outlook.plan, store) if outlook.plan is not None else None,
         memory=_memory(memory) if memory is not None else None,
         alternatives=[_alternative(one) for one in outlook.alternatives],
         performance=dict(performance.as_json()) if performance is not None else None,
@@ -145,7 +145,7 @@ def document_of(outlook: PlanReport, store: Store, until: str) -> OutlookDocumen
     )
 
 
-def step_rows(plan: Plan, store: Store, until: str) -> list[StepRow]:
+def step_rows(plan: Plan, store: Store, until: str = "package") -> list[StepRow]:
     """The steps with all that their keys are made from."""
     return [
         StepRow(

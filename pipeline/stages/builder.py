@@ -199,7 +199,6 @@ def preview_deployment(
     recipe: Recipe,
     store: Store,
     *,
-    offline: bool = False,
     progress: Progress | None = None,
     allowed: frozenset[str] = frozenset(),
 ) -> DeploymentPreview:
@@ -215,14 +214,14 @@ def preview_deployment(
     """
     report, package, note = progress or Silent(), UNKNOWN_PACKAGE, ""
     try:
-        prepared = prepare(recipe, store, offline=offline, progress=progress, allowed=allowed)
+        prepared = prepare(recipe, store, progress=progress, allowed=allowed)
         key = prepared.plan["package"].key
         if store.find(key) is not None:
             return DeploymentPreview(Builder(prepared, store, report).finished().path, None)
         package = store.artifacts / key.name
     except SourceError as error:
         note = str(error)
-    probes = probe_models(recipe, store, offline=offline)
+    probes = probe_models(recipe, store)
     sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
     return DeploymentPreview(package, runtime_of(recipe).preview_deployment(recipe, sizes), note)
 

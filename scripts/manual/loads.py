@@ -57,5 +57,6 @@ def moved() -> str:
     ]
     for commands, options, now in MOVED:
         named = ", ".join(f"`{option}`" for option in options.split())
-        lines.append(f"| {commands} | {named} | {now.replace('{key}', 'KEY').replace('|', chr(92) + '|')} |")
+        written = now.format(key="KEY", option="OPTION").replace("|", r"\|")
+        lines.append(f"| {commands} | {named} | {written} |")
     return "\n".join(lines) + "\n"

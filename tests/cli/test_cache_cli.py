@@ -50,9 +50,9 @@ def test_stats(file: Path) -> None:
 def test_show(file: Path) -> None:
     rows = json.loads(run(file, "show", "--json", "--limit", "2").output)
     assert [row["question"] for row in rows] == ["Why?", "Who are you?"]
-    whole = run(file, "show", "--key", rows[0]["key"][:10]).output
+    whole = run(file, "show", rows[0]["key"][:10]).output
     assert "Because\nso." in whole
-    assert run(file, "show", "--key", "zzzz").exit_code == 1
+    assert run(file, "show", "zzzz").exit_code == 1
 
 
 def test_audit_finds_what_may_not_be_kept(file: Path) -> None:

@@ -14,8 +14,7 @@ from pipeline.cli.render.front import Axis, draw, front_lines, front_page, front
 from pipeline.errors import UserError
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload
-from pipeline.plan.performance.compare import Comparison, compare
-from pipeline.plan.performance.workload import ComparisonSettings
+from pipeline.plan.performance.compare import Comparison, ComparisonSettings, compare
 from pipeline.recipe import Slo, load_recipe
 
 DEVICES = ("h100-sxm-80g", "l40s-48g", "a100-sxm-80g", "l4-24g")

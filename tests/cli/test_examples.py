@@ -30,7 +30,7 @@ FOLDERS = (
 )  # fmt: skip
 FILES = {
     "questions.jsonl": '{"prompt": "Hi"}\n', "log.jsonl": "Hi\n", "mine.jsonl": "Hi\n", "keys.yaml": "keys: []\n",
-    "chat.yaml": "concurrency: 4\n", "release.yaml": "min_similar: 0.9\n",
+    "chat.yaml": "rate: 4\n", "release.yaml": "min_similar: 0.9\n",
     "before.json": "{}", "after.json": "{}", "bench-1.json": "{}", "bench-2.json": "{}", "packages.key": "",
     "pairs.jsonl": '{"a": "Hi", "b": "Hello", "same": 1}\n', "accept-llama-3.1-8b-fp8-2026-11-30.json": "{}",
 }  # fmt: skip
@@ -42,7 +42,7 @@ HOLD_BACK = {
     "doctor": ("--timeout-s", "1"),
 }  # fmt: skip
 # They would run until they are ended, ask an object store, or compute for long what other tests show.
-PARSED_ONLY = ("gateway --package", "store pull", "plan --accuracy", "--compare", "store push", "store sign")
+PARSED_ONLY = ("gateway --package", "store pull", "plan accuracy", "plan compare", "store push", "store sign")
 LACKING = re.compile(
     r"is not running|not running here|is not built|is not served here|no such deployment|has no such log"
     r"|no answer from \S+: |cannot be reached|no response cache here yet|config\.json: cannot be read"
@@ -98,7 +98,7 @@ def parsed(words: list[str]) -> click.Context:
     """Parse words as click does, callbacks of options included."""
     command: click.Command = cli
     context = click.Context(cli, info_name="pipeline")
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and words[0] in command.list_commands(context):
         inner = command.get_command(context, words[0])
         assert inner is not None, f"no command {words[0]}"
         command, words = inner, words[1:]

@@ -1,4 +1,4 @@
-"""`pipeline plan --calibrate-from`, as a user calls it: on a processor and on a GPU, and with files that do not fit."""
+"""`pipeline plan calibrate`, as a user calls it: on a processor and on a GPU, and with files that do not fit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
     assert "speed on" not in run("tiny-cpu").stdout
     assert LoadForecaster.of(load_recipe("tiny-cpu", ()), store).none_because
 
-    found = run("tiny-cpu", "--calibrate-from", *files)
+    found = run("calibrate", "tiny-cpu", *files)
     assert found.exit_code == 0, found.output
     (written,) = store.calibrations.iterdir()
     assert str(written) in found.stdout
@@ -77,7 +77,7 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
         outlook["tokens_per_s"]["low"] <= outlook["tokens_per_s"]["value"] <= outlook["tokens_per_s"]["high"]
     )
     assert "left out of the fit" in run("tiny-cpu", *LENGTHS).stdout.replace("\n  ", " ")
-    assert "speed on" not in run("tiny-cpu", "--no-calibration").stdout
+    assert "speed on" not in run("tiny-cpu", "--calibration", "none").stdout
 
     seen = levels(4)
     (point,) = LoadForecaster.of(load_recipe("tiny-cpu", ()), store).forecast(seen).points
@@ -88,7 +88,7 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
 def test_a_gpu_is_forecast_by_its_own_measurements(tmp_path: Path, store: Store) -> None:
     file = benched(tmp_path / "h100.json", levels(1, 16), runtime="tensorrt", gpu="h100-sxm-80g")
     elsewhere = tmp_path / "mine.yaml"
-    found = run(GPU, "--calibrate-from", file, "--output", elsewhere, "--json")
+    found = run("calibrate", GPU, file, "--output", elsewhere, "--json")
     assert found.exit_code == 0, found.output
     document = json.loads(found.stdout)
     assert document["file"] == str(elsewhere)
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_told_at_once_and_nothing_is_written(tmp_path: Path
     other = benched(tmp_path / "other.json", levels(1), runtime="pytorch", gpu="b200-180g")
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
-    found = run(GPU, "--calibrate-from", other, broken)
+    found = run("calibrate", GPU, other, broken)
     text = str(found.exception)
     for word in ("other.json", "pytorch", "tensorrt", "b200-180g", "h100-sxm-80g", "broken.json", "levels"):
         assert word in text
@@ -121,32 +121,23 @@ def test_loads_that_no_constant_explains_are_not_used(tmp_path: Path) -> None:
     few = levels(2)[0].model_copy(update={"cached_share": 0.5})
     useless = [failed_level(Load("concurrency", 1), "gone"), silent, few, *levels(32)]
     file = benched(tmp_path / "useless.json", useless, runtime="cpu")
-    found = run("tiny-cpu", "--calibrate-from", file)
+    found = run("calibrate", "tiny-cpu", file)
     for words in ("no answer of two or more tokens", "--way triton", "response cache", "more than the 16"):
         assert words in str(found.exception)
-    kept = run("tiny-cpu", "--calibrate-from", benched(file, [*useless, *levels(2)], runtime="cpu"))
+    kept = run("calibrate", "tiny-cpu", benched(file, [*useless, *levels(2)], runtime="cpu"))
     assert kept.exit_code == 0, kept.output
     assert kept.stdout.count("warning: not used") == len(useless)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("tiny-cpu", "more.json"), "name one RECIPE"),
-        (("tiny-cpu", "--calibrate-from", "a.json", "--output", "a.html"), "must end in .yaml"),
-        (("tiny-cpu", "--calibrate-from", "a.json", "--compare"), "exclude each other"),
-        (("tiny-cpu", "--calibration", "a.yaml", "--no-calibration"), "--no-calibration exclude each other"),
-        (("tiny-cpu", "--output", "a.yaml"), "goes with --compare or --calibrate-from"),
-    ],
-)
-def test_options_that_exclude_each_other_are_named(options: tuple[str, ...], words: str) -> None:
-    assert words in str(run(*options).exception)
+def test_constants_are_written_as_yaml() -> None:
+    found = run("calibrate", "tiny-cpu", "a.json", "--output", "a.html")
+    assert "--output = a.html: must end in .yaml" in str(found.exception)
 
 
 def test_constants_of_another_device_are_refused(tmp_path: Path) -> None:
     file = benched(tmp_path / "h100.json", levels(1, 8), runtime="tensorrt", gpu="h100-sxm-80g")
     made = tmp_path / "mine.yaml"
-    assert run(GPU, "--calibrate-from", file, "--output", made).exit_code == 0
+    assert run("calibrate", GPU, file, "--output", made).exit_code == 0
     refused = run("tiny-cpu", "--calibration", made)
     assert "h100-sxm-80g" in str(refused.exception)
     assert "is of tensorrt, and the recipe's is cpu" in str(refused.exception)

@@ -1,4 +1,4 @@
-"""`pipeline plan --compare`, and the options about speed, as a user calls them."""
+"""`pipeline plan compare`, and the options about speed, as a user calls them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 from pydantic import TypeAdapter
 
 from pipeline.cli.plan import command
-from pipeline.cli.render.compared_options import ComparisonDocument
+from pipeline.cli.render.compared_options import ComparisonDocument, schema_text
 from pipeline.errors import InvalidInput, UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-compare.txt"
 ASKED = (
-    "llama-3.1-8b-fp8", "--compare", "--gpus", "h100-sxm,l4,a100-pcie-40g", "--price", "h100-sxm=2.5",
+    "compare", "llama-3.1-8b-fp8", "--gpus", "h100-sxm,l4,a100-pcie-40g", "--price", "h100-sxm=2.5",
     "--price", "l4=0.5", "--price", "a100-pcie-40g=1", "--prompt-tokens", "1000", "--output-tokens", "200",
     "--acceptance", "0.8",
 )  # fmt: skip
@@ -56,7 +56,7 @@ def test_json_is_as_its_schema_says() -> None:
     whole: Any = json.loads(result.stdout)
     adapter = TypeAdapter(ComparisonDocument)
     assert adapter.dump_python(adapter.validate_python(whole)) == whole
-    schema = json.loads(run("--compare", "--schema").stdout)
+    schema = json.loads(schema_text())
     assert schema["properties"].keys() == whole.keys()
     assert whole["unit"] == "price"
     assert whole["serving"][0]["cost"]["per_million_output"]["value"] > 0
@@ -103,17 +103,15 @@ def test_a_plan_takes_lengths_prices_and_acceptance() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (("tiny-cpu", "--compare"), UserError, "this one is for cpu"),
-        (("llama-3.1-8b-fp8", "--gpus", "h100"), InvalidInput, "--gpus: goes with --compare"),
-        (("llama-3.1-8b-fp8", "--output", "a.html"), InvalidInput, "--output = a.html: goes with --compare"),
-        (("llama-3.1-8b-fp8", "--compare", "--output", "a.pdf"), InvalidInput, "must end in .html or .png"),
+        (("compare", "tiny-cpu"), UserError, "this one is for cpu"),
+        (("compare", "llama-3.1-8b-fp8", "--output", "a.pdf"), InvalidInput, "must end in .html or .png"),
         (
             ("llama-3.1-8b-fp8", "--acceptance", "80"),
             InvalidInput,
             "--acceptance = 80: must be a number from 0 to 1",
         ),
         (
-            ("llama-3.1-8b-fp8", "--compare", "--gpus", "h100-sxm-96g"),
+            ("compare", "llama-3.1-8b-fp8", "--gpus", "h100-sxm-96g"),
             InvalidInput,
             "is not known; known: h100-sxm",
         ),

@@ -15,9 +15,11 @@ from pipeline.bench.result import json_schema as result_schema
 from pipeline.bench.settings import LoadSettings
 from pipeline.cli.build import command as build
 from pipeline.cli.plan import command as plan
+from pipeline.cli.render.compared_options import schema_text as comparison_schema
 from pipeline.doctor.report import schema_text as report_schema
 from pipeline.errors import InvalidInput
 from pipeline.models import Architecture
+from pipeline.prepare.report_json import schema_text as plan_schema
 from pipeline.recipe import load_recipe, packaged
 from pipeline.recipe.catalog import SCHEMA_FILE, schema_text
 from tests.cli.conftest import Run
@@ -231,6 +233,8 @@ def test_schema(recipes: Run) -> None:
     assert recipes("schema").out == schema_text() == SCHEMA_FILE.read_text()
     assert recipes("schema", "doctor").out == report_schema()
     assert recipes("schema", "bench").out == result_schema()
+    assert recipes("schema", "plan").out == plan_schema()
+    assert recipes("schema", "comparison").out == comparison_schema()
     assert set(recipes("schema", "load").json["properties"]) == set(LoadSettings.model_fields)
 
 

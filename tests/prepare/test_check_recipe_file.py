@@ -8,7 +8,6 @@ import pytest
 
 from pipeline.errors import Fault, InvalidInput
 from pipeline.prepare import check_recipe_file
-from pipeline.recipe import packaged
 
 # Values that are no valid ones, of keys whose defaults or samples take their place.
 WRONG = (
@@ -61,7 +60,8 @@ def test_nothing_is_said_of_what_is_a_guess(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", WRONG)
-@pytest.mark.parametrize("name", sorted(packaged()))
+# One of each runtime.
+@pytest.mark.parametrize("name", ["tiny-cpu", "llama-3.3-70b-fp8", "llama-3.3-70b-nvfp4"])
 def test_a_fault_in_a_good_recipe_is_the_only_thing_that_is_said(name: str, override: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_recipe_file(name, [override])

@@ -29,8 +29,7 @@ from pipeline.contracts.trtllm_build import (
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.plan.model_facts import offline_facts
 from pipeline.plan.parallelism import parallelism
-from pipeline.plan.preflight.context import make_context
-from pipeline.plan.preflight.finding import Objection
+from pipeline.plan.preflight.context import Objection, make_context
 from pipeline.plan.preflight.run_rules import RECIPE_CHECKS
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe, packaged

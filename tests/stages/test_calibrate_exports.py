@@ -26,7 +26,7 @@ from pipeline.stages.calibrate.measurement import check_scales, make_batches, me
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
-from pipeline.stages.threads import torch_threads_for
+from pipeline.stages.torch_device import torch_threads_for
 from tests.support.calibrated import Calibrations, facts, quantization
 from tests.support.models import CLASSES
 
@@ -75,15 +75,20 @@ def test_the_hugging_face_export(calibrations: Calibrations, form: str) -> None:
     assert kept == {"BF16"}
 
 
-@pytest.mark.parametrize("architecture", CLASSES)
-@pytest.mark.parametrize("rope_key", ["rope_parameters", "rope_theta"])
+# Both keys of the rotary settings; without `rope_theta` a calibration is that of the other tests.
+ROPES: list[tuple[str, dict[str, str]]] = [
+    *((name, {}) for name in CLASSES), ("llama", {"rope_key": "rope_theta"}), ("qwen2", {"rope_key": "rope_theta"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "rope"), ROPES)
 def test_transformers_reads_the_same_rotary_settings(
-    calibrations: Calibrations, architecture: str, rope_key: str
+    calibrations: Calibrations, architecture: str, rope: dict[str, str]
 ) -> None:
     from transformers import AutoConfig
 
-    source = calibrations.source(architecture, rope_key=rope_key)
-    exported = calibrations.calibrated("fp8", architecture=architecture, rope_key=rope_key) / "hf"
+    source = calibrations.source(architecture, **rope)
+    exported = calibrations.calibrated("fp8", architecture=architecture, **rope) / "hf"
     theirs, ours = (AutoConfig.from_pretrained(folder).rope_parameters for folder in (source, exported))
     assert ours == theirs
     assert Architecture.read(exported) == Architecture.read(source)
@@ -92,14 +97,11 @@ def test_transformers_reads_the_same_rotary_settings(
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_tensorrt_llm_configuration_is_repaired(
-    calibrations: Calibrations, architecture: str, ranks: int
-) -> None:
+def test_the_tensorrt_llm_configuration_is_repaired(calibrations: Calibrations, architecture: str) -> None:
     folder = calibrations.calibrated("fp8", architecture=architecture)
-    written = config(folder / f"trtllm-tp{ranks}")
+    written = config(folder / "trtllm-tp2")
     assert "rank" not in written
-    assert written["mapping"]["world_size"] == written["mapping"]["tp_size"] == ranks
+    assert written["mapping"]["world_size"] == written["mapping"]["tp_size"] == 2
     assert written["rotary_base"] == 500000.0
     scaling = written["rotary_scaling"]
     if architecture == "llama":
@@ -257,43 +259,32 @@ def test_an_fp8_cache(calibrations: Calibrations, form: str) -> None:
 
 def test_one_export_does_not_change_the_next(calibrations: Calibrations, tmp_path: Path) -> None:
     """ModelOpt's TensorRT-LLM export merges scales in the model; the others must not see that."""
-    for form in FORMATS:
-        both = calibrations.calibrated(form, kv_cache="fp8" if form in ("fp8", "int4_awq") else "auto")
+    for form, kv_cache in (("fp8", "fp8"), ("w4a8_awq", "auto")):
+        both = calibrations.calibrated(form, kv_cache=kv_cache)
         alone = tmp_path / form
         alone.mkdir()
-        _calibrate(calibrations, form, (2,), alone, kv_cache="fp8" if form in ("fp8", "int4_awq") else "auto")
+        _calibrate(calibrations, form, Parallelism(2), alone, kv_cache)
         assert digests(alone / "trtllm-tp2") == digests(both / "trtllm-tp2"), form
         assert digests(alone / "hf") == digests(both / "hf"), form
 
 
 def _calibrate(
-    calibrations: Calibrations, form: str, ranks: tuple[int, ...], into: Path, kv_cache: str = "auto"
+    calibrations: Calibrations, form: str, size: Parallelism, into: Path, kv_cache: str = "auto"
 ) -> None:
     calibrate(
         calibrations.source(),
         calibrations.dataset(),
         quantization(form, kv_cache),
-        exports=[Parallelism(count) for count in ranks],
+        exports=[size],
         into=into,
         progress=Silent(),
         device="cpu",
     )
 
 
-@pytest.mark.parametrize("form", ["fp8", "int4_awq"])
-def test_pipeline_stages_hold_the_layers_of_the_whole(
-    calibrations: Calibrations, tmp_path: Path, form: str
-) -> None:
-    whole = calibrations.calibrated(form)
-    calibrate(
-        calibrations.source(),
-        calibrations.dataset(),
-        quantization(form),
-        exports=[Parallelism(2, 2)],
-        into=tmp_path,
-        progress=Silent(),
-        device="cpu",
-    )
+def test_pipeline_stages_hold_the_layers_of_the_whole(calibrations: Calibrations, tmp_path: Path) -> None:
+    whole = calibrations.calibrated("int4_awq")
+    _calibrate(calibrations, "int4_awq", Parallelism(2, 2), tmp_path)
     half = config(tmp_path / "trtllm-tp2-pp2")["num_hidden_layers"] // 2
     for rank in range(4):
         found = _rank(tmp_path / "trtllm-tp2-pp2", rank)
@@ -314,15 +305,13 @@ def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> Non
     assert config(folder / "trtllm-tp2")["quantization"]["quant_algo"] is None
 
 
-@pytest.mark.parametrize("form", ["fp8", "int4_awq"])
-def test_tied_embeddings_and_an_odd_vocabulary(calibrations: Calibrations, form: str) -> None:
-    folder = calibrations.calibrated(form, architecture="qwen3", tied=True, vocab=501)
+def test_tied_embeddings_and_an_odd_vocabulary(calibrations: Calibrations) -> None:
+    folder = calibrations.calibrated("int4_awq", architecture="qwen3", tied=True, vocab=501)
     checkpoint = CheckpointReader(folder / "hf")
     checkpoint.check()
     assert "lm_head.weight" not in checkpoint.tensors
     assert config(folder / "hf")["vocab_size"] == 501
-    padded = config(folder / "trtllm-tp2")["vocab_size"]
-    assert padded == (512 if form == "int4_awq" else 501)
+    assert config(folder / "trtllm-tp2")["vocab_size"] == 512
     ranks = [_rank(folder / "trtllm-tp2", rank) for rank in range(2)]
     for name in ("lm_head.weight", "transformer.vocab_embedding.weight"):
         table = np.concatenate([rank[name] for rank in ranks])[:501].astype(np.float32)

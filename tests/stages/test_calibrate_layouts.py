@@ -20,10 +20,9 @@ from tests.support.calibrated import Calibrations
 from tests.support.fake_quantized import Pair, make_pair
 from tests.support.models import CLASSES
 
+# Each format and each kind of layer once: biases (Qwen 2), norms of heads (Qwen 3), experts, fused projections.
 CASES = [
-    ("llama", "fp8", "auto"), ("llama", "fp8", "fp8"), ("llama", "int4_awq", "auto"), ("llama", "int4_awq", "fp8"),
-    ("llama", "w4a8_awq", "auto"), ("llama", "int8_sq", "auto"),
-    ("qwen2", "w4a8_awq", "fp8"), ("qwen3", "int8_sq", "fp8"), ("mistral", "int4_awq", "auto"),
+    ("llama", "fp8", "fp8"), ("llama", "int4_awq", "auto"), ("qwen2", "w4a8_awq", "fp8"), ("qwen3", "int8_sq", "fp8"),
     ("mixtral", "fp8", "auto"), ("phi3", "fp8", "fp8"),
 ]  # fmt: skip
 TEXT = [[(7 * n * n + 3) % 400 + 3 for n in range(60)], [(5 * n + 11) % 400 + 3 for n in range(41)]]

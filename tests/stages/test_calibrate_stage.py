@@ -93,32 +93,11 @@ def test_another_process_writes_the_same_bytes(calibrations: Calibrations, tmp_p
         assert digests[0] == digests[1], file
 
 
-def test_progress_counts_samples_in_every_pass(calibrations: Calibrations, tmp_path: Path) -> None:
-    progress = Recorder()
-    told = run(calibrations, tmp_path, "int4_awq", progress=progress)
-    assert [task for task in progress.tasks if task[1] is not None] == [
-        ["calibrate int4_awq, pass 1 of 2", 12, "samples", 12],
-        ["calibrate int4_awq, pass 2 of 2", 12, "samples", 12],
-    ]
-    assert len(told["pass_seconds"]) == 2
-    assert any("answered:" in line for line in progress.lines)
-    assert any("finite, positive" in line for line in progress.lines)
-
-
-def test_nothing_is_printed_and_no_warning_is_left(
+def test_nothing_long_is_done_outside_a_task_and_nothing_is_printed(
     calibrations: Calibrations, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for form in ("int8_sq", "w4a8_awq"):
-        (tmp_path / form).mkdir()
-        told = run(calibrations, tmp_path / form, form)
-        assert told["warnings"] == []
-    printed = capfd.readouterr()
-    assert (printed.out, printed.err) == ("", "")
-
-
-def test_nothing_long_is_done_outside_a_task(calibrations: Calibrations, tmp_path: Path) -> None:
     progress = Recorder()
-    run(calibrations, tmp_path, "fp8", progress=progress)
+    told = run(calibrations, tmp_path, "w4a8_awq", progress=progress)
     assert [label for label, *_ in progress.tasks] == [
         "checking the checkpoint",
         "importing ModelOpt",
@@ -126,7 +105,8 @@ def test_nothing_long_is_done_outside_a_task(calibrations: Calibrations, tmp_pat
         "loading the model",
         "comparing samples alone and in one row",
         "calibration",
-        "calibrate fp8, pass 1 of 1",
+        "calibrate w4a8_awq, pass 1 of 2",
+        "calibrate w4a8_awq, pass 2 of 2",
         "the sample answer",
         "aligning what engines make one layer",
         "the TensorRT-LLM export for 1 ranks",
@@ -134,6 +114,13 @@ def test_nothing_long_is_done_outside_a_task(calibrations: Calibrations, tmp_pat
         "the Hugging Face export",
         "reading hf/ again",
     ]
+    assert [task[1:] for task in progress.tasks if task[1] is not None] == [[12, "samples", 12]] * 2
+    assert len(told["pass_seconds"]) == 2
+    assert any("answered:" in line for line in progress.lines)
+    assert any("finite, positive" in line for line in progress.lines)
+    assert told["warnings"] == []
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
 
 
 def test_nvfp4_is_refused_without_a_gpu_before_weights_are_read(

@@ -22,10 +22,12 @@ CODE = """
 import sys
 from pipeline.errors import UserError
 from pipeline.sources.dataset import DatasetRepository, download_file
-try:
-    print(download_file(DatasetRepository(sys.argv[1], sys.argv[2]), sys.argv[3]).read_text(), end="")
-except UserError as error:
-    print(type(error).__name__, error)
+for name in sys.argv[2:]:
+    repo, _, file = name.rpartition("/")
+    try:
+        print(download_file(DatasetRepository(repo, sys.argv[1]), file).read_text(), end="")
+    except UserError as error:
+        print(type(error).__name__, " ".join(str(error).split()))
 """
 
 
@@ -68,41 +70,36 @@ def endpoint() -> Iterator[str]:
     thread.join()
 
 
-def download(cache: Path, endpoint: str, repo: str, file: str, offline: bool = False) -> str:
-    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+def download(cache: Path, endpoint: str, *names: str, offline: bool = False) -> list[str]:
+    """A line for each file, from a process of its own: huggingface_hub reads its settings when it is imported."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1" if offline else "0"}
     done = subprocess.run(
-        [sys.executable, "-c", CODE, repo, REVISION, file],
+        [sys.executable, "-c", CODE, REVISION, *names],
         env={**os.environ, **settings, "HF_TOKEN": "", "NO_PROXY": "*"},
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    return done.stdout
+    return done.stdout.splitlines()
 
 
 def test_a_file_comes_from_the_hub_once_and_then_from_its_cache(tmp_path: Path, endpoint: str) -> None:
-    assert download(tmp_path, endpoint, "org/news", "a.jsonl") == FILE.decode()
-    assert download(tmp_path, endpoint, "org/news", "a.jsonl", offline=True) == FILE.decode()
-
-
-@pytest.mark.parametrize(
-    ("repo", "file", "offline", "message"),
-    [
-        ("org/gated", "a.jsonl", False, "is gated: accept its terms there, and set HF_TOKEN"),
-        ("org/news", "b.jsonl", False, "the repository has no such file"),
-        ("org/gone", "a.jsonl", False, "no such repository or revision"),
-        ("org/news", "a.jsonl", True, 'give a file instead: dataset: "local:my-set.jsonl"'),
-    ],
-)
-def test_what_can_go_wrong(
-    tmp_path: Path, endpoint: str, repo: str, file: str, offline: bool, message: str
-) -> None:
-    said = download(tmp_path, endpoint, repo, file, offline)
-    assert said.startswith("SourceError")
-    assert message in said
-    assert repo in said
+    text = FILE.decode().strip()
+    wrong = {
+        "org/gated/a.jsonl": "is gated: accept its terms there, and set HF_TOKEN",
+        "org/news/b.jsonl": "the repository has no such file",
+        "org/gone/a.jsonl": "no such repository or revision",
+    }
+    got, *said = download(tmp_path, endpoint, "org/news/a.jsonl", *wrong)
+    assert got == text
+    for (name, message), line in zip(wrong.items(), said, strict=True):
+        assert line.startswith("SourceError")
+        assert message in line
+        assert name.rpartition("/")[0] in line
+    cached, missing = download(tmp_path, endpoint, "org/news/a.jsonl", "org/other/a.jsonl", offline=True)
+    assert cached == text
+    assert 'give a file instead: dataset: "local:my-set.jsonl"' in missing
 
 
 def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,14 +83,6 @@ def test_the_same_files_give_the_same_bytes(calibrations: Calibrations, tmp_path
     assert (tmp_path / "one/metrics.json").read_bytes() == (tmp_path / "two/metrics.json").read_bytes()
 
 
-def test_smoother_formats_are_nearer(calibrations: Calibrations, tmp_path: Path) -> None:
-    kl = {
-        name: evaluated(calibrations, calibrations.trained(form, kv) / "hf", tmp_path / name).mean_kl.value
-        for name, form, kv in (("fp8", "fp8", "auto"), ("cache", "fp8", "fp8"), ("int4", "int4_awq", "auto"))
-    }
-    assert kl["fp8"] < kl["cache"] < kl["int4"]
-
-
 class Spoken(Silent):
     """Keeps what is said."""
 
@@ -188,11 +180,10 @@ def damaged(calibrations: Calibrations, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.parametrize("form", ["fp8", "int4_awq", "w4a8_awq", "int8_sq"])
 def test_a_scale_that_is_gone_is_refused(
-    calibrations: Calibrations, damaged: Callable[..., Path], tmp_path: Path, form: str
+    calibrations: Calibrations, damaged: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = damaged(form, lambda tensors: tensors.pop(LAYER + ".weight_scale"))
+    folder = damaged("w4a8_awq", lambda tensors: tensors.pop(LAYER + ".weight_scale"))
     with pytest.raises(CheckpointError, match=r"down_proj\.weight_scale is missing"):
         evaluated(calibrations, folder, tmp_path / "into")
 
@@ -220,14 +211,11 @@ def _times(part: str, factor: float) -> Callable[[Tensors], None]:
     ("form", "damage"),
     [
         ("int4_awq", _swap_nibbles),
-        ("w4a8_awq", _swap_nibbles),
-        ("int4_awq", _shuffle_groups),
         ("int8_sq", _shuffle_groups),
         ("int4_awq", _times("pre_quant_scale", 2)),
         ("fp8", _times("weight_scale", 2)),
         ("fp8", _times("input_scale", 0.02)),
         ("w4a8_awq", _times("weight_scale_2", 0.02)),
-        ("int8_sq", _times("input_scale", 0.05)),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -101,8 +101,10 @@ def test_a_damaged_part_is_thrown_away(hub: LoopbackHub, into: Path) -> None:
     assert held(into) == whole()
 
 
-@pytest.mark.parametrize("statuses", [[503], [500, 502, 504], [429, 408]])
-@pytest.mark.parametrize("subject", ["model.safetensors", "tree", "revision"])
+@pytest.mark.parametrize(
+    ("subject", "statuses"),
+    [("model.safetensors", [503]), ("tree", [500, 502, 504]), ("revision", [429, 408])],
+)
 def test_a_server_out_of_order_is_asked_again(
     hub: LoopbackHub, into: Path, subject: str, statuses: list[int]
 ) -> None:

@@ -33,12 +33,11 @@ LAYERS = {
 }
 
 
-SIZES = (Parallelism(), Parallelism(2), Parallelism(4, 2))
 CASES = [
-    *(("LlamaForCausalLM", form, sizes) for form in Format for sizes in SIZES),
-    *(("Qwen2ForCausalLM", form, sizes) for form in Format for sizes in SIZES),
-    *(("MixtralForCausalLM", form, sizes) for form in ("none", "fp8") for sizes in (*SIZES, Parallelism(2, expert=2))),
-    *(("Phi3ForCausalLM", form, sizes) for form in ("none", "fp8") for sizes in SIZES[:2]),
+    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in Format),
+    ("LlamaForCausalLM", "int4_awq", Parallelism()), ("Qwen2ForCausalLM", "w4a8_awq", Parallelism(2)),
+    ("MixtralForCausalLM", "none", Parallelism(4, 2)), ("MixtralForCausalLM", "fp8", Parallelism(2, expert=2)),
+    ("Phi3ForCausalLM", "none", Parallelism()), ("Phi3ForCausalLM", "fp8", Parallelism(2)),
 ]  # fmt: skip
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from pipeline.store import Store
+from pipeline.store import Artifact, ArtifactKey, Store
 
 BUILDER = Path(__file__).with_name("builder.py")
 
@@ -20,6 +20,25 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(tmp_path / "store")
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Callable[..., Artifact]:
+    """Publish files as a package in the store of this test, which nobody uses afterwards."""
+
+    def make(files: Mapping[str, bytes], number: int = 1) -> Artifact:
+        def write(folder: Path) -> dict[str, object]:
+            for name, data in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(data)
+            return {}
+
+        opened = Store(tmp_path / "store")
+        found = opened.obtain(ArtifactKey("package", {"n": number}), write, recipe="tiny")
+        opened.close()
+        return found
+
+    return make
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.store import command
 from pipeline.errors import DamagedArtifact, StoreError, UserError
-from pipeline.store import Artifact, ArtifactKey, Store
+from pipeline.store import Artifact, Store
 from pipeline.store.object_store import fetch_artifact, send_artifact
 
 FILES = {
@@ -27,18 +26,8 @@ FILES = {
 
 
 @pytest.fixture
-def artifact(tmp_path: Path) -> Artifact:
-    shelf = Store(tmp_path / "store")
-
-    def make(folder: Path) -> dict[str, Any]:
-        for name, data in FILES.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
-        return {}
-
-    found = shelf.obtain(ArtifactKey("package", {"n": 1}), make, recipe="tiny")
-    shelf.close()
-    return found
+def artifact(publish: Callable[..., Artifact]) -> Artifact:
+    return publish(FILES)
 
 
 @pytest.fixture
@@ -182,23 +171,13 @@ def test_what_cannot_be_is_said(artifact: Artifact, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_packages_that_others_serve_are_kept(tmp_path: Path) -> None:
+def test_packages_that_others_serve_are_kept(publish: Callable[..., Artifact], tmp_path: Path) -> None:
     """Roll-back needs the package before: nothing removes one that is named."""
-    shelf = Store(tmp_path / "store")
-
-    def package(number: int) -> Artifact:
-        def make(folder: Path) -> dict[str, Any]:
-            (folder / "file").write_text(str(number))
-            return {}
-
-        made = shelf.obtain(ArtifactKey("package", {"n": number}), make, recipe="tiny")
-        shelf.close()
-        return made
-
-    packages = [package(number) for number in range(3)]
-    words = ["gc", "--yes", "--store", str(shelf.root), "--keep", packages[0].name]
+    packages = [publish({"file": b"x"}, number) for number in range(3)]
+    store = Store(tmp_path / "store")
+    words = ["gc", "--yes", "--keep", packages[0].name, "--store", str(store.root)]
     done = CliRunner().invoke(command, words)
     assert done.exit_code == 0, done.output
-    left = {artifact.name for artifact in shelf.list()}
+    left = {artifact.name for artifact in store.list()}
     assert packages[0].name in left
     assert len(left) == 2

@@ -7,14 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.errors import DamagedArtifact, StoreError, UserError
-from pipeline.store import Artifact, ArtifactKey, Store, ranged_fetch
+from pipeline.store import Artifact, ranged_fetch
 from pipeline.store.object_store import content_digest, fetch_artifact, send_artifact
 from tests.support.object_server import ObjectServer
 from tests.support.waiting import wait_for
@@ -25,17 +24,8 @@ FILES = {"weights.bin": WEIGHTS, "config.json": b"{}", "empty": b""}
 
 
 @pytest.fixture
-def artifact(tmp_path: Path) -> Artifact:
-    shelf = Store(tmp_path / "store")
-
-    def make(folder: Path) -> dict[str, Any]:
-        for name, data in FILES.items():
-            (folder / name).write_bytes(data)
-        return {}
-
-    found = shelf.obtain(ArtifactKey("package", {"n": 1}), make, recipe="tiny")
-    shelf.close()
-    return found
+def artifact(publish: Callable[..., Artifact]) -> Artifact:
+    return publish(FILES)
 
 
 @pytest.fixture
@@ -161,7 +151,7 @@ def test_an_artifact_is_named_by_its_content(
 
 
 def test_a_server_that_speaks_s3_is_named_beside_the_bucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publish: Callable[..., Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "minio")
@@ -169,25 +159,12 @@ def test_a_server_that_speaks_s3_is_named_beside_the_bucket(
     with ObjectServer(tmp_path / "s3") as server:
         address = f"s3://models/packages?endpoint={server.url}"
         # In one request each: parts of uploads are S3's own.
-        monkeypatch.setitem(FILES, "weights.bin", b"w" * 1000)
-        place = send_artifact(small(tmp_path), address)
+        small = {**FILES, "weights.bin": b"w" * 1000}
+        place = send_artifact(publish(small), address)
         assert place.startswith("s3://models/packages/package-")
         name = place.rpartition("/")[2]
         assert (tmp_path / "s3/models/packages" / name / "manifest.json").is_file()
-        assert content(fetch_artifact(name, address, tmp_path / "pod").path) == FILES
-
-
-def small(folder: Path) -> Artifact:
-    shelf = Store(folder / "small")
-
-    def make(into: Path) -> dict[str, Any]:
-        for name, data in FILES.items():
-            (into / name).write_bytes(data)
-        return {}
-
-    found = shelf.obtain(ArtifactKey("package", {"n": 2}), make, recipe="tiny")
-    shelf.close()
-    return found
+        assert content(fetch_artifact(name, address, tmp_path / "pod").path) == small
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import base64
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from pipeline.cli.store import command
 from pipeline.errors import DamagedArtifact, UserError
 from pipeline.progress import Silent
-from pipeline.store import Artifact, ArtifactKey, FileHashes, Store, verify
+from pipeline.store import Artifact, FileHashes, verify
 from pipeline.store.object_store import fetch_artifact, send_artifact
 from pipeline.store.signature import VerifyKeys, sign
 from pipeline.triton.repository import check_package, check_without_weights
@@ -46,18 +46,8 @@ def new_key(folder: Path, name: str) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def artifact(tmp_path: Path) -> Artifact:
-    shelf = Store(tmp_path / "store")
-
-    def make(folder: Path) -> dict[str, Any]:
-        for name, data in FILES.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
-        return {}
-
-    found = shelf.obtain(ArtifactKey("package", {"n": 1}), make, recipe="tiny")
-    shelf.close()
-    return found
+def artifact(publish: Callable[..., Artifact]) -> Artifact:
+    return publish(FILES)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pipeline.bench.result import BenchForecast, BenchResult, LevelResult, Serve
 from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.client import Stats
-from pipeline.plan.performance.workload import Workload
+from pipeline.plan.performance.engine import Workload
 from pipeline.recipe import Slo
 
 SLO = Slo(ttft_p95_ms=500, itl_p95_ms=50)

@@ -19,7 +19,7 @@ from pipeline.stages.calibrate.measurement import make_batches, measure
 from pipeline.stages.calibrate.model import load
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
-from pipeline.stages.threads import torch_threads_for
+from pipeline.stages.torch_device import torch_threads_for
 from tests.support.calibrated import Calibrations
 
 

@@ -88,7 +88,7 @@ def memory_checks(
     """Hold the memory in use against the plan of memory.
 
     The plan of memory has no bracket of its own. The largest error that it has on published measurements of GPUs
-    (`pipeline plan --accuracy`) is taken for one; none of them is of a CPU.
+    (`pipeline plan accuracy`) is taken for one; none of them is of a CPU.
 
     Args:
         plan: Plan of the recipe; None where it could not be made.

@@ -21,8 +21,8 @@ from pipeline.bench.targets import BenchReply, BenchRequest, OpenAITarget, Trito
 from pipeline.bench.workload import ScriptedConversation, Words
 from pipeline.client import ChatTemplate, Client, Message, Sampling, Timeouts
 from pipeline.errors import ServerError
-from pipeline.plan.report import PlanReport
 from pipeline.prepare import Prepared
+from pipeline.prepare.report import PlanReport
 from pipeline.progress import Progress
 from pipeline.reading import read_tokenizer
 from pipeline.recipe import Gate, Recipe

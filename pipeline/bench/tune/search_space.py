@@ -1,7 +1,7 @@
 """Keys of a recipe that are tried, with their values and reasons: one table, cut to what a recipe's runtime reads.
 
 Keys that change the answers (formats, precision), that clients rely on (lengths of prompts and answers) or that a
-machine decides (GPUs, splits) are left out; `pipeline plan --compare` covers those.
+machine decides (GPUs, splits) are left out; `pipeline plan compare` covers those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Output of `pipeline plan --compare`: a table, or JSON (whose schema --schema prints).
+"""Output of `pipeline plan compare`: a table, or JSON (whose schema `pipeline recipes schema comparison` prints).
 
 Keys are only added within a `schema`. Figures have four digits, since more would pretend.
 """
@@ -230,7 +230,7 @@ def comparison_text(comparison: Comparison) -> str:
 
 def schema_text() -> str:
     """JSON schema of `comparison_text`."""
-    return json.dumps(TypeAdapter(ComparisonDocument).json_schema(), indent=2)
+    return json.dumps(TypeAdapter(ComparisonDocument).json_schema(), indent=2) + "\n"
 
 
 def comparison_document(comparison: Comparison) -> ComparisonDocument:

@@ -1,4 +1,4 @@
-"""Errors of forecasts: against published figures (`pipeline plan --accuracy`) and runs (`--calibrate-from`)."""
+"""Errors of forecasts: against published figures (`pipeline plan accuracy`) and runs (`pipeline plan calibrate`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pipeline.plan.performance.accuracy import (
     quantile,
 )
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
-from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.fit import FitRow
+from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.store import Json
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def calibration_lines(calibration: BenchCalibration, path: Path, width: int) -> 
         yield from wrapped(f"warning: {text}", width)
     yield ""
     yield f"wrote {path}"
-    yield f"next: pipeline plan {made.recipe} takes it; --no-calibration does not"
+    yield f"next: pipeline plan {made.recipe} takes it; with --calibration none it does not"
 
 
 def calibration_json(calibration: BenchCalibration, path: Path) -> str:

@@ -10,30 +10,30 @@ from pipeline.cli.render.memory import Look, alternative_lines, memory_lines
 from pipeline.cli.render.speed import forecast_lines
 from pipeline.plan.plan import Plan
 from pipeline.plan.preflight import Finding
-from pipeline.plan.report import PlanReport
 from pipeline.prepare import step_states
+from pipeline.prepare.report import PlanReport
 from pipeline.prepare.report_json import document_of, step_rows
 from pipeline.store import Artifact, Store, human_bytes
 
 
-def page(outlook: PlanReport, store: Store, until: str, look: Look) -> str:
+def page(outlook: PlanReport, store: Store, look: Look) -> str:
     """Render the report of a plan: the verdict first, then its grounds."""
-    return "\n".join(line.rstrip() for line in _lines(outlook, store, until, look))
+    return "\n".join(line.rstrip() for line in _lines(outlook, store, look))
 
 
-def document(outlook: PlanReport, store: Store, until: str) -> str:
+def document(outlook: PlanReport, store: Store) -> str:
     """Render the report of a plan as JSON."""
-    return json.dumps(document_of(outlook, store, until).as_json(), indent=2)
+    return json.dumps(document_of(outlook, store).as_json(), indent=2)
 
 
-def _lines(outlook: PlanReport, store: Store, until: str, look: Look) -> Iterator[str]:
+def _lines(outlook: PlanReport, store: Store, look: Look) -> Iterator[str]:
     yield f"{outlook.recipe.name}, runtime {outlook.recipe.runtime.kind}, store {store.root}"
     yield outlook.verdict
     for role, what in outlook.seen.items():
         yield f"{role}: {what}"
     yield ""
     if outlook.plan is not None:
-        yield from step_lines(outlook.plan, store, until)
+        yield from step_lines(outlook.plan, store)
     else:
         yield f"steps are not known: {outlook.unknown['plan']}"
     yield ""
@@ -76,7 +76,7 @@ def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] 
     )
 
 
-def step_lines(plan: Plan, store: Store, until: str) -> Iterator[str]:
+def step_lines(plan: Plan, store: Store, until: str = "package") -> Iterator[str]:
     """Yield a line for each step: its state, size and artifact."""
     yield f"  {'step':<18}{'state':<12}{'size':>10}  artifact"
     for step, artifact, needed in step_states(plan, store, until):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pipeline.plan.performance.accuracy import Estimate
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, SpeedCalibration
-from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.forecast import Forecast
+from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.plan.performance.service import LoadPoint
 
 _ENDS = {
@@ -95,7 +95,7 @@ def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
     text = "a roofline, fitted to published figures"
     if met:
         text += f"; of those held aside it meets {' and '.join(met)} (median); brackets hold four of five"
-        text += " (pipeline plan --accuracy)"
+        text += " (pipeline plan accuracy)"
     yield from wrapped(f"{text}. Not in it: network, tokenizer, prefixes that are reused.", width)
 
 
@@ -114,7 +114,7 @@ def _calibrated(calibration: SpeedCalibration, width: int) -> Iterator[str]:
     instead = (
         "leaves the speed out" if calibration.runtime == "cpu" else "takes constants of published figures"
     )
-    yield from wrapped(f"{text}. --no-calibration {instead}.", width)
+    yield from wrapped(f"{text}. --calibration none {instead}.", width)
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:

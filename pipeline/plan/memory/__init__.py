@@ -4,7 +4,7 @@
     memory = plan_memory(spec)              # every figure as a line with its formula; tokens, sequences, head-room
     alternatives(recipe, spec)              # what would fit, each with figures of its own
 
-Pure. `tensors` says which matrices a model has, `footprint` what they and its KV cache take, `capacity` what fits.
+Pure. `tensors` says which matrices a model has, and what they and its KV cache take; `capacity` says what fits.
 """
 
 from pipeline.plan.memory.alternatives import Alternative, alternatives

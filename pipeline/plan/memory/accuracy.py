@@ -1,4 +1,4 @@
-"""The memory model against published measurements: `pipeline plan --accuracy` prints it.
+"""The memory model against published measurements: `pipeline plan accuracy` prints it.
 
 The model takes its constants from elsewhere (`contracts/data/engine_memory.yaml`); none was chosen by these points.
 """

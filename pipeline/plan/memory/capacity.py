@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.contracts import engine_memory
-from pipeline.plan.memory.footprint import (
+from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec
+from pipeline.plan.memory.tensors import (
     kv_formula,
     kv_token_bytes,
     mxfp4_padding,
     weight_lines,
 )
-from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

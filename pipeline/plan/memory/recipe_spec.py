@@ -10,8 +10,8 @@ from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory.footprint import kv_token_bytes
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec, StepLimits
+from pipeline.plan.memory.tensors import kv_token_bytes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime

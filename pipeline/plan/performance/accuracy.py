@@ -20,10 +20,8 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory.capacity import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
-from pipeline.plan.performance.efficiency import efficiency, fitted_constants
-from pipeline.plan.performance.engine import EngineSpeed
-from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.workload import Workload
+from pipeline.plan.performance.engine import EngineSpeed, Workload
+from pipeline.plan.performance.roofline import ModelLoad, efficiency, fitted_constants, model_load
 from pipeline.resources import parse_yaml
 from pipeline.store import Json
 

@@ -22,9 +22,9 @@ from pipeline.contracts.releases import Track
 from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.accuracy import Estimate, quantile
-from pipeline.plan.performance.efficiency import Efficiency, efficiency
+from pipeline.plan.performance.engine import Workload
+from pipeline.plan.performance.roofline import Efficiency, efficiency
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.plan.performance.workload import Workload
 from pipeline.reading import read_text
 from pipeline.recipe import Recipe
 from pipeline.recipe.source import LocalSource
@@ -40,7 +40,7 @@ FIGURE_NAMES: Mapping[Figure, str] = {
 
 _MAX_BYTES = 1 << 20
 _NEAR = 1.5  # lengths and loads that are as many times beyond those measured are still taken for the like
-_HEAD = "# Constants of the performance model, written by `pipeline plan RECIPE --calibrate-from`.\n"
+_HEAD = "# Constants of the performance model, written by `pipeline plan calibrate RECIPE`.\n"
 # Peaks of a processor are not among the data: its constants are GB/s and 10^9 operations a second themselves.
 _CPU_PEAKS = GpuRates("cpu", 1.0, {"bf16": 1e-3}, 1.0, 0)
 # Where the fit of a processor begins.

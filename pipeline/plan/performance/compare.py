@@ -7,20 +7,52 @@ the mean time between tokens, and what a token takes: money where every GPU has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.contracts import engine_memory
-from pipeline.contracts.gpus import format_issues, gpu, gpu_rates
+from pipeline.contracts.gpus import format_issues, gpu, gpu_rates, gpus
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import DeploymentSpec, StepLimits, deployment_spec, plan_memory
 from pipeline.plan.performance.accuracy import min_checked_requests
+from pipeline.plan.performance.engine import Workload
 from pipeline.plan.performance.forecast import UNDER_LOAD, Forecast, forecast_recipe
 from pipeline.plan.performance.service import Cost, LoadPoint, token_cost
-from pipeline.plan.performance.workload import ComparisonSettings
 from pipeline.plan.plan import TARGET
-from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
+from pipeline.plan.settings import ComparisonOptions
+from pipeline.recipe import CpuRuntime, Limits, PyTorchRuntime, Recipe, TensorRTRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSettings:
+    """Which deployments are compared, under which traffic, at which prices."""
+
+    work: Workload
+    devices: tuple[str, ...]
+    prices: Mapping[str, float] = field(default_factory=dict)  # GPU -> of an hour of one
+    acceptance: float | None = None  # of the draft; None: without drafts
+
+    @property
+    def priced(self) -> bool:
+        """Whether every GPU has a price, so that all can be ranked by money."""
+        return bool(self.devices) and all(device in self.prices for device in self.devices)
+
+
+def comparison_settings(options: ComparisonOptions, limits: Limits) -> ComparisonSettings:
+    """Complete what a user asks by a recipe's limits: its longest prompt and answer, for lengths that are not given.
+
+    Without devices, all GPUs are taken that have a price, or all that are known.
+    """
+    return ComparisonSettings(
+        work=Workload(
+            options.prompt_tokens or limits.max_input_tokens,
+            options.output_tokens or limits.max_output_tokens,
+        ),
+        devices=options.devices or tuple(options.prices) or tuple(known.name for known in gpus()),
+        prices=options.prices,
+        acceptance=options.acceptance,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,28 @@ from typing import Any
 from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.performance.efficiency import Efficiency, efficiency
-from pipeline.plan.performance.roofline import EngineStep, ModelLoad, StepTime, model_load, step_time
-from pipeline.plan.performance.workload import Workload
+from pipeline.plan.performance.roofline import (
+    Efficiency,
+    EngineStep,
+    ModelLoad,
+    StepTime,
+    efficiency,
+    model_load,
+    step_time,
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are all alike."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a sequence has behind it, on average over its answer."""
+        return self.prompt_tokens + self.output_tokens / 2
 
 
 @dataclass(frozen=True)
@@ -53,14 +72,10 @@ class EngineSpeed:
         chunked: bool = True,
         given: Mapping[str, Any] | None = None,
     ) -> EngineSpeed:
-        """Make the engine of a model on a GPU.
-
-        Args:
-            chunked: whether prompts may be split over steps.
-            given: replaces the fitted constants.
+        """Make the engine of a model on a GPU; `given` replaces the fitted constants.
 
         Raises:
-            UserError: the GPU, its rates or its generation are not known.
+            UserError: The GPU, its rates or its generation are not known.
         """
         peaks = gpu_rates(device)
         return cls(
@@ -72,24 +87,11 @@ class EngineSpeed:
         return self.load.ranks * self.load.stages
 
     def step(self, step: EngineStep) -> StepTime:
-        """Compute the time of one step.
-
-        Args:
-            step: the sequences that generate, and the piece of a prompt beside them.
-
-        Returns:
-            Seconds, by what they are spent on; `total` is their sum.
-        """
+        """Compute the time of one step."""
         return step_time(step, self.load, self.rates, self.efficiency)
 
     def decode(self, sequences: float, context: float, tokens_each: float = 1) -> float:
-        """Compute the seconds of a step that only generates; with several tokens each, it verifies drafts.
-
-        Args:
-            sequences: requests that generate at the same time.
-            context: tokens that each of them has behind it.
-            tokens_each: tokens that each of them adds in the step: 1, or more where drafts are verified.
-        """
+        """Compute the seconds of a step that only generates; with several tokens each, it verifies drafts."""
         return self.step(EngineStep(sequences, context, tokens_each)).total
 
     def prefill(self, prompts: float, tokens: float) -> float:
@@ -109,13 +111,7 @@ class EngineSpeed:
         return self.efficiency.prompt_s + pieces * (one.total - one.attention + attention)
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
-        """Compute the seconds from the start of a prompt to its first token, beside sequences that generate.
-
-        Args:
-            prompt_tokens: length of the prompt.
-            sequences: requests that generate meanwhile; 0: the prompt is alone.
-            context: tokens that each of those requests has behind it.
-        """
+        """Compute the seconds from the start of a prompt to its first token, beside sequences that generate."""
         size = self._piece(sequences, prompt_tokens)
         pieces = math.ceil(prompt_tokens / size)
         total = self.efficiency.prompt_s
@@ -129,10 +125,6 @@ class EngineSpeed:
         """Compute the seconds of a step with a piece of prompt, and how often such a step comes.
 
         In the steady state, as many prompts begin as answers end.
-
-        Args:
-            sequences: requests that generate at the same time.
-            work: lengths of prompt and answer, the same for all requests.
 
         Returns:
             Seconds of one such step, and the number of such steps for each token of an answer.
@@ -148,7 +140,7 @@ class EngineSpeed:
         return seconds.total - seconds.attention + attention, arriving / piece
 
     def most_decoding(self, work: Workload, tokens_each: float = 1, progress: float = 1) -> int:
-        """The most sequences that generate at a time for long.
+        """Return the most sequences that generate at a time for long.
 
         As many prompts begin as answers end, so a step in which each sequence generates does, on average,
         `prompt_tokens / output_tokens` tokens of prompts for each of them; all of that has to fit into `step_tokens`.
@@ -162,51 +154,24 @@ class EngineSpeed:
         return max(1, int(self.step_tokens / each))
 
     def token_interval(self, sequences: float, work: Workload) -> float:
-        """Mean time between tokens of each of so many sequences, prompts of new ones included.
-
-        Args:
-            sequences: Requests that generate at the same time.
-
-        Returns:
-            Seconds.
-        """
+        """Mean seconds between tokens of each sequence, prompts of new ones included."""
         return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
 
     def prompt_share(self, sequences: float, work: Workload) -> float:
-        """Time that the prompts of new sequences add to the mean time between tokens.
-
-        Args:
-            sequences: requests that generate at the same time.
-            work: lengths of prompt and answer, the same for all requests.
-
-        Returns:
-            Seconds for each token of an answer.
-        """
+        """Seconds that the prompts of new sequences add to the mean time between tokens."""
         mixed, often = self.mixed_step(sequences, work)
         alone = self.decode(sequences, work.mean_context)
         return often * mixed - min(often, 1.0) * alone
 
     def static_batch(self, batch: int, work: Workload) -> float:
-        """Compute the seconds of a batch that starts and ends together: all prompts, then all answers.
-
-        Args:
-            work: lengths of prompt and answer, the same for all requests.
-
-        Returns:
-            Seconds from the start of the first prompt to the end of the last answer.
-        """
+        """Compute the seconds of a batch that starts and ends together: all prompts, then all answers."""
         generating = (work.output_tokens - 1) * self.decode(batch, work.mean_context)
         return self.prefill(batch, work.prompt_tokens) + generating
 
     def run(self, requests: int, most: int, work: Workload) -> float:
-        """Compute the seconds of so many requests that all wait at the start, at most `most` at a time.
+        """Compute the seconds until the last of so many requests ends that all wait at the start.
 
-        Args:
-            most: requests that may run at a time; fewer do if `most_decoding` is lower.
-            work: lengths of prompt and answer, the same for all requests.
-
-        Returns:
-            Seconds until the last answer ends.
+        At most `most` run at a time; fewer do if `most_decoding` is lower.
         """
         together = min(requests, most, self.most_decoding(work))
         waves, rest = divmod(requests, together)
@@ -230,8 +195,8 @@ def token_acceptance(accepted: float, proposed: int) -> float:
     What follows a token that was refused is proposed for nothing, so that a share is lower than the acceptance.
 
     Args:
-        accepted: share of the proposed tokens, 0 to 1, as engines report it.
-        proposed: tokens a round.
+        accepted: Share of the proposed tokens, 0 to 1, as engines report it.
+        proposed: Tokens a round.
 
     >>> round(token_acceptance(sum(0.8**index for index in (1, 2, 3, 4)) / 4, 4), 3)
     0.8
@@ -270,11 +235,11 @@ class SpeculativeEngine:
         return self.round(sequences, context) / self.progress
 
     def token_interval(self, sequences: float, work: Workload) -> float:
-        """Mean time between tokens with prompts of new sequences, which both models read."""
+        """Mean seconds between tokens with prompts of new sequences, which both models read."""
         return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
 
     def prompt_share(self, sequences: float, work: Workload) -> float:
-        """Time that the prompts of new sequences add to the mean time between tokens."""
+        """Seconds that the prompts of new sequences add to the mean time between tokens."""
         return sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
 
     def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:

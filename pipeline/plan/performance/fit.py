@@ -28,7 +28,7 @@ from pipeline.plan.performance.calibration import (
     error_interval,
     median_error,
 )
-from pipeline.plan.performance.efficiency import Efficiency
+from pipeline.plan.performance.roofline import Efficiency
 from pipeline.plan.performance.service import DeploymentModel
 
 __all__ = ["CalibrationFit", "FitRow", "fit_calibration"]

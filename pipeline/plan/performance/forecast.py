@@ -23,9 +23,8 @@ from pipeline.plan.performance.accuracy import (
     unchecked,
 )
 from pipeline.plan.performance.calibration import SpeedCalibration, deployment_model, model_name
-from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, best_length
+from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, Workload, best_length
 from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, token_cost
-from pipeline.plan.performance.workload import Workload
 from pipeline.recipe import CpuRuntime, Recipe, Slo
 from pipeline.store import Json
 
@@ -89,11 +88,7 @@ class Forecast:
         return rate_estimate(value, checked=not self.unchecked)
 
     def interval(self, value: float) -> Estimate:
-        """Put an interval around what shrinks as throughput grows.
-
-        Args:
-            value: such as a cost.
-        """
+        """Put an interval around what shrinks as throughput grows, such as a cost."""
         rate = self.rate(1.0)
         if rate.low is None or rate.high is None:
             return Estimate(value)
@@ -287,23 +282,16 @@ def forecast_recipe(
     gpu_hour: float | None = None,
     calibration: SpeedCalibration | None = None,
 ) -> Forecast | None:
-    """Forecast a recipe at its longest prompts and answers, or at those given.
+    """Forecast a recipe at its longest prompts and answers, or at those given; the others as for `forecast`.
 
     Args:
-        recipe: for `tensorrt` or `pytorch`; for `cpu` with a calibration.
-        spec: The recipe's demand on memory.
-        acceptance: As for `forecast`; None counts the draft, too, if it was measured with the calibration.
-        prompt_tokens: by default limits.max_input_tokens.
-        output_tokens: by default limits.max_output_tokens.
-        sequences: Requests that memory holds; by default as `plan_memory` says.
-        gpu_hour: price of an hour of one GPU.
-        calibration: constants measured on this device; None: those of published figures.
+        acceptance: None counts the draft, too, if it was measured with the calibration.
 
     Returns:
         None for `cpu` without a calibration, and where not one request fits.
 
     Raises:
-        UserError: the speed of the GPU is not known.
+        UserError: The speed of the GPU is not known.
     """
     if isinstance(recipe.runtime, CpuRuntime) and calibration is None:
         return None

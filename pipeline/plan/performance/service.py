@@ -21,10 +21,8 @@ from typing import Literal
 from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.accuracy import Estimate
-from pipeline.plan.performance.efficiency import Efficiency
-from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine
-from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.workload import Workload
+from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, Workload
+from pipeline.plan.performance.roofline import Efficiency, ModelLoad, model_load
 from pipeline.store import Json
 
 LoadLimit = Literal["memory", "steps", "ttft", "itl"]

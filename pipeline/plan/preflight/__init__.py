@@ -17,16 +17,18 @@ The rules themselves (severity, reason, sources, what may be allowed) are data: 
 """
 
 from pipeline.plan.preflight.context import GeneratedConfig
-from pipeline.plan.preflight.finding import (
+from pipeline.plan.preflight.needs import MachineNeeds, ServingNeeds
+from pipeline.plan.preflight.run_rules import (
     ALLOWABLE,
     Finding,
     allow,
     check_allowed,
     finding_lines,
+    findings,
+    machine_findings,
     manifest_findings,
+    refuse,
 )
-from pipeline.plan.preflight.needs import MachineNeeds, ServingNeeds
-from pipeline.plan.preflight.run_rules import findings, machine_findings, refuse
 
 __all__ = [
     "ALLOWABLE",

@@ -13,8 +13,7 @@ from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import MemoryPlan, StepLimits, deployment_spec, plan_memory
 from pipeline.plan.plan import TARGET
-from pipeline.plan.preflight.context import Context
-from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.context import Check, Context, Objection
 
 BATCH_TOKENS, CONCURRENCY, FLAGS = "limits.max_batch_tokens", "limits.max_concurrency", "runtime.build_flags"
 

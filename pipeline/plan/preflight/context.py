@@ -1,4 +1,4 @@
-"""The facts that rules look at: a recipe, its models, the machine, and the settings that will be written.
+"""The facts that rules look at (a recipe, its models, the machine, what will be written), and the objections of checks.
 
 What will be written (`GeneratedConfig`: flags of trtllm-build, arguments of the LLM API, settings of a package) is what
 the keys of the artifacts are made from, so a rule about upstream's files judges the very values that go into them.
@@ -6,12 +6,13 @@ the keys of the artifacts are made from, so a rule about upstream's files judges
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.contracts import gpus, trtllm_build
 from pipeline.contracts.releases import container, require_runtime
+from pipeline.contracts.rules import Severity
 from pipeline.errors import Fault, UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
@@ -246,3 +247,17 @@ def _kv_cache(recipe: Recipe, form: str) -> str:
     """An engine takes the format from its calibrated checkpoint; the LLM API is told."""
     scaled = form != "none" or recipe.runtime.kind == "pytorch"
     return recipe.quantization.kv_cache if scaled else "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """One objection of a check. Severity and sources are the rule's, unless given."""
+
+    keys: tuple[str, ...]  # of the recipe, the one to change first
+    problem: str
+    fix: str = ""
+    severity: Severity | None = None
+    sources: tuple[str, ...] = ()
+
+
+Check = Callable[[Context], Iterator[Objection]]

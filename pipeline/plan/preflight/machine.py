@@ -14,7 +14,7 @@ from itertools import combinations
 
 from pipeline.contracts.rules import Severity, rule
 from pipeline.plan.machine_facts import GpuFacts, MachineFacts, contract_name, has_chip_name
-from pipeline.plan.preflight.finding import Objection
+from pipeline.plan.preflight.context import Objection
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, ServingNeeds, version_numbers
 from pipeline.store import human_bytes
 

@@ -20,8 +20,7 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import facts_from_sizes
-from pipeline.plan.preflight.context import Context, RecipeModel, make_context
-from pipeline.plan.preflight.finding import Objection
+from pipeline.plan.preflight.context import Context, Objection, RecipeModel, make_context
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.recipe.validators import RecipeValues
 

@@ -13,8 +13,7 @@ from pipeline.contracts import gpus, llmapi, trtllm_build
 from pipeline.contracts.rules import rule
 from pipeline.contracts.version_range import precedes
 from pipeline.errors import UserError
-from pipeline.plan.preflight.context import Context, RecipeModel
-from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 from pipeline.recipe.validators import AWQ
 

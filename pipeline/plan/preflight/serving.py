@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.contracts import llm_args, llmapi
-from pipeline.plan.preflight.context import Context
-from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.context import Check, Context, Objection
 
 VERSION, KIND, CONCURRENCY = "runtime.version", "runtime.kind", "limits.max_concurrency"
 

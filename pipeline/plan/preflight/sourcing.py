@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.plan.preflight.context import Context, RecipeModel
-from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
 from pipeline.recipe import HubSource
 
 _REFUSED, _MISSING = (401, 403), (404,)

@@ -13,8 +13,7 @@ from pipeline.contracts import llm_args
 from pipeline.contracts.rules import rule
 from pipeline.plan.model_facts import TokenizerFacts, tokenizer_corpus
 from pipeline.plan.plan import TARGET
-from pipeline.plan.preflight.context import Context
-from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.context import Check, Context, Objection
 from pipeline.recipe import PyTorchRuntime
 
 _SAME = "choose a draft with the target's tokenizer"

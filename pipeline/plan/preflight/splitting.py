@@ -15,8 +15,7 @@ from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.plan import rank_exports
-from pipeline.plan.preflight.context import Context, RecipeModel
-from pipeline.plan.preflight.finding import Check, Objection
+from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
 from pipeline.recipe.validators import AWQ
 
 LARGEST = 64  # tensor-parallel size that a recipe may ask for

@@ -22,7 +22,7 @@ from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
-from pipeline.stages.threads import torch_threads_for
+from pipeline.stages.torch_device import torch_device, torch_threads_for
 from pipeline.store import Json
 
 _TOOLS = ("nvidia-modelopt", "torch", "transformers")
@@ -54,7 +54,7 @@ def calibrate(
     architecture = Architecture.read(checkpoint_dir)
     if device is None:
         with progress.task("importing torch"):
-            device = _device()
+            device = torch_device()
     form = Format(quantization.format)
     if form is Format.NVFP4 and device != "cuda":
         fault = Fault(
@@ -97,12 +97,6 @@ def calibrate(
     write_json(into / "calibration.json", {k: v for k, v in facts.items() if k != "pass_seconds"})
     facts["seconds"] = round(time.monotonic() - began, 1)
     return {key: value for key, value in facts.items() if key != "scales"}
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _group_size(form: Format, quantization: Quantization) -> int | None:

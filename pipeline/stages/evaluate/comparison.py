@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from pipeline.errors import CheckpointError, StageError
 from pipeline.models import Architecture, CheckpointReader
@@ -22,7 +21,7 @@ from pipeline.plan.parallelism import RANKS
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
 from pipeline.stages.dataset.freezing import read_samples
-from pipeline.stages.evaluate.decoder import Decoder
+from pipeline.stages.evaluate.decoder import Decoder, log_probs, rows_at_once
 from pipeline.stages.evaluate.results import (
     BootstrapEstimate,
     EvaluationMetrics,
@@ -32,7 +31,7 @@ from pipeline.stages.evaluate.results import (
     perplexity,
     write_metrics,
 )
-from pipeline.stages.threads import torch_threads_for
+from pipeline.stages.torch_device import torch_device, torch_threads_for
 from pipeline.store import Json
 
 _WORST, _CONTEXT_TOKENS = 12, 32
@@ -65,7 +64,7 @@ def evaluate(
         StageError: An exported checkpoint computes something that is not a number.
     """
     began = time.monotonic()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or torch_device()
     reference = CheckpointReader(reference_dir)
     reference.check()
     checkpoints = [open_export(export.directory, reference.architecture) for export in exports]
@@ -195,7 +194,6 @@ def _position(figures: PositionScores, index: int, samples: list[list[int]], tex
     )
 
 
-_LOGITS = 1 << 24  # logits of each model that are held at once
 _RESAMPLES, _SEED = 2000, 0
 _FIRST_DECADE, _LAST_DECADE, _BINS_A_DECADE = -6, 1, 4
 
@@ -264,14 +262,11 @@ def measure(
     """
     predicting, targets, owner, place = _positions(samples)
     slices = []
-    step = max(1, _LOGITS // reference[1].shape[0])
+    step = rows_at_once(reference[1])
     for at in range(0, len(predicting), step):
         rows = torch.from_numpy(predicting[at : at + step]).to(reference[0].device)
         aims = torch.from_numpy(targets[at : at + step]).to(reference[0].device)
-        first, second = (
-            functional.log_softmax(functional.linear(hidden[rows], head), dim=-1)
-            for hidden, head in (reference, quantized)
-        )
+        first, second = (log_probs(hidden[rows], head) for hidden, head in (reference, quantized))
         slices.append(_compare(first, second, aims))
         advance(len(rows))
     columns = [np.concatenate(parts) for parts in zip(*slices, strict=True)]

@@ -21,6 +21,7 @@ from torch.nn import functional
 from pipeline.errors import StageError
 from pipeline.models import Architecture, CheckpointReader, Format
 
+_LOGITS = 1 << 24  # of each model, held at once
 _ROWS = 4096  # tokens that go through a linear layer together
 E4M3_MAX, E2M1_MAX, BLOCK = 448.0, 6.0, 16
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -186,6 +187,16 @@ class Decoder:
 
     def _weight(self, values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
         return torch.from_numpy(values.astype(np.float32)).to(self._device)
+
+
+def log_probs(hidden: Tensor, head: Tensor) -> Tensor:
+    """Log-probabilities [positions, vocab] of the tokens that follow hidden states [positions, hidden]."""
+    return functional.log_softmax(functional.linear(hidden, head), dim=-1)
+
+
+def rows_at_once(head: Tensor) -> int:
+    """Count the positions whose logits are held at once."""
+    return max(1, _LOGITS // head.shape[0])
 
 
 def round_input(x: Tensor, form: Format, scale: float) -> Tensor:

@@ -15,8 +15,6 @@ from pipeline.errors import StageError
 from pipeline.progress import Progress
 from pipeline.stages.evaluate.results import Export, perplexity
 
-_LOGITS = 1 << 24  # that are held at once
-
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
@@ -76,12 +74,11 @@ def score_answers(
         CheckpointError: The checkpoint is damaged.
     """
     import torch
-    from torch.nn import functional
 
     from pipeline.models import CheckpointReader
     from pipeline.stages.evaluate.comparison import open_export
-    from pipeline.stages.evaluate.decoder import Decoder
-    from pipeline.stages.threads import torch_threads_for
+    from pipeline.stages.evaluate.decoder import Decoder, log_probs, rows_at_once
+    from pipeline.stages.torch_device import torch_device, torch_threads_for
 
     spoken = [answer for answer in answers if answer.tokens]
     if not spoken:
@@ -96,7 +93,7 @@ def score_answers(
         rows += range(start + len(answer.prompt) - 1, start + len(sample) - 1)
         aims += answer.tokens
         start += len(sample)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or torch_device()
     loss, hits = 0.0, 0
     with torch.inference_mode(), torch_threads_for(original.tensors.elements):
         decoder = Decoder(reader, samples, device, None if export is None else export.kv_scale)
@@ -104,9 +101,9 @@ def score_answers(
             f"score {len(aims)} tokens by {reader.directory.name}", decoder.layers, "layers"
         ) as task:
             hidden, head = decoder.hidden_states(task.advance), decoder.head()
-        step = max(1, _LOGITS // head.shape[0])
+        step = rows_at_once(head)
         for at in range(0, len(rows), step):
-            logits = functional.log_softmax(functional.linear(hidden[rows[at : at + step]], head), dim=-1)
+            logits = log_probs(hidden[rows[at : at + step]], head)
             wanted = torch.tensor(aims[at : at + step], device=logits.device)
             loss -= float(logits.gather(1, wanted[:, None]).sum())
             hits += int((logits.argmax(dim=-1) == wanted).sum())

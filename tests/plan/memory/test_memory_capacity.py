@@ -23,7 +23,7 @@ from pipeline.plan.memory import (
     plan_memory,
 )
 from pipeline.plan.memory.accuracy import capacity_accuracy, load_log_accuracy, plan_measured
-from pipeline.plan.memory.footprint import kv_token_bytes
+from pipeline.plan.memory.tensors import kv_token_bytes
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import load_recipe

@@ -17,9 +17,14 @@ from pipeline.contracts import engine_memory
 from pipeline.contracts.models import known_model
 from pipeline.models.sizes import LatentAttention, ModelSizes
 from pipeline.models.tensors import TensorFiles
-from pipeline.plan.memory.footprint import mxfp4_padding, stage_layers, weight_bytes, weight_lines
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.memory.tensors import parameter_counts
+from pipeline.plan.memory.tensors import (
+    mxfp4_padding,
+    parameter_counts,
+    stage_layers,
+    weight_bytes,
+    weight_lines,
+)
 from pipeline.plan.parallelism import Parallelism
 
 # As the hub says it of each repository ("safetensors": {"total": …}).

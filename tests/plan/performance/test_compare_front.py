@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.performance import Workload
-from pipeline.plan.performance.compare import Comparison, compare, pareto_front
-from pipeline.plan.performance.workload import ComparisonSettings, comparison_settings
-from pipeline.plan.settings import WorkloadOptions
+from pipeline.plan.performance.compare import (
+    Comparison,
+    ComparisonSettings,
+    compare,
+    comparison_settings,
+    pareto_front,
+)
+from pipeline.plan.settings import ComparisonOptions
 from pipeline.recipe import Recipe, Slo, load_recipe
 
 DEVICES = ("h100-sxm-80g", "l40s-48g", "a100-sxm-80g", "l4-24g")
@@ -103,10 +108,10 @@ def test_an_slo_that_nothing_meets_is_said_to_be_missed() -> None:
 
 def test_devices_are_those_asked_for_then_those_with_a_price_then_all() -> None:
     limits = recipe().limits
-    asked = WorkloadOptions(devices=("l4-24g",), prices={"h200-sxm-141g": 3.0})
+    asked = ComparisonOptions(devices=("l4-24g",), prices={"h200-sxm-141g": 3.0})
     assert comparison_settings(asked, limits).devices == ("l4-24g",)
-    assert comparison_settings(WorkloadOptions(prices={"h200-sxm-141g": 3.0}), limits).devices == (
+    assert comparison_settings(ComparisonOptions(prices={"h200-sxm-141g": 3.0}), limits).devices == (
         "h200-sxm-141g",
     )
-    assert len(comparison_settings(WorkloadOptions(), limits).devices) > 20
-    assert comparison_settings(WorkloadOptions(), limits).work == Workload(8192, 1024)
+    assert len(comparison_settings(ComparisonOptions(), limits).devices) > 20
+    assert comparison_settings(ComparisonOptions(), limits).work == Workload(8192, 1024)

@@ -30,8 +30,8 @@ from pipeline.plan.performance.accuracy import (
     summarize,
     unchecked,
 )
-from pipeline.plan.performance.efficiency import fitted_constants
 from pipeline.plan.performance.engine import EngineSpeed
+from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.recipe import Slo
 
 USES: tuple[Use, ...] = ("calibrate", "held-out")

@@ -1,4 +1,6 @@
-"""One thread for small models: they gain nothing from more, and on a busy machine threads that wait for each other cost
+"""Where torch computes: on a GPU if there is one; and with how many threads.
+
+One thread for small models: they gain nothing from more, and on a busy machine threads that wait for each other cost
 minutes (12 samples of W4A8 on two of two busy cores: 42 s with two threads, 1 s with one). One thread also gives the
 same bytes on every number of cores.
 """
@@ -9,6 +11,13 @@ import contextlib
 from collections.abc import Iterator
 
 _SMALL_PARAMETERS = 50_000_000
+
+
+def torch_device() -> str:
+    """Return "cuda" if there is a GPU, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager
