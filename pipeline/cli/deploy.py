@@ -75,7 +75,7 @@ def command(
     pipeline deploy llama-3.1-8b-fp8
     pipeline deploy llama-3.1-8b-fp8 --target compose --output ./deployment --set triton.memory=64G
     pipeline deploy --package ./package --target systemd
-    pipeline deploy my.yaml --target kubernetes --output ./cluster
+    pipeline deploy llama-3.3-70b-two-nodes --target kubernetes --output ./cluster
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
 
     The recipe's sections have the rest: `triton` ports, image, memory and timeouts; `gateway` limits and logs; `deploy`

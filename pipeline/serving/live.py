@@ -21,6 +21,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -198,12 +199,11 @@ def memory_bytes(pid: int) -> int | None:
         return None
     total = 0
     for process in family:
-        try:
-            total += process.memory_full_info().pss
-        except psutil.AccessDenied:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            try:
+                total += process.memory_full_info().pss
+            except psutil.AccessDenied:
+                total += process.memory_info().rss
     return total
 
 

@@ -7,16 +7,19 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
 from pipeline.client.testing import FakeServer, Received, Reply
+from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import StoredResponses
 from pipeline.gateway.api.tools.prompt import ToolSectionTemplate
@@ -24,6 +27,7 @@ from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.http_server import ConnectionLimits
+from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import PromptLog
@@ -34,7 +38,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
 from pipeline.recipe.deployment import MetricNames, Spread
-from tests.support.http import openai_client
+from tests.support.http import http, openai_client
 from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
@@ -154,6 +158,12 @@ class Running:
         """Close clients with another stack from now on."""
         self._stack, self._clients = stack, {}
 
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of the page at /metrics with a name and these labels."""
+        families = text_string_to_metric_families(http.get(f"{self.url}/metrics").text)
+        found = (sample for family in families for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in found if sample.labels.items() >= labels.items())
+
     def is_idle(self) -> bool:
         """Whether no request is under way."""
         return self.served.queue.running == 0 and not self.upstream._open
@@ -185,6 +195,19 @@ def opened_place(kind: str, folder: Path, servers: Servers) -> Iterator[StatePla
         yield place
     finally:
         place.close()
+
+
+def keyed(*names: str, limits: TenantLimits | None = None) -> Tenants:
+    """Tenants whose keys are their names."""
+    made = {name: Tenant(name, limits or TenantLimits()) for name in names}
+    return Tenants({sha256(name.encode()).hexdigest(): tenant for name, tenant in made.items()})
+
+
+@pytest.fixture
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only how often the runner of batches looks; it goes by the state that it finds."""
+    monkeypatch.setattr(runner, "_POLL_S", 0.05)
+    monkeypatch.setattr(runner, "_RETRY_S", 0.05)
 
 
 def places(*kinds: str) -> list[Any]:

@@ -6,16 +6,13 @@ import json
 import re
 import urllib.error
 import urllib.request
-from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
 import pytest
 
 from pipeline.client.testing import Ending, Reply
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.gateway.test_gateway_requests import CALLING, HERMES
 from tests.support.http import http
 
@@ -188,8 +185,7 @@ def test_tokens_are_counted(refusing: Running) -> None:
 
 
 def test_the_key_of_anthropics_clients(start: Start) -> None:
-    tenants = {sha256(b"sk-ann").hexdigest(): Tenant("ann", TenantLimits())}
-    running = start(tenants=Tenants(tenants))
+    running = start(tenants=keyed("sk-ann"))
     assert post(running, {}, **{"x-api-key": "sk-ann"})[0] == 200
     for headers in ({}, {"x-api-key": "sk-bob"}, {"x-api-key": ""}):
         status, body = post(running, {}, **headers)

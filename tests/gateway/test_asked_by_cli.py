@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,9 +10,7 @@ from click.testing import CliRunner, Result
 from pipeline.cli.main import cli
 from pipeline.client.testing import Ending, Reply
 from pipeline.errors import ServerError, UserError
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 
 
 def run(running: Running, verb: str, *words: str, typed: str | None = None) -> Result:
@@ -59,7 +56,7 @@ def test_turns_of_a_chat_and_several_questions(borrow: Start) -> None:
 
 
 def test_a_key_is_sent(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = start(tenants=Tenants({sha256(b"secret").hexdigest(): Tenant("a", TenantLimits())}))
+    running = start(tenants=keyed("secret"))
     refused = run(running, "stream", "Hi")
     assert isinstance(refused.exception, UserError)
     assert "HTTP 401: No API key provided" in str(refused.exception)

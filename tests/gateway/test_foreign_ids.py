@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.support.http import http, http_client
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -62,10 +59,10 @@ class Asker:
 
 @pytest.fixture(scope="module")
 def running(shared_start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    keys = {name: Tenant(name, TenantLimits()) for name in ("owner", "other")}
-    tenants = Tenants({sha256(name.encode()).hexdigest(): tenant for name, tenant in keys.items()})
     folder: Path = tmp_path_factory.mktemp("batches")
-    return shared_start(tenants=tenants, batches=BatchStorage(BatchFolder(folder)), cached=True)
+    return shared_start(
+        tenants=keyed("owner", "other"), batches=BatchStorage(BatchFolder(folder)), cached=True
+    )
 
 
 @pytest.fixture(scope="module")

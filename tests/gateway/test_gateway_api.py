@@ -18,7 +18,7 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.support.http import http, http_client
 from tests.support.waiting import wait_for
 
@@ -75,8 +75,7 @@ def test_headers_say_what_a_tenant_may_still_ask(start: Start) -> None:
 
 
 def test_azures_client_with_its_header_and_paths(start: Start) -> None:
-    tenants = Tenants({sha256(b"key").hexdigest(): Tenant("a", TenantLimits())})
-    running = start(Reply(["ok"]), tenants=tenants)
+    running = start(Reply(["ok"]), tenants=keyed("key"))
     client = openai.AzureOpenAI(
         azure_endpoint=running.url, api_key="key", api_version="2024-10-21", max_retries=0, timeout=20,
         http_client=http_client(timeout=20),

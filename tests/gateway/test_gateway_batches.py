@@ -16,7 +16,6 @@ import pytest
 from openai.types import Batch
 
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.objects import InputFile
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
@@ -26,16 +25,11 @@ from tests.support.state_gateway import gateway_process
 from tests.support.waiting import wait_for
 from tests.support.worker_gateway import worker_gateway
 
+pytestmark = pytest.mark.usefixtures("short_polls")
+
 CHAT = "/v1/chat/completions"
 FINAL = ("completed", "failed", "cancelled", "expired")
 HANG = Reply([], ending=Ending.HANG)
-
-
-@pytest.fixture(autouse=True)
-def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only how often the runner looks; it goes by the state that it finds."""
-    monkeypatch.setattr(runner, "_POLL_S", 0.05)
-    monkeypatch.setattr(runner, "_RETRY_S", 0.05)
 
 
 def lines(count: int, **body: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
 from pipeline.cli.cache import command
 from pipeline.client.testing import Reply
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.support.cache_asking import Fine, Letters, broken
 from tests.support.http import http
 from tests.support.waiting import wait_for
@@ -109,8 +106,7 @@ def test_where_there_is_no_cache_any_time_is_kept_to(start: Start) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_wrong_answer_of_the_cache_is_reported_and_removed(start: Start, *, stream: bool) -> None:
-    tenants = {sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in ("shop", "other")}
-    running = start([Reply(["no"]), Reply(["yes"])], cached=True, tenants=Tenants(tenants))
+    running = start([Reply(["no"]), Reply(["yes"])], cached=True, tenants=keyed("shop", "other"))
 
     def post(path: str, key: str = "shop", **body: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from hashlib import sha256
 
 import pytest
 
 from pipeline.client.testing import Ending, Reply
 from pipeline.gateway.api import model_answer
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.support.browser import Page, opened
 from tests.support.downloads import Unavailable, chromium
 
@@ -148,8 +145,7 @@ def test_the_page_begins_with_its_model_and_questions_to_try(page: Page, start: 
 
 
 def test_missing_key_is_asked_for(page: Page, start: Start) -> None:
-    tenant = Tenants({sha256(b"secret").hexdigest(): Tenant("a", TenantLimits())})
-    running = start(Reply(["a"]), tenants=tenant)
+    running = start(Reply(["a"]), tenants=keyed("secret"))
     page.load(running.url)
     for key, told in (
         ("wrong", "This gateway asks for an API key."),

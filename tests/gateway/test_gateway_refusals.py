@@ -6,7 +6,6 @@ import logging
 import re
 import socket
 import struct
-from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
@@ -14,10 +13,8 @@ import openai
 import pytest
 
 from pipeline.gateway.access_log import JsonFormatter
-from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.tenants import Tenants
 from pipeline.printable import PrintableFormatter
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.support.http import http
 from tests.support.waiting import wait_for
 
@@ -54,8 +51,7 @@ def counted(running: Running) -> dict[tuple[str, str, str], int]:
 
 
 def test_every_answer_is_counted_and_names_of_others_are_no_labels(start: Start) -> None:
-    tenants = Tenants({sha256(b"key").hexdigest(): Tenant("a", TenantLimits())})
-    running = start(tenants=tenants)
+    running = start(tenants=keyed("key"))
     key = {"authorization": "Bearer key"}
 
     def post(path: str, headers: dict[str, str], **fields: Any) -> int:

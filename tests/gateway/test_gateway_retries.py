@@ -37,11 +37,6 @@ def events(answer: httpx.Response) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines]
 
 
-def metric(running: Running, name: str) -> float:
-    page = http.get(f"{running.url}/metrics", timeout=20).text
-    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
-
-
 @pytest.mark.parametrize("first", [DEAD, LOST])
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_had_no_token_yet_is_asked_again(start: Start, first: Reply, *, stream: bool) -> None:
@@ -52,9 +47,9 @@ def test_what_had_no_token_yet_is_asked_again(start: Start, first: Reply, *, str
     assert ("[DONE]" in answer.text) is stream
     first_sent, again = running.upstream.requests
     assert (first_sent.request_id, first_sent.tensors) == (again.request_id, again.tensors)
-    wait_for(lambda: metric(running, "pipeline_retries_total") == 1, "a count")
-    assert metric(running, "pipeline_generation_tokens_total") == 2
-    assert metric(running, "pipeline_prompt_tokens_total") == 1
+    wait_for(lambda: running.metric("pipeline_retries_total") == 1, "a count")
+    assert running.metric("pipeline_generation_tokens_total") == 2
+    assert running.metric("pipeline_prompt_tokens_total") == 1
 
 
 def test_a_sampled_request_is_asked_again_with_the_seed_that_was_drawn(start: Start) -> None:
@@ -82,7 +77,7 @@ def test_several_choices_are_asked_again_each_and_charged_once(start: Start) -> 
     assert [choice["text"] for choice in answer.json()["choices"]] == ["one two "] * 3
     assert answer.json()["usage"]["completion_tokens"] == 6
     assert len(running.upstream.requests) == 6
-    wait_for(lambda: metric(running, "pipeline_retries_total") == 3, "a count")
+    wait_for(lambda: running.metric("pipeline_retries_total") == 3, "a count")
 
 
 def test_a_whole_answer_is_asked_again_even_if_a_part_of_it_had_come(start: Start) -> None:
@@ -181,4 +176,4 @@ def test_a_lost_server_is_replaced_by_the_next(start: Start) -> None:
         wait_for(lambda: [one.ill for one in running.served.client.endpoints] == [False, False], "readiness")
         left.set()
         assert [complete(running).status_code for _ in range(6)] == [200] * 6
-        assert metric(running, "pipeline_retries_total") <= 6
+        assert running.metric("pipeline_retries_total") <= 6

@@ -11,21 +11,16 @@ import httpx
 import pytest
 
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.api.batches import message_batches, runner
+from pipeline.gateway.api.batches import message_batches
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from tests.gateway.conftest import Running, Start
 from tests.support.http import http
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.usefixtures("short_polls")
+
 NOTHING = {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
-
-
-@pytest.fixture(autouse=True)
-def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only how often the runner looks; it goes by the state that it finds."""
-    monkeypatch.setattr(runner, "_POLL_S", 0.05)
-    monkeypatch.setattr(runner, "_RETRY_S", 0.05)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.support.waiting import wait_for
 PIECES = ("one ", "two ", "", "three f", "our ", "five")
 TOKENS = (1, 2, 1, 3, 1, 1)
 WHOLE = "".join(PIECES)
+MIGRATIONS = "pipeline_migrations_total"
 
 
 @dataclass
@@ -98,12 +99,6 @@ def ask(url: str, path: str, **fields: Any) -> Told:
     return told
 
 
-def migrations(running: Running) -> dict[str, float]:
-    page = http.get(f"{running.url}/metrics", timeout=60).text
-    told = [line for line in page.splitlines() if line.startswith("pipeline_migrations_total{")]
-    return {line.partition('outcome="')[2].partition('"')[0]: float(line.split()[-1]) for line in told}
-
-
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine()
@@ -120,7 +115,7 @@ def test_a_stream_goes_on_after_each_of_its_chunks(running: Running, engine: Eng
     expected = ask(running.url, path)
     assert (expected.text, expected.tokens, expected.error) == (WHOLE, sum(TOKENS), None)
     for count in range(1, len(PIECES) + 1):
-        before = migrations(running)["resumed"]
+        before = running.metric(MIGRATIONS, outcome="resumed")
         engine.lost_after = [count]
         told = ask(running.url, path)
         assert (told.text, told.tokens, told.finish, told.error) == (
@@ -134,7 +129,10 @@ def test_a_stream_goes_on_after_each_of_its_chunks(running: Running, engine: Eng
         assert prior_of(first) == []
         assert prior_of(second) == list(range(sum(TOKENS[:count])))
         assert first.tensors["max_tokens"] == second.tensors["max_tokens"]
-        wait_for(lambda was=before: migrations(running)["resumed"] == was + 1, "a count")
+        wait_for(
+            lambda was=before: running.metric(MIGRATIONS, outcome="resumed") == was + 1,
+            "a count",
+        )
 
 
 @given(
@@ -250,7 +248,7 @@ def test_what_cannot_go_on_ends_and_says_how_much_came(start: Start, fields: dic
     told = ask(running.url, "/v1/completions", **fields)
     assert (told.error, told.events[-1]["error"]["completion_tokens"]) == ("upstream_lost", 3)
     assert len(running.upstream.requests) == 1
-    wait_for(lambda: migrations(running)["ended"] == 1, "a count")
+    wait_for(lambda: running.metric(MIGRATIONS, outcome="ended") == 1, "a count")
 
 
 def test_packages_without_the_inputs_end_streams_as_before(start: Start) -> None:

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ import pytest
 
 from pipeline.cache.redis import RedisAddress
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.blame import BlamePolicy
-from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.shared_redis import RedisBuckets
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start, Upstream
+from tests.gateway.conftest import Running, Start, Upstream, keyed
 from tests.gateway.test_gateway_batches import create, lines, read, wait_until
 from tests.support.http import http
 from tests.support.servers import RedisServer, Unavailable
@@ -69,25 +65,20 @@ def mortal() -> Iterator[Mortal]:
         yield upstream
 
 
-def tenants(*names: str) -> Tenants:
-    return Tenants({sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in names})
-
-
 def complete(url: str, prompt: str, key: str = "", **fields: Any) -> httpx.Response:
     body = {"model": "tiny", "prompt": prompt, "temperature": 0, **fields}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return http.post(f"{url}/v1/completions", json=body, headers=headers, timeout=90)
 
 
+def events(running: Running) -> dict[str, float]:
+    kinds = ("lost", "quarantined", "cool_down")
+    return {kind: running.metric("pipeline_loss_events_total", event=kind) for kind in kinds}
+
+
 def code(answer: httpx.Response) -> str | None:
     found: str | None = answer.json()["error"]["code"]
     return found
-
-
-def events(running: Running) -> dict[str, float]:
-    page = http.get(f"{running.url}/metrics", timeout=60).text
-    told = [line for line in page.splitlines() if line.startswith("pipeline_loss_events_total{")]
-    return {line.partition('event="')[2].partition('"')[0]: float(line.split()[-1]) for line in told}
 
 
 def test_a_poison_is_not_sent_a_third_time_however_it_comes_again(
@@ -127,7 +118,7 @@ def test_another_tenants_requests_are_answered_whatever_was_in_flight_with_them(
     """The others' requests go out apart from the poison, and no equal request of theirs is refused."""
     upstream = mortal
     upstream.innocent, upstream.begun = Reply(["fine"], first_delay_s=0.5), 5
-    running = start(upstream=upstream, tenants=tenants("bad", "good"), places=6)
+    running = start(upstream=upstream, tenants=keyed("bad", "good"), places=6)
     with ThreadPoolExecutor(8) as threads:
         good = [threads.submit(complete, running.url, f"q{n}", "good") for n in range(4)]
         wait_for(lambda: len(upstream.requests) == 4, "four requests in flight")
@@ -146,7 +137,7 @@ def test_a_tenant_with_ever_new_poisons_cools_down_and_says_why(
     start: Start, mortal: Mortal, caplog: pytest.LogCaptureFixture
 ) -> None:
     mortal.innocent = Reply(["fine"], first_delay_s=0.05)
-    running = start(upstream=mortal, tenants=tenants("bad", "good"), places=6)
+    running = start(upstream=mortal, tenants=keyed("bad", "good"), places=6)
     over, answers = threading.Event(), list[int]()
 
     def go_on() -> None:
@@ -178,13 +169,6 @@ def test_a_tenant_with_ever_new_poisons_cools_down_and_says_why(
     assert any("tenant bad: servers were lost with its requests" in line for line in caplog.messages)
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only how often the runner of batches looks."""
-    monkeypatch.setattr(runner, "_POLL_S", 0.05)
-    monkeypatch.setattr(runner, "_RETRY_S", 0.05)
-
-
 def poisoned(count: int, at: int) -> Sequence[dict[str, Any]]:
     made = lines(count)
     made[at]["body"]["messages"][0]["content"] = "poison"
@@ -195,7 +179,7 @@ def poison_of(upstream: Upstream) -> int:
     return sum("poison" in received.prompt for received in upstream.requests)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("short_polls")
 def test_a_line_of_a_batch_fails_and_the_rest_goes_on(start: Start, mortal: Mortal, tmp_path: Path) -> None:
     """Whatever was in flight with it the first time goes out one by one, and is answered."""
     mortal.innocent, mortal.begun = Reply(["fine"], first_delay_s=0.5), 5
@@ -211,7 +195,7 @@ def test_a_line_of_a_batch_fails_and_the_rest_goes_on(start: Start, mortal: Mort
     assert poison_of(running.upstream) == 2
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("short_polls")
 def test_losses_of_a_line_are_counted_beyond_the_gateway(start: Start, tmp_path: Path) -> None:
     """One loss in each of two gateways, as if everything ended with the first; then no third gateway sends it.
 
@@ -264,7 +248,7 @@ def test_gateways_that_share_limits_count_together(start: Start, kind: str) -> N
             start(
                 lambda received: cut if "poison" in received.prompt else OK,
                 buckets=RedisBuckets(address, timeout_s=20),
-                tenants=tenants("bad", "good"),
+                tenants=keyed("bad", "good"),
             )
             for _ in range(3)
         ]

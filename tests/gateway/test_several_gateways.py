@@ -47,18 +47,13 @@ from tests.support.state_gateway import gateway_process
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.usefixtures("short_polls")
+
 HANG = Reply([], ending=Ending.HANG)
 PGVECTOR = {"backend": {"kind": "pgvector", "url": "postgresql://db/x"}}
 REDIS = {"backend": {"kind": "redis", "url": "redis://cache"}}
 FILE: dict[str, Any] = {"backend": {"kind": "sqlite"}}
 LIMITS = "redis://limits"
-
-
-@pytest.fixture(autouse=True)
-def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only how often the runner looks; it goes by the state that it finds."""
-    monkeypatch.setattr(runner, "_POLL_S", 0.05)
-    monkeypatch.setattr(runner, "_RETRY_S", 0.05)
 
 
 @pytest.fixture(params=places("folder", "postgres"))

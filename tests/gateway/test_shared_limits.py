@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -19,13 +18,13 @@ from pipeline.cache.redis import RedisAddress
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.shared_redis import BucketTake, RedisBuckets
-from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start
+from tests.gateway.conftest import Running, Start, keyed
 from tests.support.http import http
 from tests.support.servers import RedisServer, Unavailable
 from tests.support.waiting import wait_for
 
 KEY = {"Authorization": "Bearer k"}
+FALLBACKS = "pipeline_limits_fallbacks_total"
 # A machine may be as slow as it likes: of so few a minute, none comes back meanwhile.
 FEW = TenantLimits(requests_per_minute=4)
 # For an answer: no matter how busy the machine is, a server that is there is in time.
@@ -38,27 +37,17 @@ def nobody() -> RedisAddress:
         return RedisAddress("127.0.0.1", taken.getsockname()[1])
 
 
-def tenants(limits: TenantLimits, name: str = "shop") -> Tenants:
-    return Tenants({sha256(b"k").hexdigest(): Tenant(name, limits)})
-
-
 def ask(running: Running) -> httpx.Response:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 4}
     return http.post(f"{running.url}/v1/completions", json=body, headers=KEY, timeout=60)
-
-
-def fallbacks(running: Running) -> float:
-    page = http.get(f"{running.url}/metrics", timeout=60).text
-    (line,) = [line for line in page.splitlines() if line.startswith("pipeline_limits_fallbacks_total")]
-    return float(line.split()[-1])
 
 
 def test_without_the_server_each_gateway_counts_by_itself_and_says_so(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = nobody()
-    gateways = [start(tenants=tenants(FEW), buckets=RedisBuckets(address)) for _ in range(2)]
-    assert [fallbacks(running) for running in gateways] == [0, 0]
+    gateways = [start(tenants=keyed("k", limits=FEW), buckets=RedisBuckets(address)) for _ in range(2)]
+    assert [running.metric(FALLBACKS) for running in gateways] == [0, 0]
     began = time.monotonic()
     for running in gateways:
         statuses = [ask(running).status_code for _ in range(5)]
@@ -66,20 +55,20 @@ def test_without_the_server_each_gateway_counts_by_itself_and_says_so(
         allowed = 4 + int((time.monotonic() - began) / 15)
         assert statuses[:4] == [200] * 4
         assert statuses.count(200) <= allowed
-        assert fallbacks(running) >= 5
+        assert running.metric(FALLBACKS) >= 5
     told = [one for one in caplog.messages if "counted by this gateway alone" in one]
     assert len(told) == 2, "once a gateway"
     assert str(address) in told[0]
 
 
 def test_nobody_without_limits_asks_the_server(start: Start) -> None:
-    running = start(tenants=tenants(TenantLimits()), buckets=RedisBuckets(nobody()))
+    running = start(tenants=keyed("k"), buckets=RedisBuckets(nobody()))
     assert ask(running).status_code == 200
-    assert fallbacks(running) == 0
+    assert running.metric(FALLBACKS) == 0
     # Who has one that is shared is not kept waiting by its absence.
-    running = start(tenants=tenants(TenantLimits(concurrency=1)), buckets=RedisBuckets(nobody()))
+    running = start(tenants=keyed("k", limits=TenantLimits(concurrency=1)), buckets=RedisBuckets(nobody()))
     assert [ask(running).status_code for _ in range(2)] == [200, 200]
-    assert fallbacks(running) > 0
+    assert running.metric(FALLBACKS) > 0
 
 
 @contextmanager
@@ -295,22 +284,22 @@ def test_gateways_share_limits_and_fall_back_while_the_server_hangs_or_is_gone(
     caplog.set_level(logging.WARNING)
     limits = TenantLimits(requests_per_minute=6)
     address = RedisAddress.parse(server.url)
-    gateways = [start(tenants=tenants(limits), buckets=RedisBuckets(address)) for _ in range(2)]
+    gateways = [start(tenants=keyed("k", limits=limits), buckets=RedisBuckets(address)) for _ in range(2)]
 
     def exhausted(running: Running) -> bool:
         return ask(running).status_code == 429
 
     began = time.monotonic()
     statuses = [ask(gateways[at % 2]).status_code for at in range(10)]
-    if not any(map(fallbacks, gateways)):
+    if not any(running.metric(FALLBACKS) for running in gateways):
         # Else the machine was so busy that a server which is there was late.
         assert 6 <= statuses.count(200) <= 6 + (time.monotonic() - began) / 10 + 1
     server.pause()
     for running in gateways:
-        before = fallbacks(running)
+        before = running.metric(FALLBACKS)
         answer = ask(running)
         assert answer.status_code in (200, 429), "never a failed request"
-        wait_for(lambda: ask(running) and fallbacks(running) > before, "counted by itself")  # noqa: B023
+        wait_for(lambda: ask(running) and running.metric(FALLBACKS) > before, "counted by itself")  # noqa: B023
     server.resume()
     wait_for(lambda: ask(gateways[0]) and "shared again" in caplog.text, "shared again", 60)
     server.stop()

@@ -17,7 +17,7 @@ from pipeline.errors import InvalidInput
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Start
+from tests.gateway.conftest import Start, keyed
 from tests.support.waiting import wait_for
 
 QUESTION = [{"role": "user", "content": "Hi"}]
@@ -94,14 +94,11 @@ def test_a_file_with_faults_lists_them_all_and_no_key(tmp_path: Path) -> None:
     ("text", "told"),
     [
         (f"tenants:\n  a: {{keys: [{SECRET}: x, @{SECRET}]", ":2: is not YAML"),
-        (f"tenants:\n  a: {{keys: [*{SECRET}]}}", ":2: is not YAML"),
         (f"tenants:\n  a: {{keys: !{SECRET} x}}", ":2: has a tag that means nothing here"),
         (f'tenants:\n  a: {{keys: ["\\{SECRET}"]}}', ":2: is not YAML"),
         (f"tenants:\n\ta: {SECRET}", ":2: is indented with a tab"),
-        (f"--- 1\n--- {SECRET}", "is not YAML"),
         (f"{SECRET}", ":1: is one text, not a mapping of keys"),
         (f"tenants: {{a: {SECRET}}}", ":1: tenants.a: must be a section of keys"),
-        (f"tenants: {{a: {{keys: {SECRET}}}}}", ":1: tenants.a.keys: must be a list"),
         (
             f"tenants: {{a: {{keys: [{SECRET}], limits: {{requests_per_minute: {SECRET}}}}}}}",
             "must be a whole number",
@@ -224,8 +221,7 @@ def test_a_tenant_does_not_wait_for_all_choices_of_another(start: Start) -> None
         released.wait(30)
         return Reply(["x"])
 
-    tenants = Tenants({sha256(name.encode()).hexdigest(): Tenant(name, TenantLimits()) for name in "ab"})
-    running = start(answer, places=4, max_waiting=64, tenants=tenants)
+    running = start(answer, places=4, max_waiting=64, tenants=keyed("a", "b"))
     ask = {
         name: partial(running.client(name).completions.create, model="tiny", max_tokens=30) for name in "ab"
     }

@@ -103,11 +103,13 @@ def test_what_is_nothing_is_told_what_runs(store: Store, tmp_path: Path) -> None
     assert recipe_of("starting", (), store).name == "starting"
 
 
-def test_running_names_are_completed_first(store: Store, tmp_path: Path) -> None:
+def test_running_names_are_completed_first(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_STORE", str(store.root))
     announced(store, "tiny-mine", tmp_path, *SETS)
     announced(store, "tiny-cpu", tmp_path, *SETS)
     context = click.Context(gateway)
-    context.params["store"] = store.root
     parameter = gateway.params[0]
     assert [item.value for item in complete_running(context, parameter, "t")] == ["tiny-cpu", "tiny-mine"]
     assert [item.value for item in complete_deployment(context, parameter, "t")] == [

@@ -29,6 +29,7 @@ from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
 from tests.support.deployments import ADDRESSES
+from tests.support.served import command_line
 from tests.support.waiting import wait_for
 
 DEADLINE_S = 240
@@ -325,16 +326,9 @@ def test_stop_returns_when_guard_triton_gateway_and_workers_have_ended(
     shell.serve("--package", str(moved), "--port", "0", "--set", "gateway.workers=2")
     found = shell.ps()["support"]
     everything = marked(found["mark"], SUPERVISOR)
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in everything}
-    (guard,) = (pid for pid, line in names.items() if b"process_guard" in line)
-    parts = (
-        b"tritonserver",
-        b"python_backend_stub",
-        b"gateway.front",
-        b" gateway ",
-        b"--worker",
-        b"text_server",
-    )
+    names = {pid: command_line(pid) for pid in everything}
+    (guard,) = (pid for pid, line in names.items() if "process_guard" in line)
+    parts = ("tritonserver", "python_backend_stub", "gateway.front", " gateway ", "--worker", "text_server")
     assert all(any(part in line for line in names.values()) for part in parts), names
     os.kill(guard, signal.SIGSTOP)
     os.kill(found["pid"], number)

@@ -17,6 +17,8 @@ from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.text_models import KV_CACHE_STATS, OURS, TEXT_INPUTS
 
 IDS = TokenIds(end=2, pad=0, stop=(5, 7), vocab_size=128256)
+# Each writes the configs of a whole repository.
+FEW = hypothesis.settings(max_examples=12)
 ENTRY_INPUTS = {KV_CACHE_STATS.name, "min_length", "random_seed", *(tensor.name for tensor in TEXT_INPUTS)}
 
 data_types = st.builds(
@@ -69,8 +71,8 @@ def engine_names(chosen: TensorRTSettings) -> list[str]:
     return ["tensorrt_llm"] + (["tensorrt_llm_draft"] if chosen.draft else [])
 
 
+@FEW
 @hypothesis.given(every)
-@hypothesis.settings(max_examples=12)
 def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: TensorRTSettings) -> None:
     have = models(chosen)
     assert list(have)[:5] == [
@@ -85,6 +87,7 @@ def test_triton_reads_what_was_meant_and_each_model_would_load(chosen: TensorRTS
         assert config.max_batch_size == chosen.max_concurrency
 
 
+@FEW
 @hypothesis.given(every)
 def test_the_ensemble_names_tensors_that_its_models_have(chosen: TensorRTSettings) -> None:
     have = models(chosen)
@@ -99,6 +102,7 @@ def test_the_ensemble_names_tensors_that_its_models_have(chosen: TensorRTSetting
     assert {tensor.name for tensor in outer.output} <= known
 
 
+@FEW
 @hypothesis.given(every)
 def test_types_of_logits_are_the_same_all_the_way(chosen: TensorRTSettings) -> None:
     have = models(chosen)
@@ -112,6 +116,7 @@ def test_types_of_logits_are_the_same_all_the_way(chosen: TensorRTSettings) -> N
         assert DataType.Name(logits.data_type) == chosen.draft.data_types.logits_datatype
 
 
+@FEW
 @hypothesis.given(every)
 def test_draft_and_target_agree(chosen: TensorRTSettings) -> None:
     """All but where they lie and what they may take."""

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pipeline.client import Client
 from pipeline.errors import InvalidInput
+from pipeline.serving import health
 from pipeline.serving.entrypoint import EntrypointSettings, following, main
 from pipeline.serving.log_files import rotate
 from pipeline.serving.ports import Ports
@@ -31,7 +32,6 @@ from tests.support.served import processes
 from tests.support.waiting import wait_for
 
 ENTRYPOINT = [sys.executable, "-m", "pipeline.serving.entrypoint"]
-READINESS = [sys.executable, "-m", "pipeline.serving.health"]
 
 
 Refusal = Callable[..., str]
@@ -63,8 +63,9 @@ class Container:
     @property
     def healthy(self) -> bool:
         """What HEALTHCHECK finds."""
-        done = subprocess.run(READINESS, env=os.environ | self.environment, capture_output=True, check=False)
-        return done.returncode == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(health.FILE_VARIABLE, str(self.ready_file))
+            return health.main([]) == 0
 
     def wait_until_ready(self) -> None:
         wait_for(lambda: self.ready_file.exists() or self.command.process.poll() is not None, "readiness", 60)
@@ -78,6 +79,8 @@ def test_ready_after_the_warm_up_and_gone_after_sigterm(cpu_package: Path, tmp_p
         assert not container.ready_file.exists()
         container.wait_until_ready()
         assert container.healthy
+        readiness = [sys.executable, "-m", "pipeline.serving.health"]
+        assert subprocess.run(readiness, env=os.environ | container.environment, check=False).returncode == 0
         assert json.loads(container.ready_file.read_text())["entry_model"] == "tensorrt_llm_bls"
         metrics = urllib.request.urlopen(f"http://127.0.0.1:{container.ports.metrics}/metrics", timeout=5)
         with metrics:

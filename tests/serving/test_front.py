@@ -25,6 +25,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Client
 from pipeline.machine.processes import listening
+from pipeline.process_state import ProcessStat
 from pipeline.serving.ports import Ports
 from pipeline.serving.probe import is_ready
 from pipeline.serving.server import TritonServer
@@ -197,7 +198,8 @@ def test_grpc_messages_that_end_triton_are_refused(
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_large_message_takes_no_memory_of_triton(whole: TritonServer, compression: str | None) -> None:
     """200 MB; in Triton itself 500 MB took 1.3 GB, and half a megabyte compressed as much."""
-    process = max((psutil.Process(pid) for pid in whole.pids), key=lambda one: one.name() == "tritonserver")
+    stats = {pid: ProcessStat.of(pid) for pid in whole.pids}
+    process = psutil.Process(next(pid for pid, stat in stats.items() if stat and stat.name == "tritonserver"))
     before = process.memory_info().rss
     tensor = triton.InferInput("text_input", [1, 200 * 10**6], "UINT8")
     tensor.set_data_from_numpy(np.zeros((1, 200 * 10**6), np.uint8))

@@ -123,6 +123,7 @@ def test_a_gateway_whose_output_is_full_answers(server: TritonServer, package: P
             gateway.wait()
 
 
+@pytest.mark.servers
 def test_triton_and_what_serves_its_ports_start_and_go_on(package: Path, tmp_path: Path) -> None:
     log = tmp_path / "triton.log"
     log.symlink_to(FULL)

@@ -95,7 +95,7 @@ def test_no_golden_file_is_left_over() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == {f"{mode}-tp{n}.txt" for mode in MODES for n in SIZES}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     size=st.sampled_from(SIZES),
     mode=st.sampled_from([mode for mode in MODES if mode != "instances"]),
@@ -193,11 +193,3 @@ def test_a_package_for_the_cpu_has_no_such_plan() -> None:
     cpu = gpu_deployment(spec("engines", 1)).model_copy(update={"requirements": None})
     with pytest.raises(InvalidInput, match="it is not for a GPU"):
         plan_launch(cpu, START)
-
-
-def test_large_models_get_more_time() -> None:
-    small, large = (
-        gpu_deployment(LaunchSpec(engine_models=("tensorrt_llm",), weights_gib=gib)) for gib in (0, 140)
-    )
-    assert small.start_deadline_s == 120
-    assert large.start_deadline_s == 120 + 8 * 140

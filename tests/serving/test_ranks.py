@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import pytest
 
 from pipeline.errors import ServerError
 from pipeline.machine import process_guard
-from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from tests.support.launchers import leader_of, two_ranks
 from tests.support.waiting import wait_for
@@ -144,15 +142,6 @@ def test_workers_in_sessions_of_their_own_go_when_mpirun_is_killed(
         os.kill(int(children), signal.SIGKILL)
         assert server.wait() == 128 + signal.SIGKILL
         wait_for(lambda: not process_guard.marked(mark), "the end of all ranks")
-
-
-def test_a_port_that_is_taken(package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = two_ranks(package, folder, monkeypatch)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = Ports(None, taken.getsockname()[1], Ports.free().metrics)
-        with pytest.raises(ServerError, match=r"gRPC port .* cannot be used: Address already in use"):
-            server_of(package, launcher, ports=ports).start()
-    assert not (folder / "rank0.json").exists()
 
 
 def test_no_mpirun_no_server(package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

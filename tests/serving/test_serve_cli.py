@@ -63,12 +63,6 @@ def test_what_deploy_cannot_be_asked_for(arguments: list[str], said: str) -> Non
     )
 
 
-def test_a_folder_without_a_package(tmp_path: Path) -> None:
-    done = serve("--package", str(tmp_path), "--store", str(tmp_path / "store"))
-    assert isinstance(done.exception, UserError)
-    assert "no deployment.json" in str(done.exception)
-
-
 def test_a_package_for_the_cpu_needs_no_container(cpu_package: Path, tmp_path: Path) -> None:
     done = serve(
         "--package",

@@ -136,14 +136,6 @@ def test_a_batch_is_answered_row_by_row(server: TritonServer) -> None:
         assert texts == alone
 
 
-def test_log_probabilities_pass_through(server: TritonServer) -> None:
-    asked = {"text_input": PROMPT, "max_tokens": 12, "stream": True, "return_log_probs": True}
-    responses = [r for r in stream(server.grpc_url, "tensorrt_llm_bls", **asked) if r.outputs]
-    total = sum(float(response.outputs["output_log_probs"].sum()) for response in responses)
-    assert responses[-1].outputs["cum_log_probs"][0, 0] == pytest.approx(total, abs=1e-3)
-    assert total < 0
-
-
 def test_costs_come_with_the_last_tokens_if_asked_for(server: TritonServer) -> None:
     flags = {"return_perf_metrics": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     for model in ("tensorrt_llm_bls", "ensemble"):
@@ -229,6 +221,7 @@ def test_http_answers_whole_and_streams_events(server: TritonServer) -> None:
     assert "".join(event["text_output"] for event in events) == text
 
 
+@pytest.mark.servers
 def test_byte_fallback_and_accumulated_text(tmp_path: Path) -> None:
     """A sentencepiece-type tokenizer behind the server, and the option that repeats all text so far."""
     tokenizer = nasty_tokenizers.byte_fallback()

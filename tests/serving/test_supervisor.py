@@ -38,6 +38,7 @@ from pipeline.triton.repository import content_digest
 from pipeline.triton.running import RunningServer
 from tests.support import CHECKPOINTS
 from tests.support.deployments import ADDRESSES
+from tests.support.served import command_line
 from tests.support.waiting import wait_for
 
 WAIT_S = 120.0
@@ -89,12 +90,12 @@ class Supervised:
         (status,) = ask(self.record.control, "status", timeout_s=WAIT_S)["deployments"].values()
         found = {"gateway": status["pids"]["gateway"][0]}
         for pid in status["pids"]["triton"]:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            line = command_line(pid)
             if "process_guard" in line:
                 found["guard"] = pid
             elif "triton_python_backend_stub" in line:
                 found[line.partition("/1/model.py")[0].rpartition("/")[2]] = pid
-            else:
+            elif "bin/tritonserver" in line:
                 found["tritonserver"] = pid
         return found
 

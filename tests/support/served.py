@@ -68,21 +68,19 @@ def whole_blocks(stats: Stats) -> int:
     return (stats.input_tokens - 1) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
 
 
+def command_line(pid: int) -> str:
+    """Command line of a process; empty if it has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
 def front_pid(server: TritonServer) -> int:
     """Process id of a server's front, 0 while none runs."""
-    for pid in server.pids:
-        with contextlib.suppress(psutil.Error):  # a process that ends while it is looked at
-            if "pipeline.gateway.front" in psutil.Process(pid).cmdline():
-                return pid
-    return 0
+    return next((pid for pid in server.pids if "pipeline.gateway.front" in command_line(pid)), 0)
 
 
 def processes(*words: str) -> dict[int, str]:
     """Processes whose command line has all words: number -> command line."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            command = " ".join(process.cmdline())
-            if all(word in command for word in words):
-                found[process.pid] = command
-    return found
+    commands = {pid: command_line(pid) for pid in psutil.pids()}
+    return {pid: command for pid, command in commands.items() if all(word in command for word in words)}
