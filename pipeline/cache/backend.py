@@ -98,8 +98,6 @@ class Backend(Protocol):
         """Store an answer, in place of the one that its key had. On return it survives the death of this process.
 
         Args:
-            question: the key, scope and text.
-            entry: the answer.
             vector: embedding of the question, float32 [dimensions] of length 1; without, it is found by its key only.
         """
 
@@ -109,9 +107,7 @@ class Backend(Protocol):
         """Find the entries of a scope with the nearest questions, the nearest first; some may have expired since.
 
         Args:
-            scope: where to search.
             vector: float32 [dimensions] of length 1.
-            count: how many are wanted.
             min_similarity: cosine; entries that are less near are not even read.
         """
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.cache.backend import Backend, Capacity
 from pipeline.cache.encryption import Codec
 from pipeline.cache.postgres import SCHEMES as POSTGRES
-from pipeline.cache.redis.server import SCHEMES as REDIS
+from pipeline.cache.redis_server import SCHEMES as REDIS
 
 FILES = ("file", "sqlite")
 MEMORY = "memory"
@@ -43,12 +43,9 @@ def open_backend(
         ValueError: the address is not that of a backend, or the distribution that it needs is missing.
     """
     scheme = _scheme(place)
-    if scheme == MEMORY:
-        from pipeline.cache.in_memory import InMemoryBackend
-
-        return InMemoryBackend(capacity)
     if scheme in REDIS:
-        from pipeline.cache.redis import RedisAddress, RedisBackend
+        from pipeline.cache.redis_backend import RedisBackend
+        from pipeline.cache.redis_server import RedisAddress
 
         return RedisBackend(RedisAddress.parse(str(place)), capacity, name=name, codec=codec)
     if scheme in POSTGRES:
@@ -57,7 +54,7 @@ def open_backend(
         return PgvectorBackend(str(place), capacity, name=name, codec=codec)
     from pipeline.cache.sqlite import SqliteBackend
 
-    return SqliteBackend(file_of(place), capacity, codec=codec)
+    return SqliteBackend(None if scheme == MEMORY else file_of(place), capacity, codec=codec)
 
 
 def is_file(place: str | Path) -> bool:

@@ -97,11 +97,10 @@ class NearHitLog:
         """Keep a near hit, soon. Of the same question with the same answer, one is kept.
 
         Args:
-            question: question that was asked.
-            served: entry whose answer it got.
+            served: entry whose answer the question got.
             now: s since the epoch.
             failed: called if writing it fails.
-            shadow: whether it was only found, and the model answered.
+            shadow: see `NearHit`.
         """
         of = (question.key, served.key)
         with self._lock:

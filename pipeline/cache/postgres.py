@@ -38,7 +38,6 @@ class PostgresConnections:
         self,
         url: str,
         prepare: Callable[[Any], None],
-        breaker: CircuitBreaker | None = None,
         *,
         options: str = _OPTIONS,
         answer_s: float = _ANSWER_S,
@@ -69,7 +68,7 @@ class PostgresConnections:
         self.address = f"{parts.hostname or 'local'}:{parts.port or 5432}{parts.path}"
         self._url = url
         self._prepare = prepare
-        self._breaker = breaker or CircuitBreaker()
+        self._breaker = CircuitBreaker()
         # Connections, the last used last.
         self._idle: list[Any] = []
         self._lock = threading.Lock()
@@ -83,15 +82,9 @@ class PostgresConnections:
             BackendDown: it refused, or the breaker is open.
         """
         with self._failures():
-            pooled = self._take()
-            if pooled is not None:
-                try:
-                    return self._with(pooled, work)
-                except self._psycopg.OperationalError:
-                    if not pooled.closed:
-                        raise
-                    self._discard()
-            return self._with(self._new(), work)
+            connection, result = self._first(work)
+            self._give_back(connection)
+            return result
 
     @contextmanager
     def transaction(self, begin: Callable[[Any], object]) -> Iterator[Any]:
@@ -108,13 +101,12 @@ class PostgresConnections:
             BackendDown: it refused, or the breaker is open.
         """
 
-        def opened(connection: Any) -> Any:
+        def opened(connection: Any) -> None:
             connection.execute("BEGIN")
             begin(connection)
-            return connection
 
         with self._failures():
-            connection = self._begun(opened)
+            connection, _ = self._first(opened)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -145,37 +137,29 @@ class PostgresConnections:
     def close(self) -> None:
         self._discard()
 
-    def _begun(self, opened: Callable[[Any], Any]) -> Any:
-        """Return a connection in a transaction that `opened` has begun."""
+    def _first(self, work: Callable[[Any], T]) -> tuple[Any, T]:
+        """Run `work` with a connection, and again with a new one if the first, a pooled one, turns out to be dead."""
         pooled = self._take()
-        if pooled is not None:
+        connection = self._new() if pooled is None else pooled
+        while True:
             try:
-                return opened(pooled)
-            except self._psycopg.OperationalError:
-                if not pooled.closed:
-                    self._undo(pooled)
+                return connection, work(connection)
+            except BaseException as error:
+                lost = isinstance(error, self._psycopg.OperationalError) and connection.closed
+                if connection is not pooled or not lost:
+                    self._undo(connection)
                     raise
-                self._discard()
-        fresh = self._new()
-        try:
-            return opened(fresh)
-        except BaseException:
-            self._undo(fresh)
-            raise
+            self._discard()
+            connection = self._new()
 
     def _undo(self, connection: Any) -> None:
-        """End a transaction that failed."""
-        try:
-            connection.execute("ROLLBACK")
-        except (self._psycopg.Error, TimeoutError):
-            connection.close()
+        """End a transaction that failed, if there is one."""
+        if not connection.closed:
+            try:
+                connection.execute("ROLLBACK")
+            except (self._psycopg.Error, TimeoutError):
+                connection.close()
         self._give_back(connection)
-
-    def _with(self, connection: Any, work: Callable[[Any], T]) -> T:
-        try:
-            return work(connection)
-        finally:
-            self._give_back(connection)
 
     def _give_back(self, connection: Any) -> None:
         if not connection.closed:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.cache.backend import Backend, BackendDown, Candidate, Vector
 from pipeline.cache.entry import CacheEntry, StoredChunk
@@ -24,6 +24,7 @@ from pipeline.cache.near_hits import NearHitLog
 from pipeline.client import Cached, FinishReason
 
 if TYPE_CHECKING:
+    from pipeline.cache.redaction import Redaction
     from pipeline.cache.semantic.layer import SemanticLayer
 
 _log = logging.getLogger(__name__)
@@ -39,13 +40,6 @@ class Hit:
 
     entry: CacheEntry
     cached: Cached
-
-
-class Redactor(Protocol):
-    """Decides whether an answer may be stored at all."""
-
-    def objection(self, turn: str, answer: str) -> str | None:
-        """Return the kind of thing that forbids it, such as "e-mail"; None if it may be stored."""
 
 
 class CacheCounters:
@@ -141,7 +135,8 @@ class ResponseCache:
     shadow: bool = False
     # Near hits that are kept for a person to judge.
     near_hits: NearHitLog | None = None
-    redactor: Redactor | None = None
+    # Decides whether an answer may be stored at all.
+    redactor: Redaction | None = None
     hot_tier: HotTier = field(default_factory=HotTier)
     counters: CacheCounters = field(default_factory=CacheCounters)
     # s since the epoch
@@ -193,9 +188,6 @@ class ResponseCache:
         """Store a complete answer; one that was cut off is never stored. Raises nothing.
 
         Args:
-            question: as it was looked up.
-            pieces: the chunks of the answer.
-            finish_reason: see `Chunk.finish_reason`.
             input_tokens: tokens of the prompt; None if the server did not say.
             output_tokens: tokens of the answer; None if the server did not say.
             ttl_s: time for which it may be served, in seconds; by default that of the cache.

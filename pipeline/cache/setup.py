@@ -103,7 +103,8 @@ def open_cache(
 def make_near_hits(settings: CacheSettings, place: str | Path | None = None, *, name: str) -> NearHitLog:
     """Open the near hits that are kept beside the answers of a cache; arguments are those of `make_backend`."""
     where, named = near_hits_place(_place(settings, place), name)
-    return NearHitLog(_open(settings, where, NEAR_HITS, name=named), settings.ttl_s)
+    backend = open_backend(where, NEAR_HITS, name=named, codec=load_codec_of(settings))
+    return NearHitLog(backend, settings.ttl_s)
 
 
 def make_backend(settings: CacheSettings, place: str | Path | None = None, *, name: str) -> Backend:
@@ -119,7 +120,7 @@ def make_backend(settings: CacheSettings, place: str | Path | None = None, *, na
         ValueError: the address or the key is malformed, or no file is named.
     """
     capacity = Capacity(settings.max_entries, settings.max_mib * 2**20)
-    return _open(settings, _place(settings, place), capacity, name=name)
+    return open_backend(_place(settings, place), capacity, name=name, codec=load_codec_of(settings))
 
 
 def _place(settings: CacheSettings, place: str | Path | None) -> str | Path:
@@ -145,10 +146,6 @@ def load_codec_of(settings: CacheSettings | None) -> Codec:
     elif encryption is not None:
         secret = KeySource(variable=encryption.key_env or "", required=True)
     return load_codec(secret=secret)
-
-
-def _open(settings: CacheSettings, place: str | Path, capacity: Capacity, *, name: str) -> Backend:
-    return open_backend(place, capacity, name=name, codec=load_codec_of(settings))
 
 
 def make_redaction(settings: CacheSettings) -> Redaction:

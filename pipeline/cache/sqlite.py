@@ -1,4 +1,4 @@
-"""Answers in one SQLite file of this machine: exact lookup, storing, eviction, listing.
+"""Answers in one SQLite file of this machine, or in the memory of one process.
 
 Near questions are found by an index in memory, which follows the file.
 """
@@ -73,14 +73,15 @@ _EVICT_AT_ONCE = 512
 class SqliteBackend(PackedBackend):
     """See `pipeline.cache.backend.Backend`.
 
-    >>> cache = SqliteBackend(folder / "cache.db")     # doctest: +SKIP
+    >>> SqliteBackend(None, Capacity(entries=100)).usage().entries
+    0
     """
 
     remote = False
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         capacity: Capacity | None = None,
         *,
         codec: Codec | None = None,
@@ -88,7 +89,7 @@ class SqliteBackend(PackedBackend):
     ) -> None:
         """
         Args:
-            path: file, which is made if need be.
+            path: file, which is made if need be; None: entries are in memory, and live as long as this object.
             codec: encrypts entries; None: they are kept in the clear.
             power_safe: a put waits for the disk; otherwise a power cut may cost the last ones (never the file).
 
@@ -96,14 +97,15 @@ class SqliteBackend(PackedBackend):
             BackendDown: the file cannot be used; the text says why.
         """
         super().__init__(capacity, codec, flush_every=_TOUCHES)
-        self.path = path
+        self._path = path
+        self._place = "memory" if path is None else str(path)
         self._power_safe = power_safe
         self._writing = threading.Lock()
         self._opened: list[sqlite3.Connection] = []
         self._writer = self._connect()
         self._readers = threading.local()
         # For the indexes only: its data_version tells whether anything changed since they last read.
-        self._followed = self._connect()
+        self._followed = self._writer if path is None else self._connect()
         self._indexes = ScopeIndexes(self._codec, self._read_after, self._changes)
         self._closed = False
 
@@ -156,9 +158,11 @@ class SqliteBackend(PackedBackend):
         return Usage(entries, size, vectors, oldest)
 
     def describe(self) -> Mapping[str, str]:
+        if self._path is None:
+            return {"kind": "memory"}
         return {
             "kind": "sqlite",
-            "path": str(self.path),
+            "path": self._place,
             "schema": str(VERSION),
             "sqlite": sqlite3.sqlite_version,
         }
@@ -202,6 +206,9 @@ class SqliteBackend(PackedBackend):
             pass
 
     def _changes(self) -> int:
+        if self._path is None:
+            # The only connection: data_version counts the changes of others.
+            return self._writer.total_changes
         return int(self._followed.execute("PRAGMA data_version").fetchone()[0])
 
     def _read_after(self, scope: bytes, after: int, limit: int) -> Sequence[Row]:
@@ -216,13 +223,15 @@ class SqliteBackend(PackedBackend):
         return [reader.execute("SELECT key, turn FROM entries WHERE id = ?", (id,)).fetchone() for id in ids]
 
     def _reader(self) -> sqlite3.Connection:
+        if self._path is None:
+            return self._writer
         reader: sqlite3.Connection | None = getattr(self._readers, "connection", None)
         if reader is None:
             reader = self._readers.connection = self._connect()
         return reader
 
     def _connect(self) -> sqlite3.Connection:
-        connection = _connect(self.path, power_safe=self._power_safe)
+        connection = _in_memory() if self._path is None else _connect(self._path, power_safe=self._power_safe)
         self._opened.append(connection)
         return connection
 
@@ -231,7 +240,7 @@ class SqliteBackend(PackedBackend):
         try:
             yield
         except sqlite3.Error as error:
-            raise BackendDown(f"{self.path}: {error}") from error
+            raise BackendDown(f"{self._place}: {error}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -251,7 +260,7 @@ class SqliteBackend(PackedBackend):
                         self._writer.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise BackendDown(f"{self.path}: {error}") from error
+                raise BackendDown(f"{self._place}: {error}") from error
 
     def _make_room(self, writer: sqlite3.Connection, now: float) -> None:
         most = self._capacity
@@ -281,4 +290,10 @@ def _connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA mmap_size = 268435456")
     except (sqlite3.Error, OSError) as error:
         raise BackendDown(f"{path}: {error}") from error
+    return connection
+
+
+def _in_memory() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.executescript(_TABLES)
     return connection

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pipeline.cache.entry import StoredChunk
 from pipeline.cache.response_cache import Hit
 from pipeline.client import Answer, AsyncStream, Cached, Cancelled, Chunk, FinishReason, Stats
+from pipeline.client.answer import timing
 
 
 class Replay:
@@ -62,10 +63,7 @@ class Replay:
         """Figures of the replay; token counts are those of the answer when it was generated."""
         times, entry = self._times, self._hit.entry
         return Stats(
-            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
-            itl_ms=tuple((b - a) * 1e3 for a, b in pairwise(times)),
-            total_ms=(times[-1] - self._began) * 1e3 if self.finish_reason else None,
-            chunks=len(times),
+            **timing(self._began, times, times[-1] if self.finish_reason else None),
             input_tokens=entry.input_tokens,
             output_tokens=entry.output_tokens,
             cached=self._hit.cached,
@@ -223,10 +221,7 @@ class Subscriber:
         times = self._times
         return replace(
             stats,
-            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
-            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
-            total_ms=(times[-1] - self._began) * 1e3 if self.finish_reason else None,
-            chunks=len(times),
+            **timing(self._began, times, times[-1] if self.finish_reason else None),
             cached=_SHARED,
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,6 @@ class VectorIndex:
 
         Args:
             vector: float32 [dimensions], of length 1.
-            count: how many are wanted.
             min_similarity: cosine; vectors that are less near are left out.
 
         Returns:
@@ -224,11 +224,9 @@ class ScopeIndexes:
         """Find the nearest entries of a scope that are still there, the nearest first.
 
         Args:
-            scope: where to search.
             vector: float32 [dimensions], of length 1.
-            count: how many are wanted.
-            min_similarity: cosine.
-            fetch: reads what was hits from the database.
+            min_similarity: cosine; entries that are less near are left out.
+            fetch: reads the entries of ids from the database.
         """
         index = self._index(scope, vector)
         wanted = count
@@ -285,11 +283,11 @@ class ScopeIndexes:
             self._pop(next(iter(self._scopes)))
 
 
+@dataclass(slots=True)
 class _Scope:
-    __slots__ = ("index", "last_id", "vectors", "version")
-
-    def __init__(self, index: VectorIndex) -> None:
-        self.index = index
-        self.last_id = -1  # the largest one that was read
-        self.vectors = 0  # in the index when it was last searched
-        self.version: int | None = None
+    index: VectorIndex
+    # Largest id that was read.
+    last_id: int = -1
+    # Number of vectors when the index was last searched.
+    vectors: int = 0
+    version: int | None = None

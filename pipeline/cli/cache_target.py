@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cache.backend import Backend, BackendDown
-from pipeline.cache.backends import file_of, is_file
-from pipeline.cache.in_memory import InMemoryBackend
+from pipeline.cache.backends import file_of, is_file, open_backend
 from pipeline.cache.near_hits import NearHitLog, near_hits_place
 from pipeline.cache.redaction import Redaction
 from pipeline.cache.setup import make_backend, make_near_hits, make_redaction
@@ -71,7 +70,9 @@ class CacheTarget:
         with _usable(BackendDown, ValueError):
             settings, place, name = self._located()
             kept = _exists(near_hits_place(place, name)[0])
-            log = make_near_hits(settings, place, name=name) if kept else NearHitLog(InMemoryBackend())
+            log = (
+                make_near_hits(settings, place, name=name) if kept else NearHitLog(open_backend("memory://"))
+            )
         try:
             with _usable(BackendDown):
                 yield log

@@ -20,7 +20,7 @@ from pipeline.settings import Option, Settings
 if TYPE_CHECKING:
     from pipeline.cache.backend import Vector
     from pipeline.cache.semantic.decision import Embed
-    from pipeline.cache.tuning.subject import TuningSubject
+    from pipeline.cache.tuning.measuring import TuningSubject
     from pipeline.progress import Progress
 
 Row = TypeVar("Row")
@@ -103,8 +103,7 @@ def tune(
     from pipeline.cache.semantic.guards import GUARDS, findings
     from pipeline.cache.tuning.choosing import choose
     from pipeline.cache.tuning.measuring import measure
-    from pipeline.cache.tuning.pairs import read_log, read_pairs
-    from pipeline.cache.tuning.repeats import find_repeats
+    from pipeline.cache.tuning.pairs import find_repeats, read_log, read_pairs
     from pipeline.cli.render.cache_tune import choice_json, choice_page, repeats_json, repeats_page
 
     report = progress_to.Silent() if as_json else progress_to.for_stream()
@@ -148,7 +147,7 @@ def _subject(
     report: Progress,
 ) -> TuningSubject:
     """Load the models of a recipe, or those that it would have if semantic lookup were on."""
-    from pipeline.cache.tuning.subject import load_subject
+    from pipeline.cache.tuning.measuring import load_subject
     from pipeline.recipe.response_cache import SemanticSettings
     from pipeline.serving.deployments import recipe_of
     from pipeline.stages.response_cache import obtain_encoder, obtain_verifier

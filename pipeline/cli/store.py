@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,11 +37,11 @@ def ls(names: tuple[str, ...], as_json: bool) -> None:
             {"root": str(opened.root), "artifacts": [_row(a) for a in artifacts], "unreadable": damaged}
         )
         return
-    rows = [
-        (a.name, a.manifest.recipe, human_bytes(a.manifest.total_bytes), a.manifest.provenance.created)
-        for a in artifacts
-    ]
-    if rows:
+    if artifacts:
+        rows = (
+            (a.name, a.manifest.recipe, human_bytes(a.manifest.total_bytes), a.manifest.provenance.created)
+            for a in artifacts
+        )
         print_columns([("ARTIFACT", "RECIPE", "SIZE", "MADE (UTC)"), *rows])
     total = human_bytes(sum(artifact.manifest.total_bytes for artifact in artifacts))
     note(f"{_count(len(artifacts), 'artifact')}, {total} in {short_path(opened.root)}")
@@ -202,12 +203,7 @@ def sign(name: str, key: Path) -> None:
     metavar="RECIPE",
     help="Give up the builds of RECIPE that were handed over to another machine; then what only they need may go.",
 )
-def gc_(
-    as_json: bool,
-    yes: bool,
-    kept_names: tuple[str, ...],
-    dropped: tuple[str, ...],
-) -> None:
+def gc_(as_json: bool, yes: bool, kept_names: tuple[str, ...], dropped: tuple[str, ...]) -> None:
     """Remove what no recipe needs any longer, after saying what and asking.
 
     With --json nothing is asked, and nothing removed without --yes.
@@ -223,54 +219,43 @@ def gc_(
         raise UserError(f"--drop-handed-over {recipe}: no build of it waits for `pipeline adopt`")
     kept = [build for build in waiting if build not in given_up]
     garbage = gc.find_garbage(opened, given_up, [opened.get(name) for name in kept_names])
-    dry_run = as_json and not yes
+    removes = yes or not as_json
     if not as_json:
-        rows = [(item.name, human_bytes(item.bytes), item.reason) for item in garbage]
-        if rows:
+        if garbage:
+            rows = ((item.name, human_bytes(item.bytes), item.reason) for item in garbage)
             print_columns([("ARTIFACT", "SIZE", "WHY IT CAN GO"), *rows])
         for build in kept:
             note(
                 f"kept for {build.recipe}, whose build was handed over at {build.created} ({build.script}); "
                 f"--drop-handed-over {build.recipe} gives it up"
             )
-    total = human_bytes(sum(item.bytes for item in garbage))
-    if not as_json and (dry_run or not garbage):
-        note(
-            f"{_count(len(garbage), 'directory', 'directories')}, {total} could go from {short_path(opened.root)}"
-        )
-    if garbage and not (yes or dry_run):
-        click.confirm(
-            f"Remove {_count(len(garbage), 'directory', 'directories')}, {total}?", abort=True, err=True
-        )
-    for build in () if dry_run else given_up:
+        if not garbage:
+            note(f"{_directories(garbage)} could go from {short_path(opened.root)}")
+        elif not yes:
+            click.confirm(f"Remove {_directories(garbage)}?", abort=True, err=True)
+    for build in given_up if removes else ():
         build.drop(opened)
-    removed = () if dry_run else gc.collect(opened, garbage)
-    freed = sum(item.bytes for item in removed)
+    removed = gc.collect(opened, garbage) if removes else ()
     if as_json:
-        gone = {item.path for item in removed}
-        listed = [
-            {
-                "name": g.name,
-                "path": str(g.path),
-                "bytes": g.bytes,
-                "reason": g.reason,
-                "removed": g.path in gone,
-            }
-            for g in garbage
-        ]
         print_json(
             {
                 "root": str(opened.root),
-                "garbage": listed,
-                "removed_bytes": freed,
+                "garbage": [
+                    {**asdict(item), "path": str(item.path), "removed": item in removed} for item in garbage
+                ],
+                "removed_bytes": sum(item.bytes for item in removed),
                 "handed_over": [asdict(build) for build in kept],
             }
         )
     elif removed:
-        note(f"removed {_count(len(removed), 'directory', 'directories')}, {human_bytes(freed)}")
-    for item in [] if dry_run else garbage:
+        note(f"removed {_directories(removed)}")
+    for item in garbage if removes else ():
         if item not in removed:
             note(f"kept {item.name}: it came into use")
+
+
+def _directories(garbage: Sequence[gc.Garbage]) -> str:
+    return f"{_count(len(garbage), 'directory', 'directories')}, {human_bytes(sum(one.bytes for one in garbage))}"
 
 
 def _remove(store: Store, name: str) -> bool:

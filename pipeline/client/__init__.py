@@ -22,7 +22,6 @@ from pipeline.client.answer import (
     PromptLogProbs,
     Stats,
     TopLogProbs,
-    percentile,
 )
 from pipeline.client.base import request_headers
 from pipeline.client.errors import (
@@ -81,6 +80,5 @@ __all__ = [
     "TemplateError",
     "Timeouts",
     "TopLogProbs",
-    "percentile",
     "request_headers",
 ]

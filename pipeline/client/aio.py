@@ -233,11 +233,7 @@ class AsyncStream(StreamBase):
         self._end_attempt()
         self._abort(Cancelled("the stream was left"))
         if self._patience is not None or (self._state.finished and self._aborted is None):
-            # The answer is complete, or was ended: whatever comes now.
-            with contextlib.suppress(grpc.RpcError, TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    while await _CancellableRead(self._call, self._call.cancel) is not grpc.aio.EOF:
-                        pass
+            await self._read_to_end()
         if self._patience is not None:
             self._patience.cancel()
 
@@ -250,7 +246,7 @@ class AsyncStream(StreamBase):
             try:
                 chunk = state.receive(await self._read())
             except ClientError as error:
-                await asyncio.sleep(self._retry_delay_s(error))
+                await asyncio.sleep(self._count_failed_attempt(error))
                 if self._aborted is not None:
                     raise self._aborted from None
                 self._start_attempt()
@@ -262,15 +258,25 @@ class AsyncStream(StreamBase):
                 return chunk
         raise StopAsyncIteration
 
+    async def _read_to_end(self) -> None:
+        """Read what comes after the answer is complete, or was ended; not for long."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while await _CancellableRead(self._call, self._call.cancel) is not grpc.aio.EOF:
+                    pass
+        except (grpc.RpcError, TimeoutError):
+            pass
+        except asyncio.CancelledError:
+            if _task_is_cancelled():
+                raise
+
     async def _read(self) -> pb.ModelStreamInferResponse:
         state = self._state
         self._set_deadline(self._read_timeout_s)
         try:
             message = await _CancellableRead(self._call, self._end_early)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._aborted is None or (task is not None and task.cancelling()):
-                # The task is being cancelled, not the call.
+            if self._aborted is None or _task_is_cancelled():
                 raise
             raise self._aborted from None
         except grpc.RpcError as error:
@@ -322,6 +328,12 @@ class AsyncStream(StreamBase):
             self._on_deadline()
         elif self._deadline < math.inf:
             self._alarm = self._loop.call_at(self._deadline, self._on_alarm)
+
+
+def _task_is_cancelled() -> bool:
+    """Whether a CancelledError is that of the task, and not that of a call which this side has cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _CancellableRead:

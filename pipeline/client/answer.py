@@ -5,10 +5,12 @@ Times are taken by the client's clock (`time.perf_counter`); token counts are th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
 
 FinishReason = Literal["stop", "length", "unknown"]
 
@@ -106,12 +108,28 @@ class Stats:
 
     def itl_percentile(self, percent: float) -> float | None:
         """Return a percentile (0 to 100) of `itl_ms`, in ms; None if there were fewer than two chunks."""
-        return percentile(self.itl_ms, percent) if self.itl_ms else None
+        return float(np.percentile(self.itl_ms, percent)) if self.itl_ms else None
 
     def as_dict(self) -> dict[str, object]:
         """All fields and the properties derived from them, ready for JSON."""
         derived = {"tpot_ms": self.tpot_ms, "tokens_per_s": self.tokens_per_s, "acceptance": self.acceptance}
         return {**asdict(self), "itl_ms": list(self.itl_ms), **derived}
+
+
+def timing(began: float, times: Sequence[float], ended: float | None) -> dict[str, Any]:
+    """Return the fields of `Stats` that follow from a stream's times, in seconds of one clock.
+
+    Args:
+        began: when the request was sent.
+        times: when each chunk with content came.
+        ended: when the answer ended; None if it has not.
+    """
+    return {
+        "ttft_ms": (times[0] - began) * 1e3 if times else None,
+        "itl_ms": tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
+        "total_ms": (ended - began) * 1e3 if ended else None,
+        "chunks": len(times),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +188,3 @@ class Answer:
     log_probs: tuple[float, ...] | None = None
     top_log_probs: tuple[TopLogProbs, ...] | None = None
     prompt_log_probs: PromptLogProbs | None = None
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Compute a percentile (0 to 100), linear between the two nearest values (the default of `numpy.percentile`).
-
-    >>> percentile([1.0, 2.0, 4.0], 50), percentile([1.0, 2.0, 4.0], 75)
-    (2.0, 3.0)
-    """
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -273,7 +273,7 @@ class StreamBase:
             self._in_flight = False
             self._client._pool.release(self._endpoint, failed=failed)
 
-    def _retry_delay_s(self, error: ClientError) -> float:
+    def _count_failed_attempt(self, error: ClientError) -> float:
         """Count a failed attempt; return the seconds to wait before the next.
 
         Raises `error` if there is no next: part of the answer has come, or attempts or time are used up.

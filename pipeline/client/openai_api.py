@@ -17,12 +17,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from itertools import pairwise
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pipeline.client.answer import Answer, Cached, Chunk, FinishReason, Stats
+from pipeline.client.answer import Answer, Cached, Chunk, FinishReason, Stats, timing
 from pipeline.client.errors import (
     BetweenTokensDeadline,
     Busy,
@@ -45,6 +45,7 @@ _CACHED = {"exact": Cached("exact"), "semantic": Cached("semantic"), "shared": C
 # Where a chunk of a chat has its text; the last two are reasoning, as vLLM called it until 0.11 and calls it since.
 _TEXTS = ("content", "reasoning_content", "reasoning")
 _BUSY = (429, 503)
+_TIMEOUTS = Timeouts()
 
 
 class OpenAIClient:
@@ -57,7 +58,6 @@ class OpenAIClient:
         model: str | None = None,
         key: str | None = None,
         defaults: Sampling | None = None,
-        timeouts: Timeouts | None = None,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -81,7 +81,6 @@ class OpenAIClient:
         self._headers = {"content-type": "application/json"}
         self._headers |= {"authorization": f"Bearer {key}"} if key else {}
         self._defaults: Sampling = defaults or {}
-        self._timeouts = timeouts or Timeouts()
         self._open: set[OpenAIStream] = set()
         self._guard = threading.Lock()
         self.closed = False
@@ -103,7 +102,7 @@ class OpenAIClient:
             ConnectFailed: it cannot be reached.
         """
         try:
-            with self.exchange("GET", "/models") as exchange:
+            with contextlib.closing(self.exchange("GET", "/models")) as exchange:
                 names = [str(model["id"]) for model in json.loads(exchange.response.read())["data"]]
         except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
             raise ServerFailed(f"{self.url}/models: is not a list of models") from None
@@ -145,24 +144,26 @@ class OpenAIClient:
         Raises:
             ClientError: the server cannot be reached, or answered with an error.
         """
-        place, timeouts = self._place, self._timeouts
+        place = self._place
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        connection = kind(str(place.hostname), place.port, timeout=timeouts.connect_s)
+        connection = kind(str(place.hostname), place.port, timeout=_TIMEOUTS.connect_s)
         try:
             connection.connect()
-            connection.sock.settimeout(timeouts.first_token_s)
-            made = _Exchange(connection, connection.sock)
+            connection.sock.settimeout(_TIMEOUTS.first_token_s)
+            wire = connection.sock
             text = None if body is None else json.dumps(body).encode()
             connection.request(method, f"{place.path}{path}", text, self._headers)
-            made.response = connection.getresponse()
+            made = _Exchange(connection, wire, connection.getresponse())
         except TimeoutError:
             connection.close()
-            raise FirstTokenDeadline(f"no answer from {self.url} within {timeouts.first_token_s} s") from None
+            raise FirstTokenDeadline(
+                f"no answer from {self.url} within {_TIMEOUTS.first_token_s} s"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ConnectFailed(f"no answer from {self.url}: {error or type(error).__name__}") from None
         if made.response.status != HTTPStatus.OK:
-            with made:
+            with contextlib.closing(made):
                 raise self._error_of(made.response)
         return made
 
@@ -193,11 +194,6 @@ class OpenAIClient:
         """Forget a stream."""
         with self._guard:
             self._open.discard(stream)
-
-    @property
-    def between_tokens_s(self) -> float | None:
-        """Seconds to wait for the next chunk; None: for ever."""
-        return self._timeouts.between_tokens_s
 
     def close(self) -> None:
         """End all streams, on the server too."""
@@ -237,12 +233,8 @@ class OpenAIStream:
     @property
     def stats(self) -> Stats:
         """Figures so far, by the clock of this process; token counts are the server's."""
-        times = self._times
         return Stats(
-            ttft_ms=(times[0] - self._began) * 1e3 if times else None,
-            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
-            total_ms=(self._ended - self._began) * 1e3,
-            chunks=len(times),
+            **timing(self._began, self._times, self._ended),
             input_tokens=self._usage.get("prompt_tokens"),
             output_tokens=self._usage.get("completion_tokens"),
             cached=self._cached,
@@ -277,7 +269,7 @@ class OpenAIStream:
     def _note(self, part: str) -> None:
         self._ended = time.perf_counter()
         if not self._times and self._exchange is not None:
-            self._exchange.wire.settimeout(self._client.between_tokens_s)
+            self._exchange.wire.settimeout(_TIMEOUTS.between_tokens_s)
         self._times.append(self._ended)
         self.text += part
 
@@ -326,23 +318,17 @@ class OpenAIStream:
             self._exchange.close()
 
 
+@dataclass(frozen=True, slots=True)
 class _Exchange:
     """A request and its response, on a connection of their own."""
 
+    connection: http.client.HTTPConnection
+    # The socket, which the connection may forget while the response is still read.
+    wire: socket.socket
     response: http.client.HTTPResponse
-
-    def __init__(self, connection: http.client.HTTPConnection, wire: socket.socket) -> None:
-        # `wire` is the socket, which the connection may forget while the response is still read.
-        self.connection, self.wire = connection, wire
 
     def close(self) -> None:
         """End the connection."""
         self.response.close()
         self.connection.close()
         self.wire.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -90,13 +90,7 @@ def build_request(
     faults += layout.faults
     if faults:
         raise Refused("; ".join(faults), request_id=request_id)
-    message = pb.ModelInferRequest()
-    message.CopyFrom(layout.message)
-    message.id = request_id
-    message.raw_input_contents.extend(
-        [encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
-    )
-    return message
+    return _filled(layout, model, tensors, request_id)
 
 
 def attempt_id(request_id: str) -> str:
@@ -125,13 +119,7 @@ def build_stop_request(model: ModelSignature, attempt_id: str) -> pb.ModelInferR
     for name, tensor in model.inputs.items():
         if not tensor.optional:
             tensors[name] = [""] if tensor.datatype == "BYTES" else [1]
-    message = pb.ModelInferRequest()
-    message.CopyFrom(_layout(model, tuple((name, 1) for name in tensors)).message)
-    message.id = attempt_id
-    message.raw_input_contents.extend(
-        [encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
-    )
-    return message
+    return _filled(_layout(model, tuple((name, 1) for name in tensors)), model, tensors, attempt_id)
 
 
 class _RequestLayout(NamedTuple):
@@ -155,6 +143,18 @@ def _layout(model: ModelSignature, lengths: tuple[tuple[str, int], ...]) -> _Req
         name for name, tensor in model.inputs.items() if not tensor.optional and name not in dict(lengths)
     ]
     return _RequestLayout(message, [f"model {model.name!r} needs {_parameter_of(name)}" for name in missing])
+
+
+def _filled(
+    layout: _RequestLayout, model: ModelSignature, tensors: _TensorValues, request_id: str
+) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest()
+    message.CopyFrom(layout.message)
+    message.id = request_id
+    message.raw_input_contents.extend(
+        [encode(model.inputs[name].datatype, values) for name, values in tensors.items()]
+    )
+    return message
 
 
 def _tensors(

@@ -28,7 +28,8 @@ class Sampling(TypedDict, total=False):
         temperature: 0 is greedy.
         top_k: sample from the k most probable tokens; 1 is greedy, 0 is all.
         top_p: sample from the most probable tokens that together have this probability, more than 0 and at most 1.
-        seed: seed of the random numbers, 0 to 2**64 - 1.
+        seed: seed of the random numbers, 0 to 2**64 - 1. Equal requests get equal answers; with a draft model only if
+            it drafts in equal rounds.
         stop: texts that end the answer.
         bad_words: texts that are never generated.
         repetition_penalty: more than 0; 1 has no effect.
@@ -118,7 +119,6 @@ class SamplingParameter:
         kind: type of its values; "words" is a text or several, "ids" are token ids, "bias" numbers by token id.
         backend: input of the TensorRT-LLM backend's models; None if they have none.
         llmapi: input of the `llmapi` model; None if it has none.
-        before_0_20: input of the backend's models before release 0.20, where its name was another.
         own: layouts in which only the models of this project have the input, not upstream's.
         datatype: datatype of the tensor; by default that of the kind.
         low: least value.
@@ -130,7 +130,6 @@ class SamplingParameter:
     kind: Kind
     backend: str | None
     llmapi: str | None = None
-    before_0_20: str | None = None
     own: tuple[Layout, ...] = ()
     datatype: str = ""
     low: float = -math.inf
@@ -140,8 +139,7 @@ class SamplingParameter:
     tensors: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = (self.backend, self.before_0_20, self.llmapi)
-        object.__setattr__(self, "tensors", tuple(name for name in names if name is not None))
+        object.__setattr__(self, "tensors", tuple(filter(None, (self.backend, self.llmapi))))
         object.__setattr__(self, "datatype", self.datatype or _DATATYPES[self.kind])
 
     def read(self, value: object) -> SamplingValue:
@@ -181,14 +179,12 @@ _BOTH: tuple[Layout, ...] = ("backend", "llmapi")
 _P = SamplingParameter
 PARAMETERS: Mapping[str, SamplingParameter] = {
     "max_tokens": _P("int", "max_tokens", "sampling_param_max_tokens", low=1, high=_INT32),
-    "min_tokens": _P("int", "min_tokens", "sampling_param_min_tokens", before_0_20="min_length", own=("llmapi",),
-        low=0, high=_INT32, neutral=0),
+    "min_tokens": _P("int", "min_tokens", "sampling_param_min_tokens", own=("llmapi",), low=0, high=_INT32, neutral=0),
     "temperature": _P("float", "temperature", "sampling_param_temperature", low=0),
     "top_k": _P("int", "top_k", "sampling_param_top_k", low=0, high=_INT32, neutral=0),
     "top_p": _P("float", "top_p", "sampling_param_top_p", low=0, high=1, above_low=True, neutral=1.0),
     "min_p": _P("float", "min_p", "sampling_param_min_p", own=_BOTH, low=0, high=1, neutral=0.0),
-    "seed": _P("int", "seed", "sampling_param_seed", before_0_20="random_seed", datatype="UINT64",
-        low=0, high=2**64 - 1),
+    "seed": _P("int", "seed", "sampling_param_seed", datatype="UINT64", low=0, high=2**64 - 1),
     "stop": _P("words", "stop_words", "sampling_param_stop", neutral=()),
     "stop_token_ids": _P("ids", "stop_token_ids", "sampling_param_stop_token_ids", own=_BOTH, neutral=()),
     "include_stop_str_in_output": _P("bool", "include_stop_str_in_output",

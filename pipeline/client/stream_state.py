@@ -11,7 +11,6 @@ import codecs
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -25,6 +24,7 @@ from pipeline.client.answer import (
     PromptLogProbs,
     Stats,
     TopLogProbs,
+    timing,
 )
 from pipeline.client.errors import (
     ClientError,
@@ -267,13 +267,8 @@ class StreamState:
 
     def stats(self) -> Stats:
         """Return timing and token counts so far."""
-        times = self._times
-        ended = self._ended_at
         return Stats(
-            ttft_ms=(times[0] - self._sent_at) * 1e3 if times else None,
-            itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(times)),
-            total_ms=(ended - self._sent_at) * 1e3 if ended else None,
-            chunks=len(times),
+            **timing(self._sent_at, self._times, self._ended_at),
             input_tokens=self._input_tokens(),
             output_tokens=self._output_tokens(),
             draft_tokens=self._count("total_draft_tokens"),

@@ -163,7 +163,7 @@ class Stream(StreamBase):
             try:
                 chunk = state.receive(self._read())
             except ClientError as error:
-                time.sleep(self._retry_delay_s(error))
+                time.sleep(self._count_failed_attempt(error))
                 if self._aborted is not None:
                     raise self._aborted from None
                 self._start_attempt()

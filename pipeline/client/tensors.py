@@ -1,7 +1,7 @@
 """The tensors of a served model: which it takes and returns, and their bytes.
 
 `read_signature` recognizes the layouts by their tensors: `ensemble` and `tensorrt_llm_bls` of the TensorRT-LLM backend
-(0.19 to 1.2), and the `llmapi` model of 1.0 and newer, whose tensors have no batch dimension and whose text
+(1.0 to 1.2), and the `llmapi` model of these releases, whose tensors have no batch dimension and whose text
 accumulates.
 
 `encode` and `decode_*` convert values as KServe v2 carries them in `raw_input_contents` and `raw_output_contents`:

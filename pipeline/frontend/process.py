@@ -9,7 +9,7 @@ from functools import partial
 from socket import socket
 from typing import Any
 
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.errors import UserError
 from pipeline.extras import missing
 from pipeline.frontend.models import (

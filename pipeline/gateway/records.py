@@ -6,10 +6,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.cache.response_cache import Redactor
 from pipeline.gateway.traces import Span
+
+if TYPE_CHECKING:
+    from pipeline.cache.redaction import Redaction
 
 _REMEMBERED = 10_000  # requests
 
@@ -22,7 +24,7 @@ class PromptLog:
     out, and the line says what it holds.
     """
 
-    def __init__(self, redactor: Redactor | None) -> None:
+    def __init__(self, redactor: Redaction | None) -> None:
         """`redactor` judges texts; None: all are logged as they are."""
         self._redactor = redactor
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
-from pipeline.cache.redis.server import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.gateway.blame import BlamePolicy
 
 _log = logging.getLogger("pipeline.gateway")

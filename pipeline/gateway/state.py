@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cache.encryption import Codec
-from pipeline.cache.redis.server import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.cache.setup import load_codec_of
 from pipeline.gateway.api.batches.places import (
     BATCH_TABLES,

@@ -107,7 +107,7 @@ def _dataset(recipe: Recipe) -> DatasetFacts | None:
     try:
         if isinstance(dataset, LocalSource):
             return _dataset_file(dataset.path)
-        return DatasetFacts(conversations=read_definition(dataset.name).column is None)
+        return DatasetFacts(conversations=read_definition(dataset.name).text_column is None)
     except UserError as error:
         return DatasetFacts(str(error))
 

@@ -290,7 +290,7 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
         definition = read_definition(calibration.dataset.name)
         if definition.hub is not None:
             yield Need("hub", step)
-        if definition.train.endswith(".parquet"):
+        if definition.splits.train.endswith(".parquet"):
             packages.add("pyarrow")
     yield Need("calibrate", step, frozenset(packages))
 

@@ -36,41 +36,20 @@ TRAIN, HELDOUT = "train", "heldout"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetRepository:
-    """A data set on the Hub, at one commit."""
-
-    repo: str
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetDefinition:
-    """Content of `calibration/<name>.yaml`.
-
-    Attributes:
-        column: column of the text; None if the rows are messages.
-    """
-
-    path: Path
-    name: str
-    column: str | None
-    train: str
-    heldout: str | None
-    license: str
-    hub: DatasetRepository | None
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class _Splits(_Part):
+class DatasetSplits(_Part):
+    """Files of a data set."""
+
     train: str = Field(examples=["my-set/train.jsonl"])
     heldout: str | None = None
 
 
-class _Hub(_Part):
+class DatasetRepository(_Part):
+    """A data set on the Hub, at one commit."""
+
     repo: str = Field(examples=["organisation/name"])
     revision: str
 
@@ -82,14 +61,21 @@ class _Hub(_Part):
         return revision
 
 
-class _Definition(_Part):
+class DatasetDefinition(_Part):
+    """Content of `calibration/<name>.yaml`."""
+
     name: str
     description: str = ""
     license: str = "not stated"
     format: Literal["messages", "text"]
     column: str | None = None
-    splits: _Splits
-    hub: _Hub | None = None
+    splits: DatasetSplits
+    hub: DatasetRepository | None = None
+
+    @property
+    def text_column(self) -> str | None:
+        """Column of the text; None if the rows are messages."""
+        return self.column or "text" if self.format == "text" else None
 
     @model_validator(mode="after")
     def _column_of_text(self) -> Self:
@@ -116,21 +102,7 @@ def read_definition(name: str) -> DatasetDefinition:
             f"there is no calibration set {name!r}; known are {', '.join(known_sets())} "
             '(or give a file: dataset: "local:my-set.jsonl")'
         )
-    return parse_definition(path)
-
-
-def parse_definition(path: Path) -> DatasetDefinition:
-    """Read a definition; see `read_definition`."""
-    read = read_yaml(_Definition, path)
-    return DatasetDefinition(
-        path=path,
-        name=read.name,
-        column=read.column or "text" if read.format == "text" else None,
-        train=read.splits.train,
-        heldout=read.splits.heldout,
-        license=read.license,
-        hub=None if read.hub is None else DatasetRepository(read.hub.repo, read.hub.revision),
-    )
+    return read_yaml(DatasetDefinition, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +133,9 @@ def resolve_dataset(dataset: NamedDataset | LocalSource) -> DatasetFiles:
         _must_exist(dataset.path, f"dataset local:{dataset.path}")
         return DatasetFiles(dataset.path.name, "not stated", None, True, {TRAIN: dataset.path})
     definition = read_definition(dataset.name)
-    names = {TRAIN: definition.train, HELDOUT: definition.heldout}
+    names = {TRAIN: definition.splits.train, HELDOUT: definition.splits.heldout}
     paths = {split: _file(definition, name) for split, name in names.items() if name}
-    return DatasetFiles(definition.name, definition.license, definition.column, False, paths)
+    return DatasetFiles(definition.name, definition.license, definition.text_column, False, paths)
 
 
 def dataset_identity(dataset: NamedDataset | LocalSource) -> dict[str, Json]:
@@ -174,13 +146,12 @@ def dataset_identity(dataset: NamedDataset | LocalSource) -> dict[str, Json]:
     if isinstance(dataset, NamedDataset):
         definition = read_definition(dataset.name)
         if definition.hub is not None:
-            splits: dict[str, Json] = {TRAIN: definition.train, HELDOUT: definition.heldout}
             return {
                 "dataset": definition.name,
                 "repo": definition.hub.repo,
                 "revision": definition.hub.revision,
-                "column": definition.column,
-                "splits": splits,
+                "column": definition.text_column,
+                "splits": definition.splits.model_dump(),
             }
     files = resolve_dataset(dataset)
     return {"dataset": files.name, "column": files.column, "files": files.digests()}
@@ -195,8 +166,9 @@ def sha256_of(path: Path) -> str:
 def _file(definition: DatasetDefinition, name: str) -> Path:
     if definition.hub is not None:
         return download_file(definition.hub, name)
-    path = definition.path.parent / name
-    _must_exist(path, f"calibration set {definition.name} ({definition.path})")
+    sets = folder("calibration")
+    path = sets / name
+    _must_exist(path, f"calibration set {definition.name} ({sets / definition.name}.yaml)")
     return path
 
 

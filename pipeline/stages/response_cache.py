@@ -15,7 +15,7 @@ from typing import Literal
 
 from pipeline.cache.encryption import KEY
 from pipeline.cache.postgres import SCHEMES as POSTGRES
-from pipeline.cache.redis.server import SCHEMES as REDIS
+from pipeline.cache.redis_server import SCHEMES as REDIS
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.setup import CacheSetupError, SentenceEncoder, open_cache
 from pipeline.errors import UserError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +30,7 @@ HELD = {
         "-----BEGIN RSA PRIVATE KEY-----", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc_def",
         "Authorization: Bearer 0123456789abcdef0123456789abcdef", "postgres://app:hunter2@db.internal:5432/orders",
         "redis://:s3cret@cache:6379/0", "Server=db;User Id=sa;Password=Pa55w0rd;",
+        f"SG.{'aB3_' * 5}xy.{'dE-9' * 10}xyz",
     ],
     "iban": [
         "DE89 3704 0044 0532 0130 00 is mine", "gb29nwbk60161331926819.", "FR14\u00a02004 1010 0505 0001 3M02 606",
@@ -61,13 +61,13 @@ PASSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in HELD.items() for text in texts])
-def test_held(kind: str, text: str) -> None:
-    assert ALL.objection("Hi", text) == kind
-    assert ALL.objection(text, "Hi") == kind
+@pytest.mark.parametrize("kind", HELD)
+def test_held(kind: str) -> None:
     others = Redaction(kinds=[other for other in KINDS if other != kind])
-    # some national numbers are grouped as telephone numbers are, and a password may look like an address
-    assert others.objection("Hi", text) is None or kind in ("national_id", "key")
+    for text in HELD[kind]:
+        assert ALL.objection("Hi", text) == ALL.objection(text, "Hi") == kind, text
+        # Some national numbers are grouped as telephone numbers are, and a password may look like an address.
+        assert others.objection("Hi", text) is None or kind in ("national_id", "key"), text
 
 
 @pytest.mark.parametrize("text", PASSES)
@@ -134,10 +134,6 @@ def test_keys_in_the_forms_in_which_they_are_issued(of: str, data: st.DataObject
 def _looks_drawn(token: str) -> bool:
     """Letters and a digit among the first sixteen, as drawn ones have, and what generators of tests like has not."""
     return token[:16].isalnum() and any(char.isdigit() for char in token[:16])
-
-
-def test_sendgrid() -> None:
-    assert ALL.objection(f"SG.{'aB3_' * 5}xy.{'dE-9' * 10}xyz", "") == "key"
 
 
 def numbers(region: str) -> list[phonenumbers.PhoneNumber]:
@@ -213,16 +209,10 @@ def test_a_long_text_takes_time_in_proportion(part: str) -> None:
     ALL.objection(part * (2**19 // len(part)), "")
 
 
-def test_patterns_of_ones_own() -> None:
+def test_patterns_of_ones_own_and_what_is_not_known() -> None:
     assert Redaction(own={"ticket": r"TCK-\d+"}).objection("", "see TCK-42") == "ticket"
-
-
-def test_a_pattern_that_is_none() -> None:
     with pytest.raises(ValueError, match="ticket = \\(: is not a regular expression"):
         Redaction(own={"ticket": "("})
-
-
-def test_a_kind_that_is_not_known() -> None:
     with pytest.raises(ValueError, match="poem: not known"):
         Redaction(kinds=["poem"])
 
@@ -238,11 +228,3 @@ def test_a_distribution_that_is_missing_is_told_when_the_cache_is_opened(
     open_cache(CacheSettings(redaction={"kinds": ["e-mail", "key"]}), tmp_path / "cache.db").close()
     with pytest.raises(CacheSetupError, match=rf"redaction: .*{module}.*pip install .*\[cache\]'"):
         open_cache(CacheSettings(redaction={"kinds": [kind]}), tmp_path / "cache.db")
-
-
-def test_neither_is_imported_before_it_is_needed() -> None:
-    code = (
-        "import sys, pipeline.cache.setup; print([n for n in ('phonenumbers', 'stdnum') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

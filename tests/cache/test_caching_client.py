@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,10 +47,20 @@ def test_a_second_request_is_answered_by_the_same_chunks(cache: ResponseCache) -
     assert answers[1].stats.output_tokens == answers[0].stats.output_tokens
 
 
-def test_sampled_answers_are_not_kept(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a"])) as server, caching(server, cache) as client:
+@pytest.mark.parametrize(
+    ("ending", "request_"),
+    [
+        (Ending.EMPTY, {"max_tokens": 8, "temperature": 1.0}),
+        (Ending.EMPTY, {"max_tokens": 1, "temperature": 0}),
+        (Ending.ERROR, {"max_tokens": 8, "temperature": 0}),
+    ],
+    ids=["sampled", "cut by its length", "failed"],
+)
+def test_what_is_not_kept(cache: ResponseCache, ending: Ending, request_: dict[str, Any]) -> None:
+    with FakeServer(Reply(["a"], ending=ending)) as server, caching(server, cache) as client:
         for _ in range(2):
-            assert client.generate("Hi", max_tokens=8, temperature=1.0).stats.cached is None
+            with pytest.raises(ServerFailed) if ending is Ending.ERROR else nullcontext():
+                assert client.generate("Hi", **request_).stats.cached is None
         assert len(server.requests) == 2
 
 
@@ -59,21 +71,6 @@ def test_opting_out(cache: ResponseCache) -> None:
         client.generate("Hi", max_tokens=8, temperature=0)
         assert client.generate("Hi", max_tokens=8, temperature=0, cache=False).stats.cached is None
         assert len(server.requests) == 3
-
-
-def test_a_failed_answer_is_not_kept(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a"], ending=Ending.ERROR)) as server, caching(server, cache) as client:
-        for _ in range(2):
-            with pytest.raises(ServerFailed):
-                client.generate("Hi", max_tokens=8, temperature=0)
-        assert len(server.requests) == 2
-
-
-def test_an_answer_cut_by_its_length_is_not_kept(cache: ResponseCache) -> None:
-    with FakeServer(Reply(["a", "b"])) as server, caching(server, cache) as client:
-        for _ in range(2):
-            assert client.generate("Hi", max_tokens=2, temperature=0).finish_reason == "length"
-        assert len(server.requests) == 2
 
 
 def test_equal_requests_share_one_generation(cache: ResponseCache) -> None:

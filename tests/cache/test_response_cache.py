@@ -182,8 +182,6 @@ def test_a_stored_question_that_cannot_be_compared_hides_no_other(backend: Sqlit
     ("sampling", "keep_sampled", "kept"),
     [
         ({"temperature": 0}, False, True),
-        ({"temperature": 1.0, "seed": 1}, False, True),
-        ({"temperature": 1.0}, False, False),
         ({}, False, False),
         ({"temperature": 1.0}, True, True),
     ],

@@ -1,4 +1,4 @@
-"""The asyncio client against the fake server: the same behaviour as the blocking one, and many streams at once."""
+"""What only the asyncio client can meet: tasks that are cancelled, a busy loop, many streams in one thread."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ import pytest
 
 from pipeline.client import (
     AsyncClient,
-    BetweenTokensDeadline,
     Cancelled,
     ClientError,
-    ConnectFailed,
-    FirstTokenDeadline,
-    ModelNotFound,
-    Refused,
     Retries,
-    ServerFailed,
     Timeouts,
 )
 from pipeline.client.testing import Ending, FakeServer, Received, Reply
 
-SLOW = Reply(["a"] * 1000, delay_s=0.01)
 SERVER = """
 import sys
 from pipeline.client.testing import FakeServer, Reply
@@ -41,23 +34,6 @@ with FakeServer(Reply(["a"] * 24)) as server:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
-
-
-def test_a_stream() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client:
-            async with client.stream("Hi", max_tokens=8) as stream:
-                texts = [chunk.text async for chunk in stream]
-            assert texts == ["Hello", " world", ""]
-            assert stream.stats.output_tokens == 2
-            answer = await client.generate("Hi", max_tokens=2)
-            assert (answer.text, answer.finish_reason) == ("Hello world", "length")
-
-    with FakeServer() as server:
-        run(work(server))
-        for request in server.requests:
-            assert request.finished.wait(5)
-            assert not request.cancelled.is_set()
 
 
 def test_200_streams_share_a_connection() -> None:
@@ -76,30 +52,6 @@ def test_200_streams_share_a_connection() -> None:
     with FakeServer(script) as server:
         run(work(server))
         assert len({request.request_id for request in server.requests}) == 200
-
-
-def test_leaving_the_block_cancels_on_the_server() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=1000) as stream:
-            await anext(stream)
-
-    with FakeServer(SLOW) as server:
-        run(work(server))
-        assert server.requests[0].cancelled.wait(5)
-
-
-def test_cancelling_the_task_cancels_on_the_server() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client:
-            task = asyncio.create_task(client.generate("Hi", max_tokens=1000))
-            await asyncio.sleep(0.2)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await asyncio.to_thread(server.requests[0].cancelled.wait, 5)
-
-    with FakeServer(SLOW) as server:
-        run(work(server))
 
 
 class _Mallinfo(ctypes.Structure):
@@ -135,12 +87,12 @@ def test_tasks_that_are_cancelled_in_a_stream_leave_no_memory_behind() -> None:
 
     async def work(port: int) -> None:
         async with AsyncClient(f"127.0.0.1:{port}") as client:
-            for _ in range(200):
+            for _ in range(100):
                 await one(client)
             before = native_bytes()
-            for _ in range(600):
+            for _ in range(300):
                 await one(client)
-            assert native_bytes() - before < 300 * 2**10, "grpc.aio itself keeps more than 1 KiB of each"
+            assert native_bytes() - before < 150 * 2**10, "grpc.aio itself keeps more than 1 KiB of each"
 
     # In a process of its own: one in this process would allocate, too.
     with subprocess.Popen(
@@ -152,18 +104,6 @@ def test_tasks_that_are_cancelled_in_a_stream_leave_no_memory_behind() -> None:
             run(work(int(server.stdout.readline())))
         finally:
             server.stdin.close()
-
-
-def test_cancel_wakes_the_reader() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=8) as stream:
-            asyncio.get_running_loop().call_later(0.1, stream.cancel)
-            with pytest.raises(Cancelled, match="the answer was cancelled"):
-                [chunk async for chunk in stream]
-
-    with FakeServer(Reply(ending=Ending.HANG)) as server:
-        run(work(server))
-        assert server.requests[0].cancelled.wait(5)
 
 
 def test_a_task_that_is_cancelled_as_it_leaves_the_block() -> None:
@@ -185,50 +125,28 @@ def test_a_task_that_is_cancelled_as_it_leaves_the_block() -> None:
         run(work(server))
 
 
-@pytest.mark.parametrize("way", ["leave", "cancel", "cancel the task"])
-def test_an_answer_that_is_left_ends_in_order(way: str) -> None:
+def test_an_answer_whose_task_is_cancelled_ends_in_order() -> None:
     """A cancelled call can end Triton 24.10; so the server is asked to end the answer, and the call ends by itself."""
 
     async def work(server: FakeServer) -> None:
         async with AsyncClient(server.url) as client:
-            stream = client.stream("Hi", max_tokens=8)
+            stream, begun = client.stream("Hi", max_tokens=8), asyncio.Event()
 
             async def read() -> None:
                 async with stream:
-                    await anext(stream)
-                    if way == "leave":
-                        return
-                    begun.set()
                     async for _ in stream:
-                        pass
+                        begun.set()
 
-            begun = asyncio.Event()
             task = asyncio.create_task(read())
-            if way == "leave":
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
                 await task
-            else:
-                await begun.wait()
-                (stream if way == "cancel" else task).cancel()
-                with pytest.raises(Cancelled if way == "cancel" else asyncio.CancelledError):
-                    await task
             assert server.requests[0].stopped.is_set()
             assert await stream._call.code() is grpc.StatusCode.OK
             assert len(server.requests) == 1
 
-    with FakeServer(Reply(["a"] * 8, delay_s=0.05)) as server:
-        run(work(server))
-
-
-def test_a_server_that_does_not_end_an_answer_has_its_call_cancelled() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client:
-            async with client.stream("Hi", max_tokens=8) as stream:
-                await anext(stream)
-                server._open.clear()
-            assert await stream._call.code() is grpc.StatusCode.CANCELLED
-            assert await asyncio.to_thread(server.requests[0].cancelled.wait, 30)
-
-    with FakeServer(Reply(ending=Ending.HANG)) as server:
+    with FakeServer(Reply(["a"] * 1000, delay_s=0.01)) as server:
         run(work(server))
 
 
@@ -247,129 +165,6 @@ def test_a_cancellation_that_meets_the_final_response() -> None:
 
     with FakeServer(Reply(["a"])) as server:
         run(work(server))
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        (Reply(first_delay_s=30), FirstTokenDeadline),
-        (Reply(ending=Ending.HANG), BetweenTokensDeadline),
-    ],
-)
-def test_deadlines(reply: Reply, kind: type[Exception]) -> None:
-    async def work(server: FakeServer) -> None:
-        timeouts = Timeouts(first_token_s=0.3, between_tokens_s=0.1)
-        async with AsyncClient(server.url, timeouts=timeouts) as client:
-            start = asyncio.get_running_loop().time()
-            with pytest.raises(kind):
-                await client.generate("Hi", max_tokens=8)
-            assert asyncio.get_running_loop().time() - start < 2
-
-    with FakeServer(reply) as server:
-        run(work(server))
-        assert server.requests[0].cancelled.wait(5)
-
-
-def test_a_short_deadline_after_a_long_one() -> None:
-    async def work(server: FakeServer) -> None:
-        timeouts = Timeouts(first_token_s=60, between_tokens_s=0.1)
-        async with AsyncClient(server.url, timeouts=timeouts) as client:
-            with pytest.raises(BetweenTokensDeadline):
-                await asyncio.wait_for(client.generate("Hi", max_tokens=8), 5)
-
-    with FakeServer(Reply(ending=Ending.HANG)) as server:
-        run(work(server))
-
-
-def test_the_readers_own_time_is_not_the_servers() -> None:
-    async def work(server: FakeServer) -> None:
-        client = AsyncClient(server.url, timeouts=Timeouts(between_tokens_s=0.1))
-        async with client, client.stream("Hi", max_tokens=8) as stream:
-            await anext(stream)
-            await asyncio.sleep(0.3)
-            assert [chunk.text async for chunk in stream] == [" world", ""]
-
-    with FakeServer() as server:
-        run(work(server))
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        (Reply(ending=Ending.ERROR), ServerFailed),
-        (Reply(ending=Ending.LOST), ServerFailed),
-        (Reply([], ending=Ending.LOST), ConnectFailed),
-        (Reply(ending=Ending.UNMARKED), ServerFailed),
-    ],
-)
-def test_errors_of_the_server(reply: Reply, kind: type[Exception]) -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client:
-            with pytest.raises(kind):
-                await client.generate("Hi", max_tokens=8)
-
-    with FakeServer(reply) as server:
-        run(work(server))
-
-
-def test_refusals() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client:
-            with pytest.raises(Refused):
-                await client.generate("Hi", top_q=1)  # type: ignore[call-arg]
-        with pytest.raises(RuntimeError, match="closed"):
-            await client.generate("Hi", max_tokens=8)
-        async with AsyncClient(server.url, model="nope") as other:
-            with pytest.raises(ModelNotFound):
-                await other.generate("Hi", max_tokens=8)
-
-    with FakeServer() as server:
-        run(work(server))
-        assert server.requests == []
-
-
-def test_a_server_that_goes_away_in_the_middle() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=1000) as stream:
-            await anext(stream)
-            await asyncio.to_thread(server.stop)
-            with pytest.raises((ServerFailed, Cancelled)):
-                [chunk async for chunk in stream]
-
-    with FakeServer(SLOW) as server:
-        run(work(server))
-
-
-def test_a_server_that_comes_back() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url, retries=Retries(attempts=1)) as client:
-            await client.generate("Hi", max_tokens=8)
-            await asyncio.to_thread(server.stop)
-            with pytest.raises(ConnectFailed):
-                await client.generate("Hi", max_tokens=8)
-            with FakeServer(port=server.port):
-                while True:
-                    try:
-                        assert (await client.generate("Hi", max_tokens=8)).text == "Hello world"
-                        break
-                    except ConnectFailed:  # gRPC waits before it connects again
-                        await asyncio.sleep(0.1)
-
-    with FakeServer() as server:
-        run(work(server))
-
-
-def test_closing_the_client_ends_its_streams() -> None:
-    async def work(server: FakeServer) -> None:
-        async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=1000) as stream:
-            await anext(stream)
-            await client.aclose()
-            with pytest.raises(Cancelled, match="the client is closed"):
-                [chunk async for chunk in stream]
-
-    with FakeServer(SLOW) as server:
-        run(work(server))
-        assert server.requests[0].cancelled.wait(5)
 
 
 def test_no_tasks_are_left_however_a_stream_ends() -> None:
@@ -394,7 +189,7 @@ def test_no_tasks_are_left_however_a_stream_ends() -> None:
 
 
 def test_long_messages_come_and_who_does_not_read_holds_the_server_back() -> None:
-    chunks = ["x" * 2**23, *(["y" * 2**20] * 32)]
+    chunks = ["x" * 5 * 2**20, *(["y" * 2**20] * 16)]
 
     async def work(server: FakeServer) -> None:
         async with AsyncClient(server.url) as client, client.stream("Hi", max_tokens=99) as stream:

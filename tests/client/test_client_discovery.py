@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from pipeline.client import AsyncClient, Client, ConnectFailed, Refused, Retries
+from pipeline.client import Client, ConnectFailed, Refused, Retries
 from pipeline.client.testing import FakeServer, Received, Reply
-from tests.client.test_client_endpoints import self_signed
+from tests.support.certificates import self_signed
+from tests.support.client_faces import both_faces
 from tests.support.names import Names, use_names
 from tests.support.waiting import wait_for
 
@@ -72,39 +72,13 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
         made.go.set()
 
 
-class AsyncInThread:
-    """An asyncio client whose loop runs in a thread, as blocking as the other one."""
-
-    def __init__(self, url: str, **settings: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._client = AsyncClient(url, **settings)
-
-    def generate(self, prompt: str, **sampling: Any) -> Any:
-        asked = asyncio.run_coroutine_threadsafe(self._client.generate(prompt, **sampling), self._loop)
-        return asked.result(60)
-
-    def __enter__(self) -> AsyncInThread:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
-        self._loop.close()
-
-
-both = pytest.mark.parametrize("kind", [Client, AsyncInThread])
-
-
-@both
-def test_replicas_come_and_go_without_a_failed_request(kind: Callable[..., Any], replicas: Replicas) -> None:
+@both_faces
+def test_replicas_come_and_go_without_a_failed_request(face: Callable[..., Any], replicas: Replicas) -> None:
     replicas.announce(0, 1)
     first, second, third = replicas.servers
     # No request is tried twice: nothing that fails could go unnoticed.
     once = Retries(attempts=1)
-    with kind(replicas.url, spread="least-load", retries=once) as client, ThreadPoolExecutor(4) as threads:
+    with face(replicas.url, spread="least-load", retries=once) as client, ThreadPoolExecutor(4) as threads:
         stop = threading.Event()
 
         def keep_asking() -> int:
@@ -140,18 +114,18 @@ def test_replicas_come_and_go_without_a_failed_request(kind: Callable[..., Any],
         assert all(asked.result(60) for asked in asking)
 
 
-@both
+@both_faces
 def test_a_name_without_an_address_fails_soon_and_is_used_when_it_has_one(
-    kind: Callable[..., Any], replicas: Replicas
+    face: Callable[..., Any], replicas: Replicas
 ) -> None:
     replicas.announce()
     with (
-        kind(replicas.url, retries=Retries(attempts=1)) as client,
+        face(replicas.url, retries=Retries(attempts=1)) as client,
         pytest.raises(ConnectFailed, match=rf"there is no server to ask: {replicas.url}: Name or service"),
     ):
         client.generate("Hi", max_tokens=4)
     with (
-        kind(replicas.url, retries=Retries(attempts=1, wait_s=60)) as client,
+        face(replicas.url, retries=Retries(attempts=1, wait_s=60)) as client,
         ThreadPoolExecutor(1) as threads,
     ):
         asked = threads.submit(client.generate, "Hi", max_tokens=4)
@@ -159,12 +133,12 @@ def test_a_name_without_an_address_fails_soon_and_is_used_when_it_has_one(
         assert asked.result(60).text == "a"
 
 
-@both
+@both_faces
 def test_a_name_that_loses_its_addresses_keeps_those_that_it_had(
-    kind: Callable[..., Any], replicas: Replicas, caplog: pytest.LogCaptureFixture
+    face: Callable[..., Any], replicas: Replicas, caplog: pytest.LogCaptureFixture
 ) -> None:
     replicas.announce(0)
-    with kind(replicas.url) as client:
+    with face(replicas.url) as client:
         assert client.generate("Hi", max_tokens=4).text == "a"
         replicas.announce()
         wait_for(lambda: f"{replicas.url}: Name or service not known; asked on" in caplog.text, "a warning")
@@ -177,10 +151,10 @@ def threads_of_names() -> int:
     return sum(thread.name == "pipeline-client-dns" for thread in threading.enumerate())
 
 
-@both
-def test_nobody_asks_dns_for_a_client_that_is_closed(kind: Callable[..., Any], replicas: Replicas) -> None:
+@both_faces
+def test_nobody_asks_dns_for_a_client_that_is_closed(face: Callable[..., Any], replicas: Replicas) -> None:
     replicas.announce(0)
-    with kind(replicas.url) as client:
+    with face(replicas.url) as client:
         client.generate("Hi", max_tokens=4)
         assert threads_of_names()
     wait_for(lambda: not threads_of_names(), "the end of the thread")
@@ -195,13 +169,13 @@ def test_nobody_asks_dns_for_a_client_that_was_forgotten(replicas: Replicas) -> 
     wait_for(lambda: not threads_of_names(), "the end of the thread")
 
 
-@both
-def test_the_certificate_of_a_server_is_that_of_the_name(kind: Callable[..., Any]) -> None:
+@both_faces
+def test_the_certificate_of_a_server_is_that_of_the_name(face: Callable[..., Any]) -> None:
     """By the DNS of this machine: localhost is an address that no certificate here has."""
-    certificate, key = self_signed()
+    certificate, key = self_signed("localhost")
     with FakeServer(Reply(["a"]), credentials=grpc.ssl_server_credentials([(key, certificate)])) as server:
         trusted = grpc.ssl_channel_credentials(certificate)
-        with kind(f"dns:localhost:{server.port}", credentials=trusted) as client:
+        with face(f"dns:localhost:{server.port}", credentials=trusted) as client:
             assert client.generate("Hi", max_tokens=4).text == "a"
 
 

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from pipeline.client.testing import Ending, FakeServer, Received, Reply, bls, llmapi
+from pipeline.client.testing import Ending, FakeServer, Received, Reply, bls
 
 MODEL = "tensorrt_llm_bls"
 
@@ -108,12 +108,3 @@ def test_replies_in_turn_and_by_function() -> None:
 
     with FakeServer(echo) as server, triton.InferenceServerClient(server.url) as client:
         assert stream(client, text_input=("BYTES", "again")) == ([b"again"], [])
-
-
-def test_the_llmapi_model_has_no_batch_dimension() -> None:
-    assert llmapi().max_batch_size == 0
-    assert {tensor.name for tensor in llmapi().input} >= {
-        "text_input",
-        "streaming",
-        "sampling_param_max_tokens",
-    }

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from pipeline.client import AsyncClient, ChatTemplate, Client, PromptLimit, PromptTooLong, Refused
+from pipeline.client import ChatTemplate, Client, PromptLimit, PromptTooLong, Refused
 from pipeline.client.prompt import max_chars_per_token
 from pipeline.client.testing import FakeServer
 from tests.support import nasty_tokenizers
@@ -51,17 +51,6 @@ def test_messages_count_as_the_template_writes_them() -> None:
         assert len(server.requests) == 1
 
 
-def test_by_asyncio_too() -> None:
-    async def ask(url: str) -> None:
-        async with AsyncClient(url, prompt_limit=PromptLimit(Words(), 2)) as client:
-            with pytest.raises(PromptTooLong):
-                await client.generate("a b c", max_tokens=4)
-
-    with FakeServer() as server:
-        asyncio.run(ask(server.url))
-        assert server.requests == []
-
-
 @pytest.mark.parametrize("content", [None, "no JSON", "{}", json.dumps({"tokenizer_dir": "t", "limits": {}})])
 def test_a_package_that_is_none(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -76,14 +65,17 @@ def composing() -> Tokenizer:
     return tokenizer
 
 
-BOUNDED = {name: make() for name, make in nasty_tokenizers.KINDS.items() if name != "metaspace"}
-BOUNDED["composing"] = composing()
+MAKERS = {**nasty_tokenizers.KINDS, "composing": composing}
+BOUNDED = {
+    name: (made := make(), max_chars_per_token(json.loads(made.to_str())))
+    for name, make in MAKERS.items()
+    if name != "metaspace"
+}
 
 
 @given(st.sampled_from(list(BOUNDED)), st.text() | st.text("ωι\u0313\u0300\u0345 "))
 def test_what_fits_is_never_refused_by_its_characters(name: str, text: str) -> None:
-    tokenizer = BOUNDED[name]
-    most = max_chars_per_token(json.loads(tokenizer.to_str()))
+    tokenizer, most = BOUNDED[name]
     assert most is not None
     tokens = len(tokenizer.encode(text).ids)
     assert PromptLimit(tokenizer, max(tokens, 1), most).check(text) == tokens
@@ -98,23 +90,10 @@ def test_a_text_of_too_many_characters_is_refused_without_being_tokenized() -> N
         PromptLimit(Nobody(), 5, 10).check("x" * 51)
 
 
-def wordpiece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer
-
-
-def stripping() -> Tokenizer:
+def changed(**parts: Any) -> Tokenizer:
     tokenizer = nasty_tokenizers.byte_level()
-    tokenizer.normalizer = normalizers.Strip()
-    return tokenizer
-
-
-def dropping() -> Tokenizer:
-    tokenizer = nasty_tokenizers.byte_level()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), tokenizer.pre_tokenizer]
-    )
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
     return tokenizer
 
 
@@ -124,14 +103,21 @@ def absorbing() -> Tokenizer:
     return tokenizer
 
 
-def without_some_bytes() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return tokenizer
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+UNBOUNDED = {
+    "unknown words are one token": lambda: Tokenizer(
+        models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+    ),
+    "white space is stripped": lambda: changed(normalizer=normalizers.Strip()),
+    "white space is dropped": lambda: changed(
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), BYTES])
+    ),
+    "white space goes with a token": absorbing,
+    "some bytes have no token": lambda: changed(model=models.BPE(vocab={"a": 0}, merges=[])),
+    "metaspace": nasty_tokenizers.metaspace,
+}
 
 
-@pytest.mark.parametrize(
-    "make", [wordpiece, stripping, dropping, absorbing, without_some_bytes, nasty_tokenizers.metaspace]
-)
-def test_where_a_token_can_stand_for_any_number_of_characters(make: Callable[[], Tokenizer]) -> None:
-    assert max_chars_per_token(json.loads(make().to_str())) is None
+@pytest.mark.parametrize("kind", UNBOUNDED)
+def test_where_a_token_can_stand_for_any_number_of_characters(kind: str) -> None:
+    assert max_chars_per_token(json.loads(UNBOUNDED[kind]().to_str())) is None

@@ -24,12 +24,8 @@ GOOD: dict[str, Any] = {
     "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {7: -1.5, 9: 100.0},
     "prompt_log_probs": 0, "token_ids": True,
 }  # fmt: skip
-UNGUIDED = {
-    "max_tokens": 4,
-    "top_log_probs": 3,
-    "log_probs": True,
-    "ignore_eos": True,
-}  # not with all of those
+# These go with others only.
+UNGUIDED = {"max_tokens": 4, "top_log_probs": 3, "log_probs": True, "ignore_eos": True}
 
 
 def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
@@ -76,15 +72,6 @@ def test_the_llmapi_model_has_names_of_its_own() -> None:
     assert tensors["sampling_param_temperature"] == [0.5]
     assert tensors["sampling_param_stop"] == ["\n"]
     assert tensors["streaming"] == [True]
-
-
-def test_releases_before_0_20_have_older_names() -> None:
-    config = bls()
-    for tensor in config.input:
-        tensor.name = {"seed": "random_seed", "min_tokens": "min_length"}.get(tensor.name, tensor.name)
-    tensors = sent(config, max_tokens=4, seed=3, min_tokens=1)
-    assert tensors["random_seed"] == [3]
-    assert tensors["min_length"] == [1]
 
 
 def test_temperature_zero_is_top_k_one() -> None:
@@ -149,29 +136,21 @@ def test_numpy_numbers_are_numbers() -> None:
     ("name", "value", "problem"),
     [
         ("max_tokens", 0, "must be at least 1 and at most 2147483647"),
-        ("max_tokens", 1.5, "must be a whole number"),
         ("max_tokens", True, "must be a whole number"),
-        ("temperature", -0.1, "must be at least 0"),
         ("temperature", math.nan, "must be a finite number"),
         ("repetition_penalty", 1e308, "must be within float32: of a size from 1.17549e-38 to 3.40282e[+]38"),
-        ("repetition_penalty", 1e-320, "must be within float32: of a size from 1.17549e-38 to 3.40282e[+]38"),
         ("temperature", "hot", "must be a finite number"),
         ("top_p", 0, "must be more than 0 and at most 1"),
-        ("top_p", 1.01, "must be more than 0 and at most 1"),
         ("seed", 2**64, "at most 18446744073709551615"),
-        ("repetition_penalty", 0, "must be more than 0"),
         ("stop", ["a", ""], "none of them empty"),
         ("stop", [1], "a text or a list of texts"),
         ("stop", ["\ud83d"], "text that UTF-8 can encode"),
         ("log_probs", 1, "must be True or False"),
-        ("min_p", 1.5, "must be at least 0 and at most 1"),
         ("stop_token_ids", [1, -1], "a list of token ids, whole numbers from 0 to 2147483647"),
         ("stop_token_ids", [True], "a list of token ids"),
         ("stop_token_ids", "abc", "a list of token ids"),
         ("logit_bias", {"a": 1}, "a list of token ids"),
-        ("logit_bias", {1: math.inf}, "must be a finite number"),
         ("logit_bias", [1], r"must be numbers by token id, such as \{15: -100\}"),
-        ("prompt_log_probs", 21, "at most 20"),
     ],
 )
 def test_a_bad_value_says_what_would_be_right(name: str, value: object, problem: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.client import AsyncClient, ChatTemplate, Client, Conversation, Refused
+from pipeline.client import ChatTemplate, Client, Conversation, Refused
 from pipeline.client.endpoints import Endpoint, EndpointPool
 from pipeline.client.spreading import (
     LOAD_BOUND,
@@ -143,7 +142,7 @@ def servers() -> Iterator[list[FakeServer]]:
         yield [stack.enter_context(FakeServer(answer)) for _ in range(3)]
 
 
-def blocking(urls: Sequence[str], spread: Spread, affinity: str | None) -> None:
+def ask(urls: Sequence[str], spread: Spread, affinity: str | None) -> None:
     with Client(urls, template=TEMPLATE, spread=spread) as client:
         for number in range(12):
             talk = Conversation(system="Be brief.")
@@ -152,22 +151,7 @@ def blocking(urls: Sequence[str], spread: Spread, affinity: str | None) -> None:
                 talk.add(question, answer.text)
 
 
-def in_a_loop(urls: Sequence[str], spread: Spread, affinity: str | None) -> None:
-    async def ask() -> None:
-        async with AsyncClient(urls, template=TEMPLATE, spread=spread) as client:
-            for number in range(12):
-                talk = Conversation(system="Be brief.")
-                for question in (f"I am number {number}", "And now?", "And then?"):
-                    answer = await client.generate(talk.messages(question), max_tokens=4, affinity=affinity)
-                    talk.add(question, answer.text)
-
-    asyncio.run(ask())
-
-
-@pytest.mark.parametrize("ask", [blocking, in_a_loop])
-def test_all_turns_of_a_conversation_go_to_one_server(
-    ask: Callable[..., None], servers: list[FakeServer]
-) -> None:
+def test_all_turns_of_a_conversation_go_to_one_server(servers: list[FakeServer]) -> None:
     urls = [server.url for server in servers]
 
     def asked() -> dict[int, set[str]]:

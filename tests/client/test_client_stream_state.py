@@ -19,7 +19,6 @@ from pipeline.client import (
     Refused,
     ServerFailed,
     Stats,
-    percentile,
 )
 from pipeline.client.sampling import read_sampling
 from pipeline.client.stream_state import StreamState, TopLogProbsRequest
@@ -196,11 +195,6 @@ def test_figures() -> None:
     assert stats.itl_percentile(50) == 4
     assert stats.as_dict()["acceptance"] == 0.75
     assert Stats().acceptance is Stats().tpot_ms is Stats().tokens_per_s is Stats().itl_percentile(50) is None
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
-def test_percentile_is_that_of_numpy(values: list[float], percent: float) -> None:
-    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), abs=1e-6)
 
 
 @given(

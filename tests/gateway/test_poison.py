@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.client.testing import Ending, Received, Reply
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from pipeline.cache.backend import PASSWORD
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.shared_redis import BucketTake, RedisBuckets

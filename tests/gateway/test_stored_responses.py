@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.cache.encryption import AesGcmCodec
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.client.testing import Reply
 from pipeline.gateway.api.responses.stored import (
     NoStoredResponses,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from pipeline.client import Answer, Chunk, Client, PartialAnswer, Refused
+from pipeline.client import Client, PartialAnswer, Refused
 from pipeline.serving.server import TritonServer
 from tests.support import nasty_tokenizers
+from tests.support.continued import ask, continued
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.llmapi import package as llmapi_package
 from tests.support.llmapi import served as llmapi_served
@@ -27,37 +28,6 @@ TOKENIZER = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.
 PROMPT = TURN.format(QUESTIONS[2])
 # Torn characters, special tokens, anything.
 WILD: Mapping[str, Any] = {"temperature": 8.0, "top_k": 2000, "seed": 5, "max_tokens": 24}
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """One answer: its chunks, and the whole."""
-
-    chunks: list[Chunk]
-    answer: Answer
-
-    def partial(self, count: int) -> PartialAnswer:
-        """What had come with so many chunks."""
-        came = self.chunks[:count]
-        ids = [token for chunk in came for token in chunk.token_ids or ()]
-        return PartialAnswer(tuple(ids), "".join(chunk.text for chunk in came))
-
-
-def ask(client: Client, prompt: Any, prior: PartialAnswer | None = None, **sampling: Any) -> Streamed:
-    """Stream an answer with its token ids; of one that goes on, the new chunks and the whole answer."""
-    with client.stream(prompt, prior=prior, token_ids=True, **sampling) as stream:
-        chunks = list(stream)
-        return Streamed(chunks, stream.answer())
-
-
-def continued(
-    client: Client, prompt: Any, whole: Streamed, **sampling: Any
-) -> Iterator[tuple[PartialAnswer, Streamed]]:
-    """Go on after each chunk but the last, which says that the answer is complete: what had come, what came then."""
-    for count in range(1, len(whole.chunks)):
-        prior = whole.partial(count)
-        if prior.token_ids:
-            yield prior, ask(client, prompt, prior, **sampling)
 
 
 @pytest.fixture(scope="module")

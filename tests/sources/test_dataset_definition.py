@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.document_faults import read_yaml
 from pipeline.errors import InvalidInput, UserError
-from pipeline.sources.dataset import known_sets, parse_definition, read_definition
+from pipeline.sources.dataset import DatasetDefinition, known_sets, read_definition
 
 GOOD = {
     "name": "news",
@@ -22,7 +23,7 @@ GOOD = {
 def parse(folder: Path, content: object) -> object:
     path = folder / "news.yaml"
     path.write_text(yaml.safe_dump(content))
-    return parse_definition(path)
+    return read_yaml(DatasetDefinition, path)
 
 
 @pytest.mark.parametrize("name", known_sets())
@@ -30,7 +31,7 @@ def test_the_sets_of_the_package_can_be_read(name: str) -> None:
     definition = read_definition(name)
     assert definition.name == name
     assert definition.license
-    assert definition.heldout
+    assert definition.splits.heldout
 
 
 @pytest.mark.parametrize(
@@ -62,4 +63,4 @@ def test_all_faults_at_once_and_files_that_are_no_mapping(tmp_path: Path) -> Non
         parse(tmp_path, ["a"])
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(UserError, match="is not YAML"):
-        parse_definition(tmp_path / "bad.yaml")
+        read_yaml(DatasetDefinition, tmp_path / "bad.yaml")

@@ -25,7 +25,7 @@ from pipeline.sources.dataset import DatasetRepository, download_file
 for name in sys.argv[2:]:
     repo, _, file = name.rpartition("/")
     try:
-        print(download_file(DatasetRepository(repo, sys.argv[1]), file).read_text(), end="")
+        print(download_file(DatasetRepository(repo=repo, revision=sys.argv[1]), file).read_text(), end="")
     except UserError as error:
         print(type(error).__name__, " ".join(str(error).split()))
 """

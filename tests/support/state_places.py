@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache.encryption import Codec, PlainCodec
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.gateway.api.batches.places import (
     BATCH_TABLES,
     CONTENT_TABLES,

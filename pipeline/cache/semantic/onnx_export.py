@@ -190,17 +190,13 @@ def export_encoder(checkpoint: Path, into: Path) -> float | None:
     Raises:
         ValueError: this is not a BERT encoder with GELU and absolute positions.
     """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     into.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, into / name)
     write_onnx(checkpoint, into / "model.onnx")
     exact = Embedder(into)
-    quantize_dynamic(
-        into / "model.onnx", into / "model_int8.onnx", weight_type=QuantType.QInt8, per_channel=True
-    )
+    _quantize(into)
     rounded = Embedder(into)
     pairs = ((exact(text), rounded(text)) for text in SENTENCES)
     # Texts that the tokenizer knows whole.
@@ -229,8 +225,6 @@ def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
     Raises:
         ValueError: the graph, or the one that was made, is none of a cross-encoder for two texts.
     """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     into.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "config.json"):
         shutil.copyfile(checkpoint / name, into / name)
@@ -242,12 +236,19 @@ def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
     exact = CrossEncoder(into)
     pairs = [(one, other) for one in SENTENCES for other in SENTENCES[::3]]
     expected = np.array([exact(one, other) for one, other in pairs])
-    quantize_dynamic(
-        into / "model.onnx", into / "model_int8.onnx", weight_type=QuantType.QInt8, per_channel=True
-    )
+    _quantize(into)
     rounded = CrossEncoder(into)
     difference = float(np.mean(np.abs(np.array([rounded(one, other) for one, other in pairs]) - expected)))
     if difference > MAX_DIFFERENCE:
         (into / "model_int8.onnx").unlink()
         return None
     return difference
+
+
+def _quantize(folder: Path) -> None:
+    """Write the 8-bit graph beside the exact one."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        folder / "model.onnx", folder / "model_int8.onnx", weight_type=QuantType.QInt8, per_channel=True
+    )

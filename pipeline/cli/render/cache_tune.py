@@ -7,9 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.cache.tuning.choosing import TunedSetting, by_category, weigh
-from pipeline.cache.tuning.measuring import FLOORS, SCORES, CountedShare, Measured, PairOutcome, Setting
-from pipeline.cache.tuning.repeats import MIN_SIMILARITY, MOST, Repeats
-from pipeline.cache.tuning.subject import BUILT_IN
+from pipeline.cache.tuning.measuring import (
+    BUILT_IN,
+    FLOORS,
+    SCORES,
+    CountedShare,
+    Measured,
+    PairOutcome,
+    Setting,
+)
+from pipeline.cache.tuning.pairs import MIN_SIMILARITY, MOST, Repeats
 
 # Characters of a bar.
 _BAR = 24

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from pipeline.client import AsyncClient, ServerLost
 from pipeline.gateway.background import Preempted
 from pipeline.gateway.blame import Work

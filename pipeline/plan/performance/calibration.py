@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
-from pipeline.errors import Fault, InvalidInput
+from pipeline.document_faults import read_yaml
 from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.accuracy import Estimate, quantile
 from pipeline.plan.performance.engine import Workload
 from pipeline.plan.performance.roofline import Efficiency, efficiency
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.reading import read_text
 from pipeline.recipe import Recipe
 from pipeline.recipe.source import LocalSource
 
@@ -38,7 +37,6 @@ FIGURE_NAMES: Mapping[Figure, str] = {
     "tokens_per_s": "output tokens/s",
 }
 
-_MAX_BYTES = 1 << 20
 _NEAR = 1.5  # lengths and loads that are as many times beyond those measured are still taken for the like
 _HEAD = "# Constants of the performance model, written by `pipeline plan calibrate RECIPE`.\n"
 # Peaks of a processor are not among the data: its constants are GB/s and 10^9 operations a second themselves.
@@ -241,13 +239,7 @@ class SpeedCalibration(_Section):
             UnreadableFile: It cannot be read.
             InvalidInput: It is no calibration, with everything that is wrong with it.
         """
-        try:
-            return cls.model_validate(yaml.safe_load(read_text(path, _MAX_BYTES)))
-        except yaml.YAMLError as error:
-            raise InvalidInput(str(path), [Fault(f"is not YAML: {error}")]) from None
-        except ValidationError as error:
-            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()]
-            raise InvalidInput(str(path), faults) from None
+        return read_yaml(cls, path)
 
 
 def deployment_model(

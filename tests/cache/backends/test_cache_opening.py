@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cache.backend import PASSWORD
 from pipeline.cache.backends import open_backend
-from pipeline.cache.redis import RedisAddress
+from pipeline.cache.redis_server import RedisAddress
 from tests.support.cache_asking import NOW, entry, question
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from pipeline.cache.backend import PASSWORD, BackendDown, Capacity
 from pipeline.cache.backends import open_backend
 from pipeline.cache.encryption import AesGcmCodec
 from tests.support.cache_asking import NOW, entry, question
+from tests.support.certificates import self_signed
 from tests.support.servers import RedisServer, Unavailable
 
 pytestmark = pytest.mark.servers
@@ -51,7 +50,10 @@ def test_the_password_is_that_of_the_environment_and_is_never_told(
 
 
 def test_tls_with_the_authority_that_is_named_and_no_other(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
+    files = [tmp_path / name for name in ("cache.crt", "cache.key")]
+    for file, content in zip(files, self_signed("127.0.0.1"), strict=True):
+        file.write_bytes(content)
+    certificate, key = map(str, files)
     running = server()
     running.options = (
         "--port", "0", "--tls-port", str(running.port), "--tls-cert-file", certificate, "--tls-key-file", key,
@@ -140,34 +142,3 @@ def test_embeddings_that_are_sealed_are_not_given_to_the_query_engine() -> None:
         client.close()
         open_one.close()
         sealed.close()
-
-
-def make_certificate(folder: Path) -> tuple[str, str]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cache of the tests")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (folder / "cache.crt").write_bytes(certificate.public_bytes(pem))
-    (folder / "cache.key").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return str(folder / "cache.crt"), str(folder / "cache.key")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from pipeline.cache.encryption import Codec
-from pipeline.cache.redis.server import RedisAddress, RedisConnections
+from pipeline.cache.redis_server import RedisAddress, RedisConnections
 from pipeline.gateway.api.responses.stored import (
     StoredConversation,
     StoredResponse,

@@ -106,7 +106,7 @@ Script = Callable[[str, Sequence[Any]], Any]  # (key, arguments) -> reply
 class RedisConnections:
     """A connection pool; safe to use from any number of threads. Nothing is connected before the first call."""
 
-    def __init__(self, address: RedisAddress, breaker: CircuitBreaker | None = None) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         """Raises ValueError if the distribution `redis` is missing."""
         try:
             import redis
@@ -117,7 +117,7 @@ class RedisConnections:
                 f"{error}: the cache in Redis or Valkey needs: {install_line('cache')}"
             ) from None
         self.address = address
-        self._breaker = breaker or CircuitBreaker()
+        self._breaker = CircuitBreaker()
         self._redis = redis
         self._client: Any = redis.Redis(
             **address.options(),

@@ -3,6 +3,22 @@
 What is evicted is for this backend to say (the entry that was used longest ago, at the capacity of the recipe), not for
 the server: give it `maxmemory-policy noeviction` or `volatile-*`, and a maxmemory above the capacity. An entry that the
 server dropped by itself is a miss.
+
+Redis since 7.4 comes under RSALv2, SSPLv1 or (since 8.0) AGPLv3; Valkey and Redis up to 7.2 under BSD. The exact layer
+works with all of them from 6.2 on.
+
+Changes are Lua scripts, which happen whole or not at all, whoever dies meanwhile. All names begin with a prefix, which
+the scripts get as their first argument:
+
+    entry:KEY     hash     turn, answer, the embedding, and for the query engine the scope (hex); expires by itself, as
+                           a safety net
+    known         hash     KEY -> "bytes embedded scope engine tenant created" (ids in hex): the account of an entry,
+                           which stays when it has expired until the next put
+    used          sorted   KEY by the time of its last use: what is evicted
+    expires       sorted   KEY by the time at which it expires
+    order         sorted   KEY by id: a number that rises with every put, also after the server lost everything
+    scope:SCOPE   sorted   KEY by id, of the entries of one scope that have an embedding
+    totals        hash     bytes, embedded, removals, id
 """
 
 from __future__ import annotations
@@ -26,8 +42,7 @@ from pipeline.cache.backend import (
 )
 from pipeline.cache.encryption import Codec
 from pipeline.cache.packed_backend import PackedBackend, PackedEntry
-from pipeline.cache.redis import scripts
-from pipeline.cache.redis.server import CommandRefused, RedisAddress, RedisConnections, Script
+from pipeline.cache.redis_server import CommandRefused, RedisAddress, RedisConnections, Script
 from pipeline.cache.vector_index import Row, ScopeIndexes
 
 # Entries that one command reads or removes.
@@ -35,6 +50,103 @@ _PAGE = 256
 # Formats of embeddings; the first one that the server knows is used.
 _FORMATS = {"FLOAT16": "<f2", "FLOAT32": "<f4"}
 _LINKS, _BUILD_EFFORT, _SEARCH_EFFORT = 16, 128, 64
+
+_DROP = """
+local P = ARGV[1]
+local totals = P .. 'totals'
+local function drop(key)
+  local known = redis.call('HGET', P .. 'known', key)
+  if not known then return 0 end
+  local bytes, embedded, scope = string.match(known, '^(%d+) (%d) (%x+)')
+  redis.call('DEL', P .. 'entry:' .. key)
+  redis.call('HDEL', P .. 'known', key)
+  redis.call('ZREM', P .. 'used', key)
+  redis.call('ZREM', P .. 'expires', key)
+  redis.call('ZREM', P .. 'order', key)
+  redis.call('ZREM', P .. 'scope:' .. scope, key)
+  redis.call('HINCRBY', totals, 'bytes', 0 - bytes)
+  redis.call('HINCRBY', totals, 'embedded', 0 - embedded)
+  redis.call('HINCRBY', totals, 'removals', 1)
+  return 1
+end
+"""
+
+# prefix, key, created, expires, ms to live, most entries, most bytes, bytes, embedded (0, 1), scope, engine, tenant,
+# and the fields of the entry: name, value, …
+_PUT = (
+    _DROP
+    + """
+local key, created, expires, lives, embedded, scope = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[9], ARGV[10]
+local most, most_bytes, bytes = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+redis.call('HSETNX', totals, 'removals', string.format('%.0f', now))
+drop(key)
+for _, old in ipairs(redis.call('ZRANGEBYSCORE', P .. 'expires', '-inf', created, 'LIMIT', 0, 16)) do drop(old) end
+for _ = 1, 256 do
+  local have = tonumber(redis.call('HGET', totals, 'bytes') or 0)
+  if redis.call('ZCARD', P .. 'used') < most and have + bytes <= most_bytes then break end
+  local oldest = redis.call('ZRANGE', P .. 'used', 0, 0)[1]
+  if not oldest then break end
+  drop(oldest)
+end
+local id = string.format('%.0f', math.max(now, tonumber(redis.call('HGET', totals, 'id') or 0) + 1))
+redis.call('HSET', totals, 'id', id)
+local entry = P .. 'entry:' .. key
+redis.call('HSET', entry, unpack(ARGV, 13))
+redis.call('PEXPIRE', entry, lives)
+redis.call('HSET', P .. 'known', key, table.concat({ARGV[8], embedded, scope, ARGV[11], ARGV[12], created}, ' '))
+redis.call('ZADD', P .. 'used', created, key)
+redis.call('ZADD', P .. 'expires', expires, key)
+redis.call('ZADD', P .. 'order', id, key)
+if embedded == '1' then redis.call('ZADD', P .. 'scope:' .. scope, id, key) end
+redis.call('HINCRBY', totals, 'bytes', bytes)
+redis.call('HINCRBY', totals, 'embedded', embedded)
+return 1
+"""
+)
+
+# prefix, key, …
+_REMOVE = (
+    _DROP
+    + """
+local gone = 0
+for at = 2, #ARGV do gone = gone + drop(ARGV[at]) end
+return gone
+"""
+)
+
+# prefix, created before or "", after this id, at most so many, scope or "", engine or "", tenant or ""; the last id,
+# "" at the end, and how many
+_PURGE = (
+    _DROP
+    + """
+local before = tonumber(ARGV[2])
+local page = redis.call('ZRANGEBYSCORE', P .. 'order', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+local gone, last = 0, ''
+for at = 1, #page, 2 do
+  local key = page[at]
+  last = page[at + 1]
+  local known = redis.call('HGET', P .. 'known', key)
+  local of = {string.match(known, '^%d+ %d (%x+) (%x+) (%x+) (.+)$')}
+  local chosen = not before or tonumber(of[4]) < before
+  for id = 1, 3 do chosen = chosen and (ARGV[4 + id] == '' or ARGV[4 + id] == of[id]) end
+  if chosen then gone = gone + drop(key) end
+end
+return {last, gone}
+"""
+)
+
+# prefix, id, …; for each id its key and turn, or false
+_TURNS = """
+local P, found = ARGV[1], {}
+for at = 2, #ARGV do
+  local key = redis.call('ZRANGEBYSCORE', P .. 'order', ARGV[at], ARGV[at])[1]
+  local turn = key and redis.call('HGET', P .. 'entry:' .. key, 'turn')
+  found[at - 1] = turn and {key, turn} or false
+end
+return found
+"""
 
 
 class RedisBackend(PackedBackend):
@@ -52,7 +164,6 @@ class RedisBackend(PackedBackend):
         *,
         name: str = "pipeline",
         codec: Codec | None = None,
-        server: RedisConnections | None = None,
     ) -> None:
         """
         Args:
@@ -63,16 +174,16 @@ class RedisBackend(PackedBackend):
             ValueError: the distribution `redis` is missing.
         """
         super().__init__(capacity, codec)
-        self._server = server or RedisConnections(address)
+        self._server = RedisConnections(address)
         self._name = name
         # With braces, all keys lie in one slot of a cluster.
         self._prefix = f"pipeline:{{{name}}}:"
         self._engine = _QueryEngine(self._server, self._prefix)
         self._indexes = ScopeIndexes(self._codec, self._read_after)
-        self._put = self._server.script(scripts.PUT)
-        self._remove = self._server.script(scripts.REMOVE)
-        self._purge = self._server.script(scripts.PURGE)
-        self._turns = self._server.script(scripts.TURNS)
+        self._put = self._server.script(_PUT)
+        self._remove = self._server.script(_REMOVE)
+        self._purge = self._server.script(_PURGE)
+        self._turns = self._server.script(_TURNS)
 
     def near(
         self, scope: bytes, vector: Vector, count: int, min_similarity: float = ANY
