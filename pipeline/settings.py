@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -52,6 +52,8 @@ class Settings(BaseModel):
     """Base of all settings models. Units are in the names of fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # Fields that exclude each other: one that a command line gives replaces the others of a file.
+    alternatives: ClassVar[tuple[str, ...]] = ()
 
     def conflicts(self) -> Iterator[Fault]:
         """Yield options that exclude or need each other; a model with such options overrides it."""

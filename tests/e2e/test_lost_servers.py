@@ -22,8 +22,9 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.machine.processes import processes_below
 from pipeline.progress import Silent
+from pipeline.runtimes import Engines
 from pipeline.runtimes.cpu.ir import build_ir
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
+from pipeline.runtimes.cpu.model_repository import package_cpu
 from pipeline.serving.served import ServedDeployment
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS
@@ -61,8 +62,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert head in source
     core.write_text(source.replace(head, head + DEADLY.format(length=len(ids), ids=tuple(ids))))
     build_ir(CHECKPOINTS / "support-target", folder / "target", progress=Silent())
-    sources = CpuSources(folder / "target", None, CHECKPOINTS / "support-target", engine)
-    package_cpu("support", SETTINGS, sources, folder / "package", Silent())
+    sources = Engines(folder / "target", None, CHECKPOINTS / "support-target")
+    package_cpu("support", SETTINGS, sources, folder / "package", Silent(), engine)
     return folder / "package"
 
 

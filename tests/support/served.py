@@ -14,10 +14,9 @@ import psutil
 
 from pipeline.client import Stats
 from pipeline.progress import Silent
-from pipeline.runtimes import cpu
+from pipeline.runtimes import Engines, cpu
 from pipeline.runtimes.cpu.ir import build_ir
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
-from pipeline.runtimes.cpu.triton_models import TOKENS_PER_BLOCK, CpuSettings
+from pipeline.runtimes.cpu.model_repository import TOKENS_PER_BLOCK, CpuSettings, package_cpu
 from pipeline.serving.server import TritonServer
 from tests.support import CHECKPOINTS
 from tests.support.models import make_checkpoint
@@ -33,9 +32,7 @@ def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettin
     """The support target, unquantized; a folder with deployment.json and model_repository/."""
     for role in ("target", "draft") if draft else ("target",):
         shutil.copytree(_ir(f"support-{role}"), into / role, copy_function=os.link)
-    sources = CpuSources(
-        into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target", ENGINE
-    )
+    sources = Engines(into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target")
     package_cpu("support", settings, sources, into / "package", Silent())
     return into / "package"
 
@@ -57,7 +54,7 @@ def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: Cpu
     (checkpoint / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     (checkpoint / "tokenizer_config.json").write_text("{}")
     build_ir(checkpoint, into / "target", progress=Silent())
-    sources = CpuSources(into / "target", None, checkpoint, ENGINE)
+    sources = Engines(into / "target", None, checkpoint)
     package_cpu("random", settings, sources, into / "package", Silent())
     return into / "package"
 
