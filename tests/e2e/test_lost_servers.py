@@ -74,15 +74,8 @@ def serve(package: Path, folder: Path, *words: str) -> Iterator[ServedDeployment
     keys.chmod(0o600)
     given = (
         *("--package", str(package), "--store", str(folder / "store"), "--keys", str(keys)),
-        *(
-            "--batch-folder",
-            str(folder / "batches"),
-            "--restart-window-s",
-            "1",
-            "--max-wait-s",
-            "120",
-            *words,
-        ),
+        *("--set", f"gateway={{batch_folder: {folder / 'batches'}, max_wait_s: 120}}"),
+        *("--set", "triton.restart_window_s=1", *words),
     )
     served = ServedDeployment.start(
         given, "support", folder / "store" / "running", folder / "logs", deadline_s=120
@@ -194,7 +187,10 @@ def test_streams_go_on_when_the_engine_is_killed_again_and_again(
     package: Path, tmp_path: Path, workers: str
 ) -> None:
     """From outside, at moments that fall anywhere in the streams; each is followed by answers without a loss."""
-    with serve(package, tmp_path, "--workers", workers) as served, client(served, GOOD) as good:
+    with (
+        serve(package, tmp_path, "--set", f"gateway.workers={workers}") as served,
+        client(served, GOOD) as good,
+    ):
         questions = prompts(6)
         expected = {prompt: streamed(good, prompt) for prompt in questions}
         with ThreadPoolExecutor(6) as threads:

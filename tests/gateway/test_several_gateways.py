@@ -136,7 +136,7 @@ def test_files_and_batches_without_a_place_are_refused_by_name(start: Start) -> 
         lambda: client.batches.cancel("batch_1"),
     ):
         with pytest.raises(
-            openai.APIStatusError, match=r"cache\.backend of kind pgvector.*--batch-folder"
+            openai.APIStatusError, match=r"cache\.backend of kind pgvector.*gateway.batch_folder"
         ) as refused:
             ask()
         assert (refused.value.status_code, refused.value.code) == (501, "batches_not_configured")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.continued import ask as streamed
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Answer, Client, Refused
 from pipeline.serving.server import TritonServer
+from tests.support.continued import ask as streamed
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.served import CHECKPOINTS, whole_blocks
 from tests.support.streams import joined
