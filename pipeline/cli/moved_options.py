@@ -55,6 +55,7 @@ MOVED: tuple[tuple[str, str, str], ...] = (
     ("versions", "--check", "--gpu, a format, or --runtime: with them it checks"),
     ("tune", "--list-keys", "--dry-run"),
     ("accept", "--prompt-tokens --output-tokens --rounds --questions", "--load {key}=VALUE"),
+    ("accept", "--start-timeout-s", "--set triton.start_timeout_s=SECONDS"),
     ("stream, chat, generate", "--top-p --top-k --seed --stop", "--param {key}=VALUE"),
     ("stream, generate", "--no-stats", "-q"),
     ("bench, compare, stream, chat, generate", "--api-key", "PIPELINE_API_KEY=KEY in the environment"),
