@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
-import tempfile
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -31,19 +28,23 @@ SETTINGS = CpuSettings(
 def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettings = SETTINGS) -> Path:
     """The support target, unquantized; a folder with deployment.json and model_repository/."""
     for role in ("target", "draft") if draft else ("target",):
-        shutil.copytree(_ir(f"support-{role}"), into / role, copy_function=os.link)
+        _make_ir(f"support-{role}", into / role)
     sources = Engines(into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target")
     package_cpu("support", settings, sources, into / "package", Silent())
     return into / "package"
 
 
-@cache
-def _ir(checkpoint: str) -> Path:
-    """A folder that lives as long as this process; its files are linked, and not to be changed."""
-    folder = Path(tempfile.mkdtemp(prefix="support-ir-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    build_ir(CHECKPOINTS / checkpoint, folder / "ir", progress=Silent())
-    return folder / "ir"
+# Checkpoint -> where this process has built it.
+_BUILT: dict[str, Path] = {}
+
+
+def _make_ir(checkpoint: str, into: Path) -> None:
+    """Build a checkpoint once in this process; later its files are linked, so they are not to be changed."""
+    if checkpoint in _BUILT:
+        shutil.copytree(_BUILT[checkpoint], into, copy_function=os.link)
+    else:
+        build_ir(CHECKPOINTS / checkpoint, into, progress=Silent())
+        _BUILT[checkpoint] = into
 
 
 def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: CpuSettings = SETTINGS) -> Path:
