@@ -77,14 +77,14 @@ def opened(
     ("caches", "redis", "folder", "batches", "responses"),
     [
         ([FILE], None, None, "own", "memory"),
-        ([FILE], None, "named", "named", "memory"),
+        ([FILE], None, "/named", "/named", "memory"),
         ([FILE], LIMITS, None, None, "limits:6379/0"),
-        ([FILE], LIMITS, "named", "named", "limits:6379/0"),
+        ([FILE], LIMITS, "/named", "/named", "limits:6379/0"),
         ([FILE, REDIS], None, None, "own", "cache:6379/0"),
         ([REDIS], LIMITS, None, None, "cache:6379/0"),
         ([FILE, REDIS, PGVECTOR], LIMITS, None, "db:5432/x", "db:5432/x"),
         ([PGVECTOR], None, None, "db:5432/x", "db:5432/x"),
-        ([PGVECTOR], None, "named", "named", "db:5432/x"),
+        ([PGVECTOR], None, "/named", "/named", "db:5432/x"),
     ],
 )
 def test_state_lies_in_what_the_deployment_has(
