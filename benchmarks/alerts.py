@@ -334,7 +334,7 @@ async def drill(chosen: argparse.Namespace, folder: Path) -> int:
         ]
         pages = (urlsplit(record.gateway_url).netloc,), (urlsplit(record.metrics_url).netloc,)
         watched.append(WatchedDeployment(load_recipe("tiny-cpu", own), *pages))
-        files = monitoring_files(watched, runbook_url="https://docs.example/alerts.html", scale=scale)
+        files = monitoring_files(watched, scale=scale)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         kinds = {target_down(scale).name}

@@ -145,9 +145,17 @@ def main() -> None:
     parser.add_argument("--batch-slots", type=int, help="slots of the gateway for batches")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     chosen = parser.parse_args()
-    slots = [] if chosen.batch_slots is None else ["--batch-slots", str(chosen.batch_slots)]
+    slots = [] if chosen.batch_slots is None else ["--set", f"gateway.batch_slots={chosen.batch_slots}"]
     with tempfile.TemporaryDirectory() as folder:
-        words = (chosen.recipe, "--build", "--port", "0", "--batch-folder", f"{folder}/batches", *slots)
+        words = (
+            chosen.recipe,
+            "--build",
+            "--port",
+            "0",
+            "--set",
+            f"gateway.batch_folder={folder}/batches",
+            *slots,
+        )
         with (
             serving(words, chosen.recipe, Store.at(None), Path(folder)) as served,
             httpx.Client(base_url=served.record.gateway_url, timeout=WAIT_S, trust_env=False) as client,

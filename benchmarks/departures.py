@@ -198,7 +198,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="departures-") as folder:
         store = Store.at(Path(folder) / "store")
         # So many failures would make the supervisor pause, and give up.
-        patience = ("--max-restarts", "100000", "--restart-window-s", "1")
+        patience = ("--set", "triton={max_restarts: 100000, restart_window_s: 1}")
         with serving((NAME, "--build", "--no-gateway", *patience), NAME, store, Path(folder)) as served:
             for way in WAYS:
                 before = restarts(store)

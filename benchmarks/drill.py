@@ -32,7 +32,7 @@ in the path of a request does not change), `recovery` until all is well again; `
 record saying `ready` to /readyz saying it. "asked again" are attempts that the gateway repeated.
 
 Exit code 1 if anything was wrong or hung, or did not come back within `--recovery-s`. The supervisor's window is made
-short (`--restart-window-s 1`), so that failures which are meant do not make it pause, or give up.
+short (`triton.restart_window_s: 1`), so that failures which are meant do not make it pause, or give up.
 """
 
 from __future__ import annotations
@@ -365,8 +365,8 @@ def main() -> int:
     if chosen.workers < 2 and WORKER in (chosen.kind or ()):
         parser.error("--kind worker: only a gateway of several has them, --workers 2")
     words = (
-        *(chosen.recipe, "--build", "--max-restarts", "100000", "--restart-window-s", "1"),
-        *("--workers", str(chosen.workers)),
+        *(chosen.recipe, "--build", "--set", "triton={max_restarts: 100000, restart_window_s: 1}"),
+        *("--set", f"gateway.workers={chosen.workers}"),
     )
     logs = Path(tempfile.mkdtemp(prefix="pipeline-drill-"))
     print(f"output of pipeline serve: {logs}", file=sys.stderr)

@@ -69,7 +69,7 @@ MEASUREMENTS = {
     "replicas": Measurement(
         "python benchmarks/replicas.py --json",
         "--rounds 1 --requests 16 --servers 2",
-        "two and four servers behind a gateway: KV reuse and TTFT of conversations by `--spread`; "
+        "two and four servers behind a gateway: KV reuse and TTFT of conversations by `gateway.spread`; "
         "exit code 1 if a request fails",
         8,
     ),

@@ -1,4 +1,4 @@
-"""Gain of spreading over several replicas: KV reuse and time to first token of conversations, for each `--spread`.
+"""Gain of spreading over several replicas: KV reuse and time to first token of conversations, by `gateway.spread`.
 
     python benchmarks/replicas.py [--servers 2 4] [--rounds 3] [--json]
 
@@ -110,7 +110,7 @@ def gateway(package: Path, servers: Sequence[TritonServer], spread: str) -> Iter
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
-            [*command, "--spread", spread], stdout=subprocess.PIPE, stderr=log, text=True
+            [*command, "--set", f"gateway.spread={spread}"], stdout=subprocess.PIPE, stderr=log, text=True
         ) as process,
     ):
         try:

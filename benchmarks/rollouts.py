@@ -245,7 +245,7 @@ def main() -> int:
             (folder / "golden.jsonl").write_text(GOLDEN)
             packages.append(pipeline("build", str(recipe), "--store", str(store))["artifact"])
             recipes.append(recipe)
-        words = (str(recipes[0]), "--workers", str(options.workers))
+        words = (str(recipes[0]), "--set", f"gateway.workers={options.workers}")
         served = stack.enter_context(serving(words, NAME, Store.at(store), store / "logs"))
         url = served.record.gateway_url
         expected = {packages[0]: asyncio.run(answers(url))}

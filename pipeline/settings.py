@@ -4,8 +4,8 @@ A room declares its settings where they are meant; `pipeline.cli.settings_option
 
     class FrontSettings(Settings):
         host: str = Field(default="127.0.0.1", description="Address to listen on.")
-        allowed_hosts: Annotated[tuple[str, ...], Option("--allowed-host", metavar="NAME")] = Field(
-            default=(), description="Host that requests may name besides loopback."
+        endpoints: Annotated[tuple[str, ...], Option("--endpoint", metavar="HOST:PORT")] = Field(
+            default=(), description="Server that runs the model."
         )
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,7 +26,7 @@ class Option:
     """Command-line form of a field, where its name and type do not say it.
 
     Attributes:
-        name: Option, such as "--allowed-host", "--container/--no-container" or "-d --detach"; by default the field's
+        name: Option, such as "--endpoint" or "-d --detach"; by default the field's
             name.
         metavar: Placeholder of the value in the help.
         envvar: Environment variable that gives the value where the option is absent.
@@ -52,6 +52,8 @@ class Settings(BaseModel):
     """Base of all settings models. Units are in the names of fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # Fields that exclude each other: one that a command line gives replaces the others of a file.
+    alternatives: ClassVar[tuple[str, ...]] = ()
 
     def conflicts(self) -> Iterator[Fault]:
         """Yield options that exclude or need each other; a model with such options overrides it."""

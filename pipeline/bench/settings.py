@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, DirectoryPath, Field
 
@@ -90,6 +90,8 @@ def output_faults(files: Sequence[Path], *suffixes: str) -> Iterator[Fault]:
 
 class LoadSettings(Settings):
     """Load that is put on a deployment."""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("concurrency", "rate", "trace")
 
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Several] = Field(
         default=(),
@@ -233,7 +235,7 @@ class LoadSettings(Settings):
             yield from self._file_faults()
 
     def _load_conflicts(self) -> Iterator[Fault]:
-        kinds = [name for name in ("concurrency", "rate", "trace") if getattr(self, name)]
+        kinds = [name for name in self.alternatives if getattr(self, name)]
         if len(kinds) > 1:
             yield Fault(f"{' and '.join(kinds)} exclude each other: one kind of load a run")
         if self.speed is not None and self.trace is None:

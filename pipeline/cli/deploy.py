@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Verb, complete_recipe, open_store, set_option
+from pipeline.cli.options import Verb, complete_recipe, gpus_option, open_store, set_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
 from pipeline.errors import UserError
 from pipeline.plan.settings import PackageSettings
-from pipeline.serving.settings import LaunchSettings
 
 if TYPE_CHECKING:
+    from pipeline.deploy.package import DeployedPackage
     from pipeline.deploy.targets import DeployTarget
+    from pipeline.recipe import Recipe
+    from pipeline.serving.ports import Ports
     from pipeline.stages.served_package import ChosenPackage
     from pipeline.store import Store
+
+
+_WRITTEN = ("triton", "deploy", "kubernetes")
 
 
 def _target(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -50,16 +54,12 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str | N
 )
 @click.option("--dry-run", is_flag=True, help="Write nothing; also for a recipe that is not built yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the files' text.")
-@options_of(DeploySettings)
-@options_of(ClusterSettings, "cluster")
 @options_of(PackageSettings, "wanted")
-@options_of(LaunchSettings, "launch")
+@gpus_option
 def command(
     recipe: str | None,
-    settings: DeploySettings,
-    cluster: ClusterSettings,
     wanted: PackageSettings,
-    launch: LaunchSettings,
+    gpus: tuple[int, ...],
     output: Path | None,
     dry_run: bool,
     **options: Any,
@@ -73,43 +73,36 @@ def command(
 
     \b
     pipeline deploy llama-3.1-8b-fp8
-    pipeline deploy llama-3.1-8b-fp8 --target compose --output ./deployment --memory 64G
+    pipeline deploy llama-3.1-8b-fp8 --target compose --output ./deployment --set triton.memory=64G
     pipeline deploy --package ./package --target systemd
-    pipeline deploy llama-3.1-8b-fp8 --target kubernetes --output ./cluster --hostname llm.example --expose gateway:web
+    pipeline deploy llama-3.3-70b-two-nodes --target kubernetes --output ./cluster
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
+
+    The recipe's sections have the rest: `triton` ports, image, memory and timeouts; `gateway` limits and logs; `deploy`
+    the address of the gateway; `kubernetes` replicas, names and ways in.
     """
     from pipeline.deploy.kubernetes import SITE
     from pipeline.deploy.targets import deployment_files
-    from pipeline.serving.deployments import recipe_of
+    from pipeline.serving.deployments import recipe_to_serve
     from pipeline.serving.launch import ServeOptions
     from pipeline.stages.served_package import choose_package
 
     target: DeployTarget | None = options["target"]
-    if cluster.model_fields_set and target != "kubernetes":
-        named = ", ".join(
-            f"--{name.replace('_', '-')}"
-            for name in ClusterSettings.model_fields
-            if name in cluster.model_fields_set
-        )
-        raise click.UsageError(f"{named}: goes with --target kubernetes")
     if recipe is None and wanted.package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
-    if recipe is None and options["overrides"]:
-        raise click.UsageError("--set changes a RECIPE: name one beside --package")
     store = open_store()
     # A cluster may build what it serves.
     chosen = choose_package(
-        None if recipe is None else recipe_of(recipe, options["overrides"], store), store, wanted,
+        recipe_to_serve(recipe, options["overrides"], store, wanted.package), store, wanted,
         reporter(silent=options["as_json"]), preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
     package = _package(chosen, store, details=kind == "kubernetes")
-    launch = _with_usual_ports(launch, chosen)
     serving = ServeOptions(
-        launch.choose_ports(chosen.served_recipe.serving), launch, allowed=wanted.allowed,
+        _usual_ports(package.recipe), package.recipe.triton, gpus, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
     )  # fmt: skip
-    files = deployment_files(kind, package, serving, settings, cluster, _program())
+    files = deployment_files(kind, package, serving, _program())
     written = None
     if output is not None and not dry_run:
         paths = [
@@ -145,20 +138,23 @@ def command(
 
 def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedPackage:
     """Describe the package; the details are for a cluster, which fetches and builds packages itself."""
+    from pipeline.deploy.package import DeployedPackage
     from pipeline.documents import dump_yaml
     from pipeline.stages.builder import UNKNOWN_PACKAGE
     from pipeline.store.signature import VerifyKeys
 
-    text = None if chosen.settings is None else dump_yaml(dict(chosen.settings))
-    package = DeployedPackage(chosen.deployment, chosen.folder, recipe_text=text)
+    # The other sections are what the files say.
+    kept = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
+    recipe, keys = chosen.served_recipe, VerifyKeys.configured()
+    package = DeployedPackage(
+        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(kept) if kept else None
+    )
     if not details:
         return package
     if chosen.folder == UNKNOWN_PACKAGE:
         raise UserError(f"the name of the package is not known, and manifests have it: {chosen.note}")
-    recipe, keys = chosen.served_recipe, VerifyKeys.configured()
     return replace(
         package,
-        recipe=recipe,
         questions=None if recipe.golden is None else Path(recipe.golden.file).read_text(encoding="utf-8"),
         verify_key=None if keys is None else keys.pem,
         **_known_artifacts(chosen, store),
@@ -184,15 +180,16 @@ def _known_artifacts(chosen: ChosenPackage, store: Store) -> dict[str, Any]:
     return {"sizes": replace(known or bound, package=bound.package), "content": content_digest(chosen.folder)}
 
 
-def _with_usual_ports(launch: LaunchSettings, chosen: ChosenPackage) -> LaunchSettings:
-    """Ports that are taken here may be free where it will run."""
-    from pipeline.serving.ports import GRPC, HTTP, METRICS
+def _usual_ports(recipe: Recipe) -> Ports:
+    """Ports that the recipe names, or Triton's usual ones: those that are taken here may be free where it will run."""
+    from pipeline.serving.ports import GRPC, HTTP, METRICS, Ports
 
-    serving = chosen.served_recipe.serving
-    usual = {"metrics_port": METRICS}
-    usual |= {"http_port": HTTP} if serving.http else {}
-    usual |= {"grpc_port": GRPC} if serving.grpc else {}
-    return launch.model_copy(update={name: getattr(launch, name) or port for name, port in usual.items()})
+    wanted, serving = recipe.triton, recipe.serving
+    return Ports(
+        http=(wanted.http_port or HTTP) if serving.http else None,
+        grpc=(wanted.grpc_port or GRPC) if serving.grpc else None,
+        metrics=wanted.metrics_port or METRICS,
+    )
 
 
 def _program() -> tuple[str, ...]:

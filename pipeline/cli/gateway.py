@@ -10,7 +10,7 @@ import click
 
 from pipeline.cli.options import Verb, complete_deployment, set_option, store_root
 from pipeline.cli.settings_options import options_of
-from pipeline.gateway.settings import GatewaySettings, GatewayStart, ModelSources
+from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSettings, ModelSources
 
 # gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -20,7 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 @click.argument("recipes", nargs=-1, metavar="[RECIPE]…", shell_complete=complete_deployment)
 @set_option
 @options_of(ModelSources, "sources")
-@options_of(GatewaySettings, "settings")
+@options_of(ListenSettings, "listening")
 @click.option("--child", "--worker", "message", type=int, hidden=True)
 @click.option("--dry-run", is_flag=True, help="Print what would be served, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
@@ -28,7 +28,7 @@ def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     sources: ModelSources,
-    settings: GatewaySettings,
+    listening: ListenSettings,
     message: int | None,
     dry_run: bool,
     as_json: bool,
@@ -44,6 +44,8 @@ def command(
     curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
       -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
 
+    Its limits, timeouts and logs are the section `gateway` of the recipe; several recipes need the same one.
+
     A page to chat is at /, figures are at /metrics. A file of keys looks like this:
 
     \b
@@ -58,8 +60,9 @@ def command(
     from pipeline.store import Store
 
     start = GatewayStart(
-        recipes=recipes, overrides=overrides, store=store_root(), sources=sources, settings=settings
-    )
+        recipes=recipes, overrides=overrides, store=store_root(), sources=sources,
+        settings=GatewaySettings(**listening.model_dump(exclude_unset=True)), undecided=True,
+    )  # fmt: skip
     if message is not None:
         start = GatewayStart.from_descriptor(message)
     if start.parent is not None and not die_with_parent(start.parent):
@@ -71,7 +74,9 @@ def command(
     from pipeline.frontend.requirements import known_recipes, require_packages
 
     artifacts = Store.at(start.store)
-    require_packages(known_recipes(start, artifacts), artifacts, start.settings)
+    known = known_recipes(start, artifacts)
+    settings = GatewaySettings.of(start.settings, known) if start.undecided else start.settings
+    require_packages(known, artifacts, settings)
     from pipeline.frontend.process import describe_models, serve_gateway
 
     if as_json and not dry_run:

@@ -66,13 +66,6 @@ def _tritons(
     "deployment here, also after rollouts. May be repeated.",
 )
 @click.option(
-    "--runbook-url",
-    metavar="URL",
-    default="how-to/alerts.html",
-    show_default=True,
-    help="Page that alerts link to; the documentation has it.",
-)
-@click.option(
     "--speedup",
     type=click.FloatRange(min=1),
     default=1.0,
@@ -86,7 +79,6 @@ def command(
     output: Path,
     gateways: tuple[str, ...],
     tritons: tuple[tuple[str, str], ...],
-    runbook_url: str,
     speedup: float,
 ) -> None:
     """Write Prometheus rules and a Grafana dashboard, with the targets of each RECIPE's SLO.
@@ -100,7 +92,7 @@ def command(
 
     FOLDER gets alerts.yaml (recording rules and alerts), alerts_test.yaml (their unit tests), prometheus.yml (what is
     scraped) and dashboard.json (Grafana: Dashboards, New, Import). Alerts on latencies need slo.ttft_p95_ms and
-    slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call.
+    slo.itl_p95_ms; --set slo.ttft_p95_ms=500 gives one for this call. They link to deploy.runbook_url.
     """
     from pipeline.deploy.alerts import TimeScale
     from pipeline.deploy.monitoring import WatchedDeployment, monitoring_files
@@ -133,7 +125,7 @@ def command(
             note(
                 f"{recipe.name}: has no {' and no '.join(f'slo.{key}' for key in lacking)}: no alerts on targets"
             )
-    files = monitoring_files(watched, runbook_url=runbook_url, scale=TimeScale(speedup))
+    files = monitoring_files(watched, TimeScale(speedup))
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (output / name).write_text(text, encoding="utf-8")

@@ -55,9 +55,39 @@ MOVED: tuple[tuple[str, str, str], ...] = (
     ("versions", "--check", "--gpu, a format, or --runtime: with them it checks"),
     ("tune", "--list-keys", "--dry-run"),
     ("accept", "--prompt-tokens --output-tokens --rounds --questions", "--load {key}=VALUE"),
+    ("accept", "--start-timeout-s", "--set triton.start_timeout_s=SECONDS"),
     ("stream, chat, generate", "--top-p --top-k --seed --stop", "--param {key}=VALUE"),
     ("stream, generate", "--no-stats", "-q"),
     ("bench, compare, stream, chat, generate", "--api-key", "PIPELINE_API_KEY=KEY in the environment"),
+    (
+        "serve, gateway",
+        "--max-waiting --max-wait-s --idle-timeout-s --workers --max-connections --drain-s --batch-folder "
+        "--batch-slots --max-file-mib --max-stored-mib --stored-responses --stored-responses-mib "
+        "--stored-responses-s --limits-redis --traces --log-format --log-prompts --spread",
+        "--set gateway.{key}=VALUE, or that key in the recipe's section gateway",
+    ),
+    ("serve, gateway", "--allowed-host --allowed-origin", "--set gateway.{key}s=[VALUE]"),
+    ("serve, gateway", "--metric-names", "--set gateway.{key}=[NAME]"),
+    (
+        "serve, deploy",
+        "--address --http-port --grpc-port --metrics-port --image --start-timeout-s --pull-timeout-s "
+        "--health-interval-s --hang-timeout-s --max-restarts --restart-window-s --log --memory",
+        "--set triton.{key}=VALUE, or that key in the recipe's section triton",
+    ),
+    ("serve", "--container", "--set triton.container=true"),
+    ("serve", "--no-container", "--set triton.container=false"),
+    (
+        "deploy, monitoring",
+        "--port --gateway-image --user --runbook-url",
+        "--set deploy.{key}=VALUE, or that key in the recipe's section deploy",
+    ),
+    (
+        "deploy",
+        "--namespace --gateways --gpus-per-node --hostname --expose --packages --build-image --storage-class --redis "
+        "--prometheus",
+        "--set kubernetes.{key}=VALUE, or that key in the recipe's section kubernetes",
+    ),
+    ("deploy", "--replicas", "--set kubernetes.min_replicas=N --set kubernetes.max_replicas=N"),
     (
         "init, plan, build, adopt, serve, rollout, deploy, tune, accept",
         "--offline",
@@ -69,6 +99,8 @@ MOVED: tuple[tuple[str, str, str], ...] = (
 def moved_to(command: str, option: str) -> str:
     """Return the replacement of an option that a command had; "" if it never had it.
 
+    >>> moved_to("serve", "--allowed-host")
+    '--set gateway.allowed_hosts=[VALUE]'
     >>> moved_to("bench", "--warmup")
     '--load warmup_s=SECONDS'
     """

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import click
 from pydantic import Field
 
-from pipeline.cli.options import Verb, complete_recipe, set_option, store_root
+from pipeline.cli.options import Verb, complete_recipe, gpus_option, set_option, store_root
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
-from pipeline.gateway.settings import GatewaySettings
+from pipeline.gateway.settings import ListenSettings
 from pipeline.plan.settings import PackageSettings
-from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.settings import Option, Settings
 
 if TYPE_CHECKING:
@@ -49,17 +48,15 @@ class _Mode(Settings):
 @set_option
 @options_of(_Mode, "mode")
 @options_of(PackageSettings, "wanted")
-@options_of(LaunchSettings, "launch")
-@options_of(SupervisionSettings, "supervision")
-@options_of(GatewaySettings, "gateway")
+@gpus_option
+@options_of(ListenSettings, "listening")
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     mode: _Mode,
     wanted: PackageSettings,
-    launch: LaunchSettings,
-    supervision: SupervisionSettings,
-    gateway: GatewaySettings,
+    gpus: tuple[int, ...],
+    listening: ListenSettings,
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
 
@@ -70,16 +67,19 @@ def command(
     \b
     pipeline serve tiny-cpu
     pipeline serve tiny-cpu --detach
-    pipeline serve --package ./package --port 8000 --grpc-port 9001 --keys keys.yaml
-    pipeline serve tiny-cpu --no-gateway --grpc-port 9001 --log triton.log
+    pipeline serve --package ./package --port 8000 --keys keys.yaml
+    pipeline serve tiny-cpu --no-gateway --set triton.grpc_port=9001 --set gateway.max_waiting=64
+
+    The sections `gateway` and `triton` of a recipe have limits, timeouts, ports and logs; several recipes need the same
+    `gateway`.
     """
     from pipeline.dropping_output import drop_unwritable_output
     from pipeline.frontend.serve import ServeStart, choose_packages, detach, serve_packages
     from pipeline.store import Store
 
     start = ServeStart(
-        recipes=recipes, overrides=overrides, store=store_root(), wanted=wanted, launch=launch,
-        supervision=supervision, gateway=gateway, no_gateway=mode.no_gateway,
+        recipes=recipes, overrides=overrides, store=store_root(), wanted=wanted, gpus=gpus, listening=listening,
+        no_gateway=mode.no_gateway,
     )  # fmt: skip
     if mode.detached is not None:
         start = ServeStart.from_descriptor(mode.detached)
@@ -98,24 +98,15 @@ def command(
 
 def _check_usage(start: ServeStart, mode: _Mode) -> None:
     if len(start.recipes) > 1:
-        of_one = {
-            "--http-port": start.launch.http_port,
-            "--grpc-port": start.launch.grpc_port,
-            "--metrics-port": start.launch.metrics_port,
-            "--log": start.supervision.log,
-            "--package": start.wanted.package,
-            "--dry-run": mode.dry_run,
-        }
+        of_one = {"--package": start.wanted.package, "--dry-run": mode.dry_run}
         if named := ", ".join(option for option, value in of_one.items() if value):
-            raise click.UsageError(f"{named}: name one RECIPE then; several get free ports")
+            raise click.UsageError(f"{named}: name one RECIPE then")
     if mode.as_json and not mode.dry_run:
         raise click.UsageError("--json goes with --dry-run")
     if mode.no_wait and not mode.detach:
         raise click.UsageError("--no-wait goes with --detach")
     if not start.recipes and start.wanted.package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
-    if not start.recipes and start.overrides:
-        raise click.UsageError("--set changes a RECIPE: name one beside --package")
 
 
 def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> None:

@@ -167,6 +167,10 @@ def read_section(model: type[Settings], texts: Sequence[str], option: str) -> tu
     for text in texts:
         if text not in keys:
             _add_file(document, Path(text), model)
+    given = {text.partition("=")[0] for text in keys}
+    for name in model.alternatives if given.intersection(model.alternatives) else ():
+        document.data.pop(name, None)
+        document.forget((name,))
     apply_overrides(document, keys, option)
     faults = list(document.faults)
     try:

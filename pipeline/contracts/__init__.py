@@ -3,3 +3,19 @@
 A release, a GPU, a model or a rule is added by adding data; the header of each file says how. Nothing of upstream is
 imported, and nothing is decided here: what follows from the facts is worked out in `pipeline.plan` and the runtimes.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pipeline.resources import parse_yaml
+
+
+@cache
+def read_facts(file: str) -> Mapping[str, Any]:
+    """Return the content of a file of `data/`, such as "gpus.yaml"."""
+    found: Mapping[str, Any] = parse_yaml((resources.files(__name__) / "data" / file).read_text("utf-8"))
+    return found

@@ -1,20 +1,24 @@
-"""The checkpoint that trtllm-build reads: which tensors each rank holds, and what config.json says.
+"""The checkpoint that trtllm-build reads: what each rank holds, what config.json says, and whether a folder is one.
 
 The facts are data (`data/checkpoint.yaml`, each with its source), for TensorRT-LLM 1.0 to 1.2 and Llama, Mistral,
-Mixtral, Phi-3, Qwen2 and Qwen3. What lies on which rank, and how it is divided, is the business of stages.convert.
+Mixtral, Phi-3, Qwen2 and Qwen3. How tensors are divided is in `pipeline.runtimes.tensorrt.checkpoint`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from pipeline.models import Architecture, Format
-from pipeline.resources import parse_yaml
+import numpy as np
+
+from pipeline.contracts import read_facts
+from pipeline.errors import CheckpointError
+from pipeline.models import Architecture, Format, TensorFiles
+from pipeline.models.tensors import TensorHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class CheckpointLayout:
     @property
     def hidden_act(self) -> str:
         """`hidden_act` of config.json."""
-        model, names = self.architecture, facts()["config"]["hidden_act"]
+        model, names = self.architecture, _facts()["config"]["hidden_act"]
         kind = "experts" if model.experts else "fused" if model.fused else "other"
         return str(names[kind])
 
@@ -66,7 +70,7 @@ class CheckpointLayout:
         return dict(self._tensors(rank // self.tensor))
 
     def _tensors(self, stage: int) -> Iterator[tuple[str, ExpectedTensor]]:
-        tensors, sizes = facts()["tensors"], self._symbols()
+        tensors, sizes = _facts()["tensors"], self._symbols()
         places = {"first": stage == 0, "last": stage == self.pipeline - 1}
         for entry in tensors["once"]:
             if places[entry["at"]]:
@@ -149,7 +153,7 @@ def needed_keys(family: str) -> dict[str, str]:
     >>> needed_keys("qwen3")["seq_length"]
     'QWenConfig'
     """
-    classes = facts()["config"]["classes"]
+    classes = _facts()["config"]["classes"]
     return {
         key: one["name"]
         for one in classes
@@ -158,14 +162,172 @@ def needed_keys(family: str) -> dict[str, str]:
     }
 
 
-@cache
-def facts() -> Mapping[str, Any]:
-    """Return the whole of data/checkpoint.yaml."""
-    file = resources.files("pipeline.contracts").joinpath("data/checkpoint.yaml")
-    loaded: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
-    return loaded
-
-
 def _format(form: Format) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = facts()["formats"][str(form)]
+    found: Mapping[str, Any] = _facts()["formats"][str(form)]
     return found
+
+
+def _facts() -> Mapping[str, Any]:
+    return read_facts("checkpoint.yaml")
+
+
+_AT_ONCE = 2**23  # numbers
+_DTYPES = {"BF16": "bfloat16", "F16": "float16"}
+_TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict": dict, "list": list}
+
+
+def faults_of(directory: Path, layout: CheckpointLayout, *, values: bool = True) -> list[str]:
+    """List everything that is missing, left over, of the wrong type or shape, or not a usable number.
+
+    Args:
+        directory: folder of the checkpoint.
+        values: read all numbers, too; otherwise the headers only.
+    """
+    faults = [*_file_faults(directory, layout), *_config_faults(directory / "config.json", layout)]
+    if not faults:
+        for rank in range(layout.world):
+            faults += _rank_faults(directory, f"rank{rank}.safetensors", layout.tensors(rank), values)
+    return faults
+
+
+def check_files(directory: Path, layout: CheckpointLayout, *, values: bool = True) -> None:
+    """Raise CheckpointError with all faults of a checkpoint, if there are any. Args as `faults_of`."""
+    faults = faults_of(directory, layout, values=values)
+    if faults:
+        raise CheckpointError(
+            "\n  ".join([f"{directory} is not a TensorRT-LLM checkpoint as asked for:", *faults])
+        )
+
+
+def _file_faults(directory: Path, layout: CheckpointLayout) -> Iterator[str]:
+    wanted = {"config.json", *(f"rank{rank}.safetensors" for rank in range(layout.world))}
+    found = {path.name for path in directory.iterdir()}
+    yield from (f"{name} is missing" for name in sorted(wanted - found))
+    yield from (f"{name} is not expected" for name in sorted(found - wanted))
+
+
+def _config_faults(path: Path, layout: CheckpointLayout) -> Iterator[str]:
+    if not path.exists():
+        return
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    yield from _key_faults(config, layout.architecture.family)
+    for key, (got, want) in _values(config, layout).items():
+        if got != want:
+            yield f"config.json: {key} is {got!r}, not {want!r}"
+
+
+def _key_faults(config: Mapping[str, Any], family: str) -> Iterator[str]:
+    """Names and types, by the contract."""
+    contract = _facts()["config"]
+    known = {entry["key"]: entry for entry in contract["keys"]}
+    for key, reason in contract["never"].items():
+        if key in config:
+            yield f"config.json: {key} must not be there: {reason}"
+    for key in sorted(config.keys() - known.keys() - contract["never"].keys()):
+        yield f"config.json: {key} is not a key of TensorRT-LLM"
+    for key, reader in needed_keys(family).items():
+        if key not in config:
+            yield f"config.json: {key} is missing, and {reader} has no default for it"
+    for key in sorted(config.keys() & known.keys()):
+        kind, values = known[key]["type"], known[key].get("values")
+        if not _is(config[key], kind):
+            yield f"config.json: {key} is {config[key]!r}, which is no {kind}"
+        elif values is not None and config[key] not in values:
+            yield f"config.json: {key} is {config[key]!r}, not {' or '.join(values)}"
+    yield from _section_faults("mapping", config.get("mapping"), contract["mapping_keys"])
+    fields = {entry["key"]: entry["type"] for entry in _facts()["quantization"]["fields"]}
+    quantization = config.get("quantization") or {}
+    yield from _section_faults("quantization", quantization, fields)
+    for key in sorted(fields.keys() & quantization.keys()):
+        if not _is(quantization[key], fields[key]):
+            yield f"config.json: quantization.{key} is {quantization[key]!r}, which is no {fields[key]}"
+
+
+def _section_faults(name: str, section: Mapping[str, Any] | None, known: Any) -> Iterator[str]:
+    for key in sorted(set(section or {}) - set(known)):
+        yield f"config.json: {name}.{key} is not a key of TensorRT-LLM"
+
+
+def _is(value: Any, kinds: str) -> bool:
+    for kind in kinds.split("|"):
+        if kind == "null":
+            if value is None:
+                return True
+        elif isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool)):  # type: ignore[arg-type]
+            return True
+    return False
+
+
+def _values(config: Mapping[str, Any], layout: CheckpointLayout) -> dict[str, tuple[Any, Any]]:
+    """Key -> what is there, and what must be."""
+    model = layout.architecture
+    quantization, mapping = config.get("quantization") or {}, config.get("mapping") or {}
+    wanted: dict[str, Any] = {
+        "architecture": model.class_name,
+        "dtype": _DTYPES[layout.dtype],
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "hidden_size": model.hidden,
+        "head_size": model.head_dim,
+        "intermediate_size": model.intermediate,
+        "vocab_size": layout.vocab,
+        "max_position_embeddings": model.max_positions,
+        "norm_epsilon": model.norm_epsilon,
+        "rotary_base": model.rope.theta,
+        "position_embedding_type": "rope_gpt_neox",
+        "hidden_act": layout.hidden_act,
+        "use_parallel_embedding": True,
+        "embedding_sharding_dim": 0,
+    }
+    pairs = {key: (config.get(key), want) for key, want in wanted.items()}
+    sizes = {"world_size": layout.world, "tp_size": layout.tensor, "pp_size": layout.pipeline}
+    if model.experts:
+        sizes |= {"moe_tp_size": layout.tensor // layout.expert, "moe_ep_size": layout.expert}
+        moe = config.get("moe") or {}
+        pairs["moe.num_experts"] = (moe.get("num_experts"), model.experts)
+        pairs["moe.top_k"] = (moe.get("top_k"), model.experts_per_token)
+    pairs |= {f"mapping.{key}": (mapping.get(key), size) for key, size in sizes.items()}
+    algorithms = {
+        "quant_algo": layout.algorithm,
+        "kv_cache_quant_algo": "FP8" if layout.kv_cache == "fp8" else None,
+        "group_size": layout.group_size,
+    }
+    return pairs | {f"quantization.{key}": (quantization.get(key), want) for key, want in algorithms.items()}
+
+
+def _rank_faults(
+    directory: Path, file: str, expected: Mapping[str, ExpectedTensor], values: bool
+) -> Iterator[str]:
+    tensors = TensorFiles(directory, pattern=file)
+    for name in sorted(expected.keys() - tensors.keys()):
+        yield f"{file}: {name} is missing"
+    for name, header in tensors.headers.items():
+        if name not in expected:
+            yield f"{file}: {name} is not expected"
+            continue
+        yield from (f"{file}: {fault}" for fault in _header_faults(header, expected[name]))
+        if values:
+            yield from (f"{file}: {fault}" for fault in _value_faults(name, tensors[name]))
+
+
+def _header_faults(header: TensorHeader, expected: ExpectedTensor) -> Iterator[str]:
+    if header.dtype not in expected.dtypes:
+        yield f"{header.name} is {header.dtype}, not {' or '.join(expected.dtypes)}"
+    single = expected.shape == (1,) and header.shape == ()  # both are read as one number
+    if header.shape != expected.shape and not single:
+        yield f"{header.name} has shape {list(header.shape)}, not {list(expected.shape)}"
+
+
+def _value_faults(name: str, found: np.ndarray[Any, Any]) -> Iterator[str]:
+    if found.dtype.kind in "iu":
+        return
+    flat, finite, positive = found.reshape(-1), True, True
+    for at in range(0, flat.size, _AT_ONCE):
+        numbers = flat[at : at + _AT_ONCE].astype(np.float32)
+        finite &= bool(np.isfinite(numbers).all())
+        positive &= bool((numbers > 0).all())
+    if not finite:
+        yield f"{name} holds values that are not finite"
+    elif name.endswith("scaling_factor") and not positive:
+        yield f"{name} holds scales that are not positive"

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
-from pipeline.resources import parse_yaml
+from pipeline.contracts import read_facts
 
 
 def activation_bytes(
@@ -195,8 +193,5 @@ def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:
     return by_size[max(size for size in by_size if size <= tensor_parallel)]
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "engine_memory.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("engine_memory.yaml")

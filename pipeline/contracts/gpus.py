@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.releases import Track
-from pipeline.contracts.version_range import precedes
+from pipeline.contracts.version_range import holds
 from pipeline.errors import UserError
-from pipeline.resources import parse_yaml
 
 Arithmetic = Literal["bf16", "fp8", "int8", "fp4"]
 _FILE = "contracts/data/gpus.yaml"
@@ -58,11 +56,9 @@ class GpuRates:
     memory_gb_s: float
     tflops: Mapping[str, float]  # arithmetic -> dense 10^12 operations a second
     pcie_gb_s: float  # 16 lanes, one direction
-    tdp_w: int
     nvlink_gb_s: float = 0.0  # one direction; 0: it has no NVLink
     nvlink_gpus: int = 1  # that NVLink joins
     unverified: tuple[str, ...] = ()  # fields that no source was at hand for
-    sources: tuple[str, ...] = ()
 
     def link_gb_s(self, gpus: int) -> float:
         """Return the GB/s that one of `gpus` GPUs can send to its peers, in one direction."""
@@ -95,17 +91,8 @@ class FormatIssue:
 
 def gpus() -> tuple[Gpu, ...]:
     """List all GPUs that are known, oldest architecture first."""
-    return tuple(
-        Gpu(
-            name=entry["name"],
-            chip=entry["chip"],
-            architecture=entry["architecture"],
-            sm=entry["sm"],
-            memory_gib=float(entry["memory_gib"]),
-            driver_mib=entry["driver_mib"],
-        )
-        for entry in _data()["gpus"]
-    )
+    found = ({field.name: entry[field.name] for field in fields(Gpu)} for entry in _data()["gpus"])
+    return tuple(Gpu(**values | {"memory_gib": float(values["memory_gib"])}) for values in found)
 
 
 def gpu(name: str) -> Gpu:
@@ -145,11 +132,9 @@ def gpu_rates(name: str) -> GpuRates:
         memory_gb_s=float(facts["memory_gb_s"]),
         tflops={name: float(value) for name, value in facts["tflops"].items()},
         pcie_gb_s=float(_data()["pcie_gb_s"][facts["pcie"]]),
-        tdp_w=facts["tdp_w"],
         nvlink_gb_s=float(facts.get("nvlink_gb_s", 0)),
         nvlink_gpus=facts.get("nvlink_gpus", 1),
         unverified=tuple(facts.get("unverified", ())),
-        sources=tuple(facts["source"]),
     )
 
 
@@ -172,15 +157,7 @@ def gpu_generation(name: str) -> GpuGeneration:
 def format_issues(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
-    """List what speaks against formats of weights and KV cache on a GPU; empty if nothing does.
-
-    Args:
-        on: the GPU.
-        weights: quantization.format of a recipe.
-        kv_cache: quantization.kv_cache of a recipe.
-        track: the runtime, `tensorrt` or `pytorch`.
-        version: release of TensorRT-LLM that must know the GPU; None: any.
-    """
+    """List what speaks against formats of weights and KV cache on a GPU that `version` must know (None: any does)."""
     return (
         *(_too_old(on, version) if version is not None else ()),
         *_findings("formats", "weights", weights, on, track),
@@ -190,7 +167,7 @@ def format_issues(
 
 def _too_old(on: Gpu, version: str) -> Iterator[FormatIssue]:
     for entry in _data()["capabilities"]:
-        if entry["sm"] == on.sm and precedes(version, entry["since"]):
+        if entry["sm"] == on.sm and not holds(version, entry["since"], None):
             reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"
             yield FormatIssue("gpu.since", "error", "gpu", reason, tuple(entry["source"]))
 
@@ -206,8 +183,5 @@ def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> I
             )
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "gpus.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("gpus.yaml")

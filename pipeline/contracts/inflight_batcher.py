@@ -1,24 +1,28 @@
-"""The five models of TensorRT-LLM's Triton repository: tensors and ensemble maps, by version.
+"""The five models of TensorRT-LLM's Triton repository: tensors, ensemble maps and parameters, by version.
 
-The facts are data (`data/inflight_batcher/*.yaml`, each with its source); this answers from them. It renders
-nothing and knows nothing about a recipe. A version is added by adding data.
+The facts are data (`data/inflight_batcher/*.yaml`, each with its source); its index says what the kinds of parameters
+mean. This renders nothing and knows nothing about a recipe. A version is added by adding data.
+
+The C++ backend takes its default, with no more than a warning, where it cannot read a parameter, so `check` is what
+stands between a typo and a server that does something else.
 
 >>> [tensor.name for tensor in tensors("postprocessing", "1.2.1").inputs]
 ['TOKENS_BATCH', 'SEQUENCE_LENGTH']
+>>> check("1.2.1", "postprocessing", {"tokenizer_dir": "1/tokenizer", "skip_special_tokens": "maybe"})
+['postprocessing: skip_special_tokens = maybe: must be true or false']
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from pipeline.contracts.version_range import unknown_version
+from pipeline.contracts import read_facts
+from pipeline.contracts.version_range import entries_in
 from pipeline.errors import UserError
-from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,11 @@ def tensors(model: str, version: str, data_types: DataTypes | None = None) -> Mo
     Raises:
         UserError: the model or the version is not known.
     """
-    data = model_facts(model)
+    data = _model_facts(model)
     chosen = data_types or DataTypes()
     return ModelTensors(
-        inputs=tuple(_tensor(entry, chosen) for entry in entries_in(data["input"], version)),
-        outputs=tuple(_tensor(entry, chosen) for entry in entries_in(data["output"], version)),
+        inputs=tuple(_tensor(entry, chosen) for entry in _entries(data["input"], version)),
+        outputs=tuple(_tensor(entry, chosen) for entry in _entries(data["output"], version)),
     )
 
 
@@ -89,7 +93,7 @@ def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
     An entry of the maps is left out where the version lacks the tensor.
     """
     steps = []
-    for step in model_facts("ensemble")["steps"]:
+    for step in _model_facts("ensemble")["steps"]:
         have = tensors(step["model"], version)
         inputs = {tensor.name for tensor in have.inputs}
         outputs = {tensor.name for tensor in have.outputs}
@@ -101,22 +105,6 @@ def ensemble_steps(version: str) -> tuple[EnsembleStep, ...]:
             )
         )
     return tuple(steps)
-
-
-def entries_in(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of a list of facts that hold in a version.
-
-    Raises:
-        UserError: the version is not known.
-    """
-    known = versions()
-    if version not in known:
-        raise unknown_version(version, known)
-    at = known.index(version)
-    for entry in entries:
-        since, until = entry.get("since"), entry.get("until")
-        if (since is None or known.index(since) <= at) and (until is None or at < known.index(until)):
-            yield entry
 
 
 def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
@@ -137,7 +125,7 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
     )
 
 
-def model_facts(name: str) -> Mapping[str, Any]:
+def _model_facts(name: str) -> Mapping[str, Any]:
     """Return all facts of a model, as they are in its file.
 
     Raises:
@@ -149,8 +137,125 @@ def model_facts(name: str) -> Mapping[str, Any]:
     return _data(name)
 
 
-@cache
+def _entries(entries: Sequence[Mapping[str, Any]], version: str) -> Iterator[Mapping[str, Any]]:
+    return entries_in(entries, version, versions())
+
+
 def _data(name: str) -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "inflight_batcher" / f"{name}.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts(f"inflight_batcher/{name}.yaml")
+
+
+Kind = Literal["text", "path", "int", "share", "fraction", "bool", "flag", "choice", "ints", "groups"]
+
+_INTS = r"\d+(,\d+)*"
+_WORDS = {"true", "1", "t", "y", "yes", "false", "0", "f", "n", "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendParameter:
+    """One parameter of one model in one version."""
+
+    name: str
+    kind: Kind
+    needed: Literal["value", "key"] | None = None  # `key`: must be there, but may be empty
+    default: str | None = None  # what holds when it is left out, where that is a value
+    values: tuple[str, ...] = ()  # of a choice
+    least: int | None = None  # of a whole number
+    needed_with: Mapping[str, str] = field(default_factory=dict)  # values of others that make it needed
+
+
+def parameters(model: str, version: str) -> dict[str, BackendParameter]:
+    """List the parameters that a model reads in a version, in upstream's order.
+
+    Raises:
+        UserError: the model or the version is not known.
+    """
+    entries = _entries(_model_facts(model)["parameters"], version)
+    return {entry["name"]: _parameter(entry) for entry in entries}
+
+
+def check(version: str, model: str, given: Mapping[str, str], ours: Collection[str] = ()) -> list[str]:
+    """List every fault of a model's parameters, one line each; empty if the model would load with just these values.
+
+    `ours`: parameters that our own source of the model reads besides upstream's.
+    """
+    return [f"{model}: {fault}" for fault in _faults(parameters(model, version), given, ours)]
+
+
+def _faults(
+    known: Mapping[str, BackendParameter], given: Mapping[str, str], ours: Collection[str]
+) -> Iterator[str]:
+    for name in given:
+        if name not in known and name not in ours:
+            near = difflib.get_close_matches(name, known, n=1)
+            yield f"{name}: is not read by this version" + (f"; did you mean {near[0]}?" if near else "")
+    for name, parameter in known.items():
+        value = given.get(name)
+        if value is None:
+            if parameter.needed:
+                yield f"{name}: is missing, and the model does not load without it"
+            elif _is_needed_with(parameter, given):
+                others = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
+                yield f"{name}: is missing, and {others} needs it"
+        elif not value:
+            if parameter.needed != "key":
+                yield f"{name}: is empty; give it a value" + ("" if parameter.needed else ", or leave it out")
+        elif "${" in value:
+            yield f"{name} = {value}: a placeholder is left"
+        elif not _READERS[parameter.kind](parameter, value):
+            yield f"{name} = {value}: must be {_expected(parameter)}"
+
+
+def _is_needed_with(parameter: BackendParameter, given: Mapping[str, str]) -> bool:
+    return bool(parameter.needed_with) and all(
+        given.get(other) == value for other, value in parameter.needed_with.items()
+    )
+
+
+def _parameter(entry: Mapping[str, Any]) -> BackendParameter:
+    return BackendParameter(
+        name=entry["name"],
+        kind=entry["kind"],
+        needed=entry.get("needed"),
+        default=entry.get("default"),
+        values=tuple(entry.get("values", ())),
+        least=entry.get("least"),
+        needed_with=entry.get("with", {}),
+    )
+
+
+def _is_int(parameter: BackendParameter, value: str) -> bool:
+    return re.fullmatch(r"-?\d+", value, re.ASCII) is not None and (
+        parameter.least is None or int(value) >= parameter.least
+    )
+
+
+def _is_share(_: BackendParameter, value: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII) is not None and 0 < float(value) <= 1
+
+
+_READERS: Mapping[Kind, Callable[[BackendParameter, str], bool]] = {
+    "text": lambda _, __: True,
+    "path": lambda _, __: True,
+    "int": _is_int,
+    "share": _is_share,
+    "fraction": lambda parameter, value: _is_share(parameter, value) and float(value) < 1,
+    "bool": lambda _, value: value in {"true", "True", "TRUE", "1", "false", "False", "FALSE", "0"},
+    "flag": lambda _, value: value.lower() in _WORDS,
+    "choice": lambda parameter, value: value in parameter.values,
+    "ints": lambda _, value: re.fullmatch(_INTS, value, re.ASCII) is not None,
+    "groups": lambda _, value: re.fullmatch(f"{_INTS}(;{_INTS})*", value, re.ASCII) is not None,
+}
+
+
+def _expected(parameter: BackendParameter) -> str:
+    return {
+        "int": "a whole number" + ("" if parameter.least is None else f", at least {parameter.least}"),
+        "share": "a number above 0 and at most 1",
+        "fraction": "a number above 0 and below 1",
+        "bool": "true or false",
+        "flag": "true or false",
+        "choice": "one of " + ", ".join(parameter.values),
+        "ints": "whole numbers between commas",
+        "groups": "whole numbers, a comma inside an instance and a semicolon between instances",
+    }.get(parameter.kind, "text")

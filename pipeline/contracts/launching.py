@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.releases import release
-from pipeline.contracts.version_range import precedes
-from pipeline.resources import parse_yaml
+from pipeline.contracts.version_range import holds
+
+_SECTIONS = ("programs", "mpirun", "arguments", "orchestrator", "llmapi", "bls", "container", "log")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchFacts:
-    """How one version of TensorRT-LLM is started. {…} in an argument is to be filled in."""
+    """How one version of TensorRT-LLM is started, by the entries of the data. {…} in an argument is to be filled in."""
 
     server: str  # the program, as a container has it
     mpirun: str
-    llmapi_wrapper: str | None  # goes before the server where the LLM API spans several ranks
+    llmapi_wrapper: str  # goes before the server where the LLM API spans several ranks
     worker: str  # what the C++ backend spawns in orchestrator mode
     as_root: str
     oversubscribe: str
@@ -45,13 +46,13 @@ class LaunchFacts:
     orchestrator_environment: Mapping[str, str]
     orchestrator_arguments: tuple[str, ...]
     orchestrator_arguments_of_a_gpu: str
-    llmapi_instances: bool  # whether `llmapi` spreads instances by gpu_device_ids
     environment: Mapping[str, str]
     container_options: tuple[str, ...]  # of `docker run`
     shared_memory_mib: int  # of one rank
     shared_memory_mib_of_a_further_rank: int
     least_shared_memory_mib: int  # for more than one rank
     gave_up: tuple[str, ...]  # in the log: nothing will become ready any more
+    llmapi_instances: bool = False  # whether `llmapi` spreads instances by gpu_device_ids
 
     def shm_mib(self, ranks: int, models_mib: int = 0) -> int:
         """Shared memory in MiB that a container with so many ranks is given, whose Python models use `models_mib`.
@@ -128,50 +129,15 @@ def launch_facts(version: str) -> LaunchFacts:
         UserError: the version is not known; the nearest known ones are named.
     """
     release(version)
-    data = _data()
-
-    def fact(section: str, name: str, otherwise: Any = None) -> Any:
-        entry = data[section][name]
-        return entry["value"] if _holds(entry, version) else otherwise
-
-    return LaunchFacts(
-        server=fact("programs", "server"),
-        mpirun=fact("programs", "mpirun"),
-        llmapi_wrapper=fact("programs", "llmapi_wrapper"),
-        worker=fact("programs", "worker"),
-        as_root=fact("mpirun", "as_root"),
-        oversubscribe=fact("mpirun", "oversubscribe"),
-        unbound=tuple(fact("mpirun", "unbound")),
-        by_slot=tuple(fact("mpirun", "by_slot")),
-        group_environment=fact("mpirun", "group_environment"),
-        block=tuple(fact("mpirun", "block")),
-        separator=fact("mpirun", "separator"),
-        every_rank=tuple(fact("arguments", "every_rank")),
-        all_models=tuple(fact("arguments", "all_models")),
-        one_model=tuple(fact("arguments", "one_model")),
-        load=fact("arguments", "load"),
-        restricted=restricted(),
-        silent=tuple(fact("arguments", "silent")),
-        orchestrator_environment=fact("orchestrator", "environment"),
-        orchestrator_arguments=tuple(fact("orchestrator", "arguments")),
-        orchestrator_arguments_of_a_gpu=fact("orchestrator", "arguments_of_a_gpu"),
-        llmapi_instances=fact("llmapi", "instances_by_gpu_device_ids", otherwise=False),
-        environment=fact("bls", "environment"),
-        container_options=tuple(fact("container", "options")),
-        shared_memory_mib=fact("container", "shared_memory_mib"),
-        shared_memory_mib_of_a_further_rank=fact("container", "shared_memory_mib_of_a_further_rank"),
-        least_shared_memory_mib=fact("container", "least_shared_memory_mib"),
-        gave_up=tuple(fact("log", "gave_up")),
-    )
+    entries = {name: entry for section in _SECTIONS for name, entry in _data()[section].items()}
+    values: dict[str, Any] = {}
+    for field in fields(LaunchFacts):
+        entry = entries[field.name]
+        if holds(version, entry.get("since"), entry.get("until")):
+            value = entry["value"]
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return LaunchFacts(**values)
 
 
-def _holds(entry: Mapping[str, Any], version: str) -> bool:
-    since, until = entry.get("since"), entry.get("until")
-    return (since is None or not precedes(version, since)) and (until is None or precedes(version, until))
-
-
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "launching.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("launching.yaml")

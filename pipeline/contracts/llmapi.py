@@ -2,20 +2,18 @@
 
 The facts, behaviours among them, are data (`data/llmapi.yaml`, each with its source); this answers from them.
 
->>> [tensor.name for tensor in tensors("1.0.0").outputs]
+>>> [tensor.name for tensor in tensors("1.0.0").outputs][:4]
 ['text_output', 'finish_reason', 'stop_reason', 'cumulative_logprob']
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.inflight_batcher import ModelTensors, TensorSpec
-from pipeline.contracts.version_range import entries_in, require_known
-from pipeline.resources import parse_yaml
+from pipeline.contracts.version_range import entries_in
 
 
 def versions() -> tuple[str, ...]:
@@ -38,11 +36,6 @@ def tensors(version: str) -> ModelTensors:
 def triton_config(version: str) -> Mapping[str, Any]:
     """The model's own settings in model.yaml, with their defaults."""
     return {entry["name"]: entry["default"] for entry in _holding("triton_config", version)}
-
-
-def parameters(version: str) -> tuple[str, ...]:
-    """Parameters that config.pbtxt may have."""
-    return tuple(entry["name"] for entry in _holding("parameters", version))
 
 
 def has_instances(version: str) -> bool:
@@ -91,14 +84,11 @@ def tokens_per_block() -> int:
 
 
 def _is_so(fact: str, version: str) -> bool:
-    require_known(version, versions())
     return any(entries_in([_data()["facts"][fact]], version, versions()))
 
 
 def _holding(section: str, version: str) -> Iterator[Mapping[str, Any]]:
-    require_known(version, versions())
-    entries: Sequence[Mapping[str, Any]] = _data()[section]
-    return entries_in(entries, version, versions())
+    return entries_in(_data()[section], version, versions())
 
 
 def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
@@ -110,8 +100,5 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
     )
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "llmapi.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("llmapi.yaml")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
+from pipeline.contracts import read_facts
 from pipeline.models.sizes import ModelSizes
-from pipeline.resources import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,5 @@ def _sourced(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "source": tuple(_data()["sources"][name] for name in entry["source"])}
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "memory_measurements.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("memory_measurements.yaml")

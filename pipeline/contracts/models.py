@@ -17,8 +17,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from pipeline.contracts import read_facts
 from pipeline.models.sizes import ModelSizes
-from pipeline.resources import parse_yaml
 
 
 def known_model(repo: str) -> ModelSizes | None:
@@ -39,7 +39,7 @@ def _files() -> Iterator[Mapping[str, Any]]:
     folder = resources.files("pipeline.contracts") / "data" / "models"
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
-            yield parse_yaml(file.read_text("utf-8"))
+            yield read_facts(f"models/{file.name}")
 
 
 @cache

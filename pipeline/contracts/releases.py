@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.version_range import release_of, unknown_version
 from pipeline.errors import UserError
-from pipeline.resources import parse_yaml
 
 Track = Literal["tensorrt", "pytorch"]
 TRACKS: tuple[Track, ...] = ("tensorrt", "pytorch")
@@ -34,9 +32,7 @@ class TritonContainer:
     cuda: str | None
     driver: str  # the oldest that it runs with
     python: str
-    triton_server: str | None
     conflict: str | None  # why it is not known what is inside
-    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,6 @@ class Release:
     cuda: str | None
     python: str | None
     containers: tuple[TritonContainer, ...]  # oldest first
-    sources: tuple[str, ...]
 
 
 def releases() -> tuple[Release, ...]:
@@ -125,7 +120,6 @@ def _release(entry: Mapping[str, Any], version: str) -> Release:
         tracks=tuple(entry["tracks"]),
         refusals={track: entry[f"no_{track}"] for track in TRACKS if f"no_{track}" in entry},
         containers=carrying,
-        sources=tuple(entry["source"]),
         **{
             name: entry.get(name)
             for name in ("tensorrt", "torch", "modelopt", "transformers", "cuda", "python")
@@ -134,20 +128,16 @@ def _release(entry: Mapping[str, Any], version: str) -> Release:
 
 
 def _container(entry: Mapping[str, Any]) -> TritonContainer:
-    optional = ("tensorrt", "torch", "cuda", "triton_server", "conflict")
+    optional = ("tensorrt", "torch", "cuda", "conflict")
     return TritonContainer(
         release=entry["release"],
         image=entry["image"],
         trtllm=entry["trtllm"],
         driver=entry["driver"],
         python=entry["python"],
-        sources=tuple(entry["source"]),
         **{name: entry.get(name) for name in optional},
     )
 
 
-@cache
 def _data() -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "releases.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts("releases.yaml")

@@ -15,11 +15,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
-from pipeline.contracts.version_range import precedes
-from pipeline.resources import parse_yaml
+from pipeline.contracts import read_facts
+from pipeline.contracts.version_range import holds
 
 Severity = Literal["error", "warning", "note"]
 GROUPS = (
@@ -57,11 +56,7 @@ class Rule:
 
     def concerns(self, runtime: str, version: str | None) -> bool:
         """Whether it is about a runtime and a release of TensorRT-LLM; None: no release."""
-        if runtime not in self.runtimes:
-            return False
-        early = version is not None and self.since is not None and precedes(version, self.since)
-        late = version is not None and self.until is not None and not precedes(version, self.until)
-        return not early and not late
+        return runtime in self.runtimes and (version is None or holds(version, self.since, self.until))
 
     @property
     def gravest(self) -> Severity:
@@ -114,8 +109,5 @@ def _rule(name: str, group: str, entry: Mapping[str, Any]) -> Rule:
     )
 
 
-@cache
 def _file(name: str) -> Mapping[str, Any]:
-    file = resources.files("pipeline.contracts") / "data" / "rules" / f"{name}.yaml"
-    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return data
+    return read_facts(f"rules/{name}.yaml")

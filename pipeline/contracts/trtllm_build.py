@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
-from pipeline.contracts.version_range import entries_in, require_known
-from pipeline.resources import parse_yaml
+from pipeline.contracts import read_facts
+from pipeline.contracts.version_range import entries_in
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
 Value = str | int | bool | tuple[str, ...] | None
@@ -25,22 +24,14 @@ TOGGLE = ("enable", "disable")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag, in one version.
+    """One flag, in one version."""
 
-    Attributes:
-        name: without the dashes.
-        default: None if there is none, or it depends on the model.
-        choices: empty if any value will do.
-        config: path to its value in config.json, such as "build_config.max_batch_size".
-    """
-
-    name: str
+    name: str  # without the dashes
     kind: Kind
-    default: Value
-    choices: tuple[str, ...]
+    default: Value  # None if there is none, or it depends on the model
+    choices: tuple[str, ...]  # empty if any value will do
     aliases: tuple[str, ...]
-    config: str | None
-    sources: tuple[str, ...]
+    config: str | None  # path to its value in config.json, such as "build_config.max_batch_size"
 
     @property
     def in_config(self) -> tuple[str, ...]:
@@ -59,7 +50,6 @@ def flags(version: str) -> Mapping[str, Flag]:
     Raises:
         UserError: the version is not known.
     """
-    require_known(version, versions())
     return _flags(version)
 
 
@@ -222,13 +212,9 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
         choices=tuple(entry.get("choices", toggled)),
         aliases=tuple(entry.get("aliases", ())),
         config=entry.get("config"),
-        sources=tuple(entry["source"]),
     )
 
 
-@cache
 def data() -> Mapping[str, Any]:
     """Return the whole of data/trtllm_build.yaml."""
-    file = resources.files("pipeline.contracts") / "data" / "trtllm_build.yaml"
-    loaded: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
-    return loaded
+    return read_facts("trtllm_build.yaml")

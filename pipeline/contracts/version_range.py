@@ -17,15 +17,20 @@ def entries_in(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the entries that hold in a version; `versions` are all that the contract knows, oldest first.
 
+    Raises:
+        UserError: the contract does not know the version.
+
     >>> names = [{"name": "old", "until": "2.0"}, {"name": "new", "since": "2.0"}]
     >>> [entry["name"] for entry in entries_in(names, "2.0", ("1.0", "2.0"))]
     ['new']
     """
-    at = versions.index(release_of(version))
-    for entry in entries:
-        since, until = entry.get("since"), entry.get("until")
-        if (since is None or versions.index(since) <= at) and (until is None or at < versions.index(until)):
-            yield entry
+    require_known(version, versions)
+    yield from (entry for entry in entries if holds(version, entry.get("since"), entry.get("until")))
+
+
+def holds(version: str, since: str | None, until: str | None) -> bool:
+    """Tell whether a version is of a range, from one release to before another; None: no end."""
+    return (since is None or not precedes(version, since)) and (until is None or precedes(version, until))
 
 
 def release_of(version: str) -> str:
@@ -43,7 +48,6 @@ def precedes(version: str, other: str) -> bool:
     >>> precedes("1.0.0", "1.1.0"), precedes("1.10.0", "1.2.0"), precedes("1.3.0rc4", "1.3.0")
     (True, False, False)
     """
-
     return _numbers(version) < _numbers(other)
 
 

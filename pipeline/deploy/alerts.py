@@ -178,55 +178,51 @@ def recording_rules(
     return rules
 
 
-def rules_file(
-    recipes: Sequence[Recipe], scale: TimeScale, runbook_url: str, namespace: str | None = None
-) -> dict[str, Any]:
+def rules_file(recipes: Sequence[Recipe], scale: TimeScale, namespace: str | None = None) -> dict[str, Any]:
     """Make alerts.yaml.
 
     Args:
         recipes: Recipes of the deployments.
         scale: Lengths of windows.
-        runbook_url: Page that has a section for each alert.
         namespace: Namespace of Kubernetes whose series alone count, so that two deployments of one recipe do not alert
             for each other; None where there is none.
     """
 
-    def rule(alert: Alert, model: str) -> dict[str, Any]:
+    def rule(alert: Alert, recipe: Recipe, model: str) -> dict[str, Any]:
         return {
             "alert": alert.name,
             "expr": alert.expr,
             **({"for": scale.duration(alert.hold_s)} if alert.hold_s else {}),
             "labels": _labels(alert, model, namespace),
-            "annotations": _annotations(alert, runbook_url),
+            "annotations": _annotations(alert, recipe),
         }
 
     groups = {
         "pipeline-records": recording_rules(recipes, scale, namespace),
         **{
             f"pipeline-alerts-{recipe.name}": [
-                rule(alert, recipe.name) for alert in alerts_of(recipe, scale, namespace)
+                rule(alert, recipe, recipe.name) for alert in alerts_of(recipe, scale, namespace)
             ]
             for recipe in recipes
         },
-        "pipeline-scrapes": [rule(target_down(scale, namespace), "")],
+        "pipeline-scrapes": [rule(target_down(scale, namespace), recipes[0], "")],
     }
     return {"groups": [{"name": name, "rules": rules} for name, rules in groups.items()]}
 
 
-def promtool_tests(
-    recipes: Sequence[Recipe], runbook_url: str, rules: str, namespace: str | None
-) -> dict[str, Any]:
+def promtool_tests(recipes: Sequence[Recipe], rules: str, namespace: str | None) -> dict[str, Any]:
     """Make alerts_test.yaml: each alert fires under its example, and does not otherwise.
 
     The rules are those for production.
 
     Args:
         recipes: Recipes of the deployments.
-        runbook_url: Page that has a section for each alert.
         rules: Name of the file that is tested, relative to the tests.
         namespace: Namespace of the rules.
     """
-    alerts = [(recipe.name, alert) for recipe in recipes for alert in alerts_of(recipe, namespace=namespace)]
+    alerts = [
+        (recipe, recipe.name, alert) for recipe in recipes for alert in alerts_of(recipe, namespace=namespace)
+    ]
     cases = [
         {
             "name": f"{name} {alert.name} {'fires' if fires else 'does not fire'}",
@@ -248,21 +244,21 @@ def promtool_tests(
                 {
                     "eval_time": f"{alert.example.minute}m",
                     "alertname": alert.name,
-                    "exp_alerts": [_fired(alert, name, runbook_url, namespace)] if fires else [],
+                    "exp_alerts": [_fired(alert, recipe, name, namespace)] if fires else [],
                 }
             ],
         }
-        for name, alert in [*alerts, ("", target_down(TimeScale(), namespace))]
+        for recipe, name, alert in [*alerts, (recipes[0], "", target_down(TimeScale(), namespace))]
         for fires in (True, False)
     ]
     return {"rule_files": [rules], "evaluation_interval": "1m", "tests": cases}
 
 
-def _fired(alert: Alert, model: str, runbook_url: str, namespace: str | None) -> dict[str, Any]:
+def _fired(alert: Alert, recipe: Recipe, model: str, namespace: str | None) -> dict[str, Any]:
     """The alert as its example fires it, with all of Prometheus' templates filled in."""
     values = {alert.figure_template: alert.example.figure}
     values |= {f"{{{{ $labels.{label} }}}}": value for label, value in alert.example.labels.items()}
-    annotations = _annotations(alert, runbook_url)
+    annotations = _annotations(alert, recipe)
     for template, value in values.items():
         annotations = {key: text.replace(template, value) for key, text in annotations.items()}
     labels = {**_labels(alert, model, namespace), **alert.example.labels}
@@ -274,11 +270,11 @@ def _labels(alert: Alert, model: str, namespace: str | None) -> dict[str, str]:
     return {"severity": alert.severity, **place, **({"model": model} if model else {})}
 
 
-def _annotations(alert: Alert, runbook_url: str) -> dict[str, str]:
+def _annotations(alert: Alert, recipe: Recipe) -> dict[str, str]:
     return {
         "summary": alert.summary,
         "description": alert.description.replace("{figure}", alert.figure_template),
-        "runbook_url": f"{runbook_url}#{alert.name.lower()}",
+        "runbook_url": f"{recipe.deploy.runbook_url}#{alert.name.lower()}",
     }
 
 

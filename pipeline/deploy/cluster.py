@@ -22,19 +22,17 @@ from pipeline.deploy.containers import (
     gateway_container,
     server_container,
 )
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings, ScalingPolicy
-from pipeline.deploy.templates import GIB, MIB, yaml_block
+from pipeline.deploy.package import DeployedPackage, ScalingPolicy
+from pipeline.deploy.templates import GIB, MIB, yaml_block, yaml_scalar
 from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.artifact_sizes import ArtifactSizes
-from pipeline.recipe import Recipe
+from pipeline.recipe import GatewaySection, KubernetesSection, Recipe
 from pipeline.serving.group import DEFAULT_KEYS, SSH_PORT
 from pipeline.serving.launch import ENDING_S, ServeOptions
 from pipeline.serving.ports import GRPC
 from pipeline.triton.deployment import Deployment, Requirements
 
 REDIS_PORT = 6379
-# Time that a request may wait in a gateway while no server is ready, as `pipeline gateway --max-wait-s` has it.
-GATEWAY_WAITS_S = 30
 # Time for which a pod that is to end still gets requests. The addresses of a Service are exchanged within seconds.
 # Gateways ask DNS for servers every five seconds, CoreDNS keeps an answer for 30; and what a gateway took in until it
 # was forgotten itself may have waited, so that servers go on for as long after gateways.
@@ -81,7 +79,7 @@ class Cluster:
         package: The package that it serves.
         recipe: Recipe that it is served with.
         recipe_text: Text of the recipe that gateways read; None where only the package is known.
-        settings: Settings of Kubernetes.
+        settings: Section `kubernetes` of the recipe.
         server: Triton.
         gateway: OpenAI's API.
         nodes: Machines of one server.
@@ -91,7 +89,7 @@ class Cluster:
     package: DeployedPackage
     recipe: Recipe
     recipe_text: str | None
-    settings: ClusterSettings
+    settings: KubernetesSection
     server: ServerContainer
     gateway: GatewayContainer
     nodes: int
@@ -99,8 +97,7 @@ class Cluster:
 
     scaling = ScalingPolicy()
     kept_revisions = _KEPT_REVISIONS
-    gateway_waits_s, gateway_leaves_s = GATEWAY_WAITS_S, GATEWAY_LEAVES_S
-    server_leaves_s = GATEWAY_LEAVES_S + GATEWAY_WAITS_S
+    gateway_leaves_s = GATEWAY_LEAVES_S
     redis_port, ssh_port, ssh_keys = REDIS_PORT, SSH_PORT, DEFAULT_KEYS
     redis_folders: ClassVar[dict[str, int]] = {"data": 64 * MIB}
     # The APIs of OpenAI, Anthropic and Azure, which ask for keys.
@@ -278,6 +275,15 @@ class Cluster:
     # Times and numbers.
 
     @property
+    def gateway_waits_s(self) -> int:
+        """Time that a request may wait in a gateway while no server is ready."""
+        return math.ceil(self.recipe.gateway.max_wait_s)
+
+    @property
+    def server_leaves_s(self) -> int:
+        return GATEWAY_LEAVES_S + self.gateway_waits_s
+
+    @property
     def startup_failures(self) -> int:
         """Probes, every five seconds, until a server that is not ready is started again; a group starts twice."""
         return math.ceil(((2 if self.nodes > 1 else 1) * self.server.start_s + 60) / 5)
@@ -293,14 +299,19 @@ class Cluster:
 
     @property
     def most_gateways(self) -> int:
-        return max(2 * self.settings.gateways, math.ceil(self.settings.replicas.most / 4))
+        return max(2 * self.settings.gateways, math.ceil(self.settings.max_replicas / 4))
 
     # Addresses.
 
     @property
     def exposing_file(self) -> str:
         assert self.settings.expose is not None, "the template is rendered for an exposed gateway alone"
-        return "ingress.yaml" if self.settings.expose.kind == "ingress" else "http-route.yaml"
+        return "ingress.yaml" if self.settings.expose.startswith("ingress:") else "http-route.yaml"
+
+    @property
+    def exposing_name(self) -> str:
+        """Class of the Ingress; or the Gateway, as name or namespace/name."""
+        return (self.settings.expose or "").partition(":")[2]
 
     @property
     def monitoring_namespace(self) -> str:
@@ -335,9 +346,7 @@ class Cluster:
             yield _HTTPS
 
 
-def make_cluster(
-    package: DeployedPackage, options: ServeOptions, settings: DeploySettings, cluster: ClusterSettings
-) -> Cluster:
+def make_cluster(package: DeployedPackage, options: ServeOptions) -> Cluster:
     """Decide what a deployment in a cluster has.
 
     Raises:
@@ -345,36 +354,41 @@ def make_cluster(
         InvalidInput: It cannot be run in a cluster like that; all reasons.
     """
     deployment, recipe = package.deployment, package.recipe
-    assert recipe is not None, "the caller gives the recipe for a cluster"
-    if faults := list(_faults(package, options, cluster)):
+    cluster, own = recipe.kubernetes, recipe.gateway
+    if faults := list(_faults(package, options)):
         raise InvalidInput(f"{deployment.name} in Kubernetes", faults)
     name = resource_name(deployment.name)
     namespace = cluster.namespace or name
     redis = (cluster.redis or f"redis://{name}-redis:{REDIS_PORT}").rstrip("/")
-    hosts = (*_hosts(f"{name}-gateway", namespace), *([cluster.hostname] if cluster.hostname else []))
+    hosts = (
+        *_hosts(f"{name}-gateway", namespace),
+        *([cluster.hostname] if cluster.hostname else []),
+        *own.allowed_hosts,
+    )
     longest_s, nodes = answer_s(deployment, recipe), _nodes(deployment, cluster)
     server = server_container(
         deployment, options, stop_s=longest_s + ENDING_S + STOP_MARGIN_S, nodes=nodes,
         names=_hosts(f"{name}-servers", namespace),
     )  # fmt: skip
     # Requests share what the least number of servers allows among all gateways.
-    slots = deployment.limits.max_concurrency * cluster.replicas.least
+    slots = deployment.limits.max_concurrency * cluster.min_replicas
     max_waiting = max(1, math.ceil(slots * Cluster.scaling.max_waiting / cluster.gateways))
+    # Some of the requests under way wait for a server yet.
+    drain_s = math.ceil(own.max_wait_s) + longest_s
+    values = {
+        "limits_redis": f"{redis}/{_LIMITS_DATABASE}",
+        "max_waiting": _changed(own, "max_waiting") or max_waiting,
+        "allowed_hosts": f"[{', '.join(map(yaml_scalar, hosts))}]",
+    }
     gateway = gateway_container(
         package,
-        settings,
         f"dns:{name}-servers:{GRPC}",
-        # Some of the requests under way wait for a server yet.
-        drain_s=GATEWAY_WAITS_S + longest_s,
-        arguments=(
-            *("--limits-redis", f"{redis}/{_LIMITS_DATABASE}"),
-            *("--max-waiting", str(max_waiting), "--max-wait-s", str(GATEWAY_WAITS_S)),
-            *(argument for host in hosts for argument in ("--allowed-host", host)),
-        ),
+        drain_s=_changed(own, "drain_s") or drain_s,
+        arguments=[part for key, value in values.items() for part in ("--set", f"gateway.{key}={value}")],
     )
     text = package.recipe_text
     text = None if text is None else _with_shared_cache(text, f"{redis}/{_CACHE_DATABASE}")
-    return Cluster(package, recipe, text, cluster, server, gateway, nodes, settings.memory)
+    return Cluster(package, recipe, text, cluster, server, gateway, nodes, recipe.triton.memory)
 
 
 def resource_name(name: str) -> str:
@@ -398,7 +412,13 @@ def answer_s(deployment: Deployment, recipe: Recipe) -> int:
     return min(max(wanted, _LEAST_ANSWER_S), _MOST_ANSWER_S)
 
 
-def _nodes(deployment: Deployment, cluster: ClusterSettings) -> int:
+def _changed(section: GatewaySection, key: str) -> int | None:
+    """The value of a recipe that says another one than the default."""
+    value: int = getattr(section, key)
+    return None if value == GatewaySection.model_fields[key].default else value
+
+
+def _nodes(deployment: Deployment, cluster: KubernetesSection) -> int:
     gpus = 0 if deployment.requirements is None else deployment.requirements.gpus
     return max(1, math.ceil(gpus / cluster.gpus_per_node))
 
@@ -418,25 +438,23 @@ def _with_shared_cache(text: str, url: str) -> str:
     return yaml_block({**values, "cache": {**cache, "backend": {"kind": "redis", "url": url}}})
 
 
-def _faults(package: DeployedPackage, options: ServeOptions, cluster: ClusterSettings) -> Iterator[Fault]:
-    required = package.deployment.requirements
+def _faults(package: DeployedPackage, options: ServeOptions) -> Iterator[Fault]:
+    required, cluster = package.deployment.requirements, package.recipe.kubernetes
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", package.folder.name):
         fix = "letters, digits, '-', '_' and '.'; 63 at most"
         yield Fault("is no name for a folder of a volume", key="package", value=package.folder.name, fix=fix)
-    if required is None and options.launch.image is None:
-        yield Fault(NO_CPU_IMAGE, key="--image", fix="name one of your own")
-    least, most = cluster.replicas.least, cluster.replicas.most
-    if not 1 <= least <= most:
-        fix = "write LEAST:MOST, such as 1:4"
-        yield Fault("are no bounds", key="--replicas", value=f"{least}:{most}", fix=fix)
-    if options.launch.gpus:
-        fix, devices = "leave it out: the cluster gives GPUs", ",".join(map(str, options.launch.gpus))
+    if required is None and options.triton.image is None:
+        yield Fault(NO_CPU_IMAGE, key="triton.image", fix="name one of your own")
+    if package.recipe.gateway.limits_redis is not None and cluster.redis is None:
+        fix = "name the server in kubernetes.redis, without a database"
+        problem = "is not what gateways in a cluster share"
+        value = package.recipe.gateway.limits_redis
+        yield Fault(problem, key="gateway.limits_redis", value=value, fix=fix)
+    if options.gpus:
+        fix, devices = "leave it out: the cluster gives GPUs", ",".join(map(str, options.gpus))
         yield Fault("cannot be chosen in a cluster", key="--gpus", value=devices, fix=fix)
     gpus, nodes = 0 if required is None else required.gpus, _nodes(package.deployment, cluster)
     if gpus % nodes:
         fix = "the number of GPUs of a machine that divides them"
         problem = f"{gpus} GPUs cannot be spread evenly"
-        yield Fault(problem, key="--gpus-per-node", value=cluster.gpus_per_node, fix=fix)
-    if cluster.expose is not None and cluster.hostname is None:
-        problem = "needs the name by which clients come"
-        yield Fault(problem, key="--expose", value=cluster.expose.name, fix="add --hostname")
+        yield Fault(problem, key="kubernetes.gpus_per_node", value=cluster.gpus_per_node, fix=fix)

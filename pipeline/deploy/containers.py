@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from pipeline import __version__
 from pipeline.contracts.launching import launch_facts
-from pipeline.deploy.settings import DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.errors import UserError
+from pipeline.recipe import TritonSection
 from pipeline.serving.launch import HostGroup, ServeOptions
 from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
 from pipeline.serving.ports import GRPC, HTTP, METRICS
@@ -20,6 +21,8 @@ NO_CPU_IMAGE = "no image carries that runtime: pipeline serve runs it, --target 
 STOP_MARGIN_S = 15
 _GATEWAY_PORT = 8080
 _STOP_S = 60
+# Fields of the section `triton` that the entrypoint of the container takes.
+_SUPERVISION = ("health_interval_s", "hang_timeout_s", "max_restarts", "restart_window_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def server_container(
 
     Args:
         deployment: The package's deployment.json.
-        options: Ports, image and start timeout.
+        options: Ports, and the section `triton`.
         stop_s: Time from the request to stop until it is killed.
         nodes: Machines that share the ranks of one server.
         names: Names by which clients call it over HTTP.
@@ -88,16 +91,20 @@ def server_container(
         InvalidInput: It cannot be started like that; all reasons.
     """
     required = deployment.requirements
-    if required is None and options.launch.image is None:
+    if required is None and options.triton.image is None:
         raise UserError(
-            f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}, and --image NAME names one of your own "
-            "for compose and kubernetes"
+            f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}, and --set triton.image=NAME names one "
+            "of your own for compose and kubernetes"
         )
     start_s = options.start_deadline_s(deployment)
     environment = {
         "PIPELINE_START_TIMEOUT_S": f"{start_s:.0f}",
         "PIPELINE_STOP_TIMEOUT_S": str(stop_s - STOP_MARGIN_S),
     }
+    for name in _SUPERVISION:
+        value = getattr(options.triton, name)
+        if value != TritonSection.model_fields[name].default:
+            environment[f"PIPELINE_{name.upper()}"] = f"{value:g}"
     gpus, shm_mib, ulimits = 0, max(64, deployment.launch.shm_mib), dict[str, int]()
     if required is not None:
         gpus, group = required.gpus // nodes, None
@@ -114,13 +121,12 @@ def server_container(
         ports = {"http": HTTP, **ports}
         environment["PIPELINE_HTTP_PORT"] = str(HTTP)
         environment["PIPELINE_ALLOWED_HOSTS"] = ",".join(names)
-    image = options.launch.image or f"{'pipeline-serve' if nodes == 1 else 'pipeline-group'}:{__version__}"
+    image = options.triton.image or f"{'pipeline-serve' if nodes == 1 else 'pipeline-group'}:{__version__}"
     return ServerContainer(image, environment, ports, start_s, stop_s, gpus, shm_mib, ulimits)
 
 
 def gateway_container(
     package: DeployedPackage,
-    settings: DeploySettings,
     endpoint: str,
     *,
     drain_s: int | None = None,
@@ -130,19 +136,19 @@ def gateway_container(
 
     Args:
         package: The package that it serves.
-        settings: Its image.
         endpoint: Triton's gRPC, as the gateway names it.
-        drain_s: Time that it leaves to requests under way when it is to end; None for what suits most models.
+        drain_s: Time that it leaves to requests under way when it is to end; None for that of the recipe.
         arguments: Further arguments.
     """
+    leaves_s = package.recipe.gateway.drain_s if drain_s is None else drain_s
     recipe = () if package.recipe_text is None else (RECIPE_FILE,)
     return GatewayContainer(
-        image=settings.gateway_image or f"pipeline-gateway:{__version__}",
+        image=package.recipe.deploy.gateway_image or f"pipeline-gateway:{__version__}",
         arguments=(
             *("gateway", *recipe, "--package", CONTAINER_ROOT, "--endpoint", endpoint),
             *("--host", "0.0.0.0", "--port", str(_GATEWAY_PORT)),
-            *(() if drain_s is None else ("--drain-s", str(drain_s))),
+            *(() if drain_s is None else ("--set", f"gateway.drain_s={drain_s}")),
             *arguments,
         ),
-        stop_s=_STOP_S if drain_s is None else drain_s + STOP_MARGIN_S,
+        stop_s=max(_STOP_S if drain_s is None else 0, leaves_s + STOP_MARGIN_S),
     )

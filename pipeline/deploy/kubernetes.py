@@ -25,7 +25,7 @@ from markupsafe import Markup
 from pipeline.deploy.alerts import GATEWAY_JOB, TRITON_JOB, TimeScale, rules_file
 from pipeline.deploy.cluster import Cluster, make_cluster
 from pipeline.deploy.dashboard import dashboard
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import render, yaml_block
 from pipeline.serving.launch import ServeOptions
 
@@ -34,12 +34,7 @@ SITE = ("overlays/site/", "overlays/site-namespace/")
 _QUESTIONS = "golden.jsonl"
 
 
-def kubernetes_files(
-    package: DeployedPackage,
-    options: ServeOptions,
-    settings: DeploySettings,
-    cluster_settings: ClusterSettings,
-) -> dict[str, str]:
+def kubernetes_files(package: DeployedPackage, options: ServeOptions) -> dict[str, str]:
     """Write the folder that runs a package in a cluster.
 
     Returns:
@@ -49,9 +44,9 @@ def kubernetes_files(
         UserError: No image carries its runtime.
         InvalidInput: It cannot be run in a cluster like that; all reasons.
     """
-    cluster = make_cluster(package, options, settings, cluster_settings)
+    cluster = make_cluster(package, options)
     own = cluster.settings
-    rules = rules_file([cluster.recipe], TimeScale(), own.runbook_url, cluster.namespace)
+    rules = rules_file([cluster.recipe], TimeScale(), cluster.namespace)
     rendered = [
         "namespace/kustomization.yaml",
         "namespace/namespace.yaml",

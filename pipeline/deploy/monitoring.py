@@ -40,14 +40,11 @@ class WatchedDeployment:
     tritons: tuple[str, ...] | Path
 
 
-def monitoring_files(
-    watched: Sequence[WatchedDeployment], *, runbook_url: str, scale: TimeScale | None = None
-) -> dict[str, str]:
+def monitoring_files(watched: Sequence[WatchedDeployment], scale: TimeScale | None = None) -> dict[str, str]:
     """Render the files.
 
     Args:
         watched: Deployments that one Prometheus watches.
-        runbook_url: Page to which alerts link, which has a section for each.
         scale: Lengths of windows and intervals; by default those for production.
 
     Returns:
@@ -57,9 +54,9 @@ def monitoring_files(
     recipes = [deployment.recipe for deployment in watched]
     names = ", ".join(recipe.name for recipe in recipes)
     head = f"# For {names}, by `pipeline monitoring`; change the recipe's slo, and render it again.\n"
-    documents = {"alerts.yaml": rules_file(recipes, chosen, runbook_url)}
+    documents = {"alerts.yaml": rules_file(recipes, chosen)}
     if chosen == TimeScale():
-        documents["alerts_test.yaml"] = promtool_tests(recipes, runbook_url, "alerts.yaml", None)
+        documents["alerts_test.yaml"] = promtool_tests(recipes, "alerts.yaml", None)
     prometheus = render(
         "monitoring/prometheus.yml",
         interval=TimeScale().duration(max(1, round(_SCRAPE_S / chosen.speedup))),

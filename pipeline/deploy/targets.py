@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container
 from pipeline.deploy.kubernetes import kubernetes_files
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import exec_argument, render
 from pipeline.errors import UserError
 from pipeline.serving.dry_run import shell_lines
@@ -35,8 +35,6 @@ def deployment_files(
     target: DeployTarget,
     package: DeployedPackage,
     options: ServeOptions,
-    settings: DeploySettings,
-    cluster: ClusterSettings,
     program: Sequence[str] = ("pipeline",),
 ) -> dict[str, str]:
     """Write what other tools run a package by.
@@ -44,9 +42,7 @@ def deployment_files(
     Args:
         target: The tool.
         package: The package.
-        options: Ports, address, image and GPUs.
-        settings: Gateway, memory and user.
-        cluster: Settings of Kubernetes alone.
+        options: Ports, GPUs, and the section `triton`.
         program: Beginning of a command line that starts `pipeline` on this machine.
 
     Returns:
@@ -59,11 +55,11 @@ def deployment_files(
         case "docker":
             return {"docker-run.sh": docker_script(package, options)}
         case "compose":
-            return {"compose.yaml": compose_file(package, options, settings)}
+            return {"compose.yaml": compose_file(package, options)}
         case "systemd":
-            return {f"pipeline-{package.name}.service": systemd_unit(package, options, settings, program)}
+            return {f"pipeline-{package.name}.service": systemd_unit(package, options, program)}
         case "kubernetes":
-            return kubernetes_files(package, options, settings, cluster)
+            return kubernetes_files(package, options)
 
 
 def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
@@ -78,7 +74,7 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
     check_container_ports(options.ports)
     name = f"pipeline-{deployment.name}"
     start = Start(
-        Path(), Listeners.at(options.ports, options.launch.address), f"{name}-", options.ports, options.launch.address,
+        Path(), Listeners.at(options.ports, options.triton.address), f"{name}-", options.ports, options.triton.address,
         options.start_deadline_s(deployment),
     )  # fmt: skip
     # The number of mpirun's slots there is not known here: ranks may be more than that.
@@ -87,7 +83,7 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
         package.folder,
         options.image_of(deployment),
         start,
-        devices=options.launch.gpus,
+        devices=options.gpus,
         slots=0,
         name=name,
     )
@@ -102,13 +98,13 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
     )
 
 
-def compose_file(package: DeployedPackage, options: ServeOptions, settings: DeploySettings) -> str:
+def compose_file(package: DeployedPackage, options: ServeOptions) -> str:
     """Write a compose file of Triton and the gateway.
 
     Raises:
         UserError: No image carries its runtime.
     """
-    server = server_container(package.deployment, options)
+    server, deploy = server_container(package.deployment, options), package.recipe.deploy
     outer = {"http": options.ports.http, "grpc": options.ports.grpc, "metrics": options.ports.metrics}
     return render(
         "compose.yaml",
@@ -118,48 +114,45 @@ def compose_file(package: DeployedPackage, options: ServeOptions, settings: Depl
         required=package.deployment.requirements,
         folder=str(package.folder.absolute()),
         recipe=package.recipe_text,
-        address=options.launch.address,
-        reached="127.0.0.1" if options.launch.address == "0.0.0.0" else options.launch.address,
+        address=options.triton.address,
+        gateway_address=deploy.host,
+        gateway_port=deploy.port,
+        reached="127.0.0.1" if deploy.host == "0.0.0.0" else deploy.host,
         published=[(outer[name], inner) for name, inner in server.ports.items() if outer[name] is not None],
-        devices=[str(device) for device in options.launch.gpus],
-        settings=settings,
+        devices=[str(device) for device in options.gpus],
+        memory=options.triton.memory,
         server=server,
-        gateway=gateway_container(package, settings, f"triton:{GRPC}"),
+        gateway=gateway_container(package, f"triton:{GRPC}"),
     )
 
 
-def systemd_unit(
-    package: DeployedPackage, options: ServeOptions, settings: DeploySettings, program: Sequence[str]
-) -> str:
+def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Sequence[str]) -> str:
     """Write a unit file.
 
     Args:
         program: Beginning of a command line that starts `pipeline` on this machine.
     """
-    ports, recipe = options.ports, options.recipe
+    recipe, deploy = options.recipe, package.recipe.deploy
     if "--store" in recipe:
         recipe = recipe[: recipe.index("--store")]
+    # What is free at the start would be another port each time.
+    ports = {
+        key: port
+        for key, port in (
+            ("http_port", options.ports.http),
+            ("grpc_port", options.ports.grpc),
+            ("metrics_port", options.ports.metrics),
+        )
+        if port is not None and port != getattr(package.recipe.triton, key)
+    }
+    overrides = () if recipe else package.recipe.provenance.overrides
     command = (
         *(*program, "serve", *recipe),
         *("--package", str(package.folder.absolute()), "--store", _USER_HOME),
-        *(
-            "--address",
-            options.launch.address,
-            "--host",
-            options.launch.address,
-            "--port",
-            str(settings.port),
-        ),
-        *(() if ports.http is None else ("--http-port", str(ports.http))),
-        *(() if ports.grpc is None else ("--grpc-port", str(ports.grpc))),
-        *("--metrics-port", str(ports.metrics)),
-        *(
-            ()
-            if options.launch.start_timeout_s is None
-            else ("--start-timeout-s", f"{options.launch.start_timeout_s:g}")
-        ),
-        *(() if options.launch.image is None else ("--image", options.launch.image)),
-        *(("--gpus", ",".join(map(str, options.launch.gpus))) if options.launch.gpus else ()),
+        *(part for override in overrides for part in ("--set", override)),
+        *(part for key, port in ports.items() for part in ("--set", f"triton.{key}={port}")),
+        *("--host", deploy.host, "--port", str(deploy.port)),
+        *(("--gpus", ",".join(map(str, options.gpus))) if options.gpus else ()),
         *(argument for rule in sorted(options.allowed) for argument in ("--allow", rule)),
     )
     return render(
@@ -167,8 +160,8 @@ def systemd_unit(
         name=package.name,
         unit=f"pipeline-{package.name}.service",
         home=_USER_HOME,
-        user=settings.user,
-        memory=settings.memory,
+        user=deploy.user,
+        memory=options.triton.memory,
         in_container=package.deployment.requirements is not None,
         program=shlex.join(program),
         command=" ".join(map(exec_argument, command)),

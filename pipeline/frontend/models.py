@@ -87,7 +87,6 @@ def load_served_model(
         located.urls,
         cache=open_response_cache(located.recipe, store),
         settings=start.settings,
-        spread=start.sources.spread,
     )
     if worker is not None:
         worker.share(model)

@@ -12,7 +12,13 @@ from typing import Any
 from pipeline.cache.redis_server import RedisAddress
 from pipeline.errors import UserError
 from pipeline.extras import missing
-from pipeline.frontend.models import load_served_model, locate_models, read_kv_cache_usage, record_followers
+from pipeline.frontend.models import (
+    LocatedModel,
+    load_served_model,
+    locate_models,
+    read_kv_cache_usage,
+    record_followers,
+)
 from pipeline.gateway.access_log import log_to_stderr
 from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts
@@ -41,7 +47,9 @@ def describe_models(start: GatewayStart) -> list[dict[str, Any]]:
         PipelineError: Settings, recipes or keys have faults; see `locate_models` and `Tenants.load`.
     """
     _load_tenants(start.settings)
-    return [located.describe() for located in locate_models(start, Store.at(start.store))]
+    located = locate_models(start, Store.at(start.store))
+    _decide(start, located)
+    return [model.describe() for model in located]
 
 
 def serve_gateway(start: GatewayStart, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
@@ -55,11 +63,12 @@ def serve_gateway(start: GatewayStart, say: Callable[[str], None], warn: Callabl
     Raises:
         PipelineError: Settings, recipes or keys have faults, or the address cannot be bound.
     """
-    settings, store = start.settings, Store.at(start.store)
-    tenants = _load_tenants(settings)
-    log_to_stderr(as_json=settings.log_format == "json")
+    store, tenants = Store.at(start.store), _load_tenants(start.settings)
     with owner_only(), _listening(start) as sockets:
         located = locate_models(start, store)
+        start = _decide(start, located)
+        settings = start.settings
+        log_to_stderr(as_json=settings.log_format == "json")
         if start.worker is None and (advice := _advice(settings, keys=tenants.require_keys)):
             warn(advice)
         names = [model.recipe.name for model in located]
@@ -97,6 +106,14 @@ def serve_gateway(start: GatewayStart, say: Callable[[str], None], warn: Callabl
         server.run(sockets)
 
 
+def _decide(start: GatewayStart, located: Sequence[LocatedModel]) -> GatewayStart:
+    """Add the section that the recipes agree on, unless the process above did."""
+    if not start.undecided:
+        return start
+    settings = GatewaySettings.of(start.settings, [model.recipe for model in located])
+    return start.model_copy(update={"settings": settings, "undecided": False})
+
+
 def _load_tenants(settings: GatewaySettings) -> Tenants:
     return Tenants() if settings.keys is None else Tenants.load(settings.keys)
 
@@ -117,7 +134,7 @@ def _say_ready(say: Callable[[str], None], names: Sequence[str], host: str, list
 
 
 def _prompt_log(settings: GatewaySettings) -> PromptLog | None:
-    if settings.log_prompts == "no":
+    if settings.log_prompts is None:
         return None
     if settings.log_prompts == "full":
         return PromptLog(None)
@@ -126,7 +143,7 @@ def _prompt_log(settings: GatewaySettings) -> PromptLog | None:
 
         return PromptLog(Redaction())
     except ImportError as error:
-        raise missing("--log-prompts redacted", error, "cache") from error
+        raise missing("gateway.log_prompts: redacted", error, "cache") from error
 
 
 def _advice(settings: GatewaySettings, *, keys: bool) -> str:
@@ -135,7 +152,7 @@ def _advice(settings: GatewaySettings, *, keys: bool) -> str:
         return ""
     lines = []
     if not settings.allowed_hosts:
-        lines.append("--allowed-host NAME: requests may name it by its IP addresses only")
+        lines.append("--set gateway.allowed_hosts=[NAME]: requests may name it by its IP addresses only")
     if not keys:
         lines.append("--keys FILE: whoever reaches it may ask")
     return "\n  ".join(["other machines reach this gateway; it was started without", *lines]) if lines else ""

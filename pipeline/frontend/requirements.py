@@ -13,6 +13,7 @@ from pipeline.recipe import Recipe
 from pipeline.serving.deployments import find_deployment
 from pipeline.stages.response_cache import needs_of_cache
 from pipeline.store import Store
+from pipeline.triton.deployment import package_recipe
 from pipeline.triton.running import SUPERVISED
 
 
@@ -26,7 +27,7 @@ def require_packages(recipes: Sequence[Recipe], store: Store, settings: GatewayS
     if settings.traces or any(map(os.environ.get, TRACES_VARIABLES)):
         needs.append(Need("traces", "traces"))
     if settings.limits_redis:
-        needs.append(Need("cache", "--limits-redis", frozenset({"redis"})))
+        needs.append(Need("cache", "gateway.limits_redis", frozenset({"redis"})))
         if os.environ.get(KEY) or any(recipe.cache.encryption for recipe in recipes):
             needs.append(Need("cache", "encryption", frozenset({"cryptography"})))
     needs += [need for recipe in recipes for need in needs_of_cache(recipe, store)]
@@ -35,6 +36,8 @@ def require_packages(recipes: Sequence[Recipe], store: Store, settings: GatewayS
 
 def known_recipes(start: GatewayStart, store: Store) -> list[Recipe]:
     """Find the recipes of a gateway, except those of deployments that it waits for."""
+    if not start.recipes and start.sources.package is not None:
+        return [package_recipe(start.sources.package, start.overrides)]
     found = []
     for name in start.recipes:
         try:

@@ -7,23 +7,22 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from pipeline.errors import ServerError
+from pipeline.errors import Fault, InvalidInput, ServerError
 from pipeline.frontend.requirements import require_packages
-from pipeline.gateway.settings import GatewaySettings, GatewayStart
+from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSettings
+from pipeline.keeper import RestartPolicy
 from pipeline.plan.settings import PackageSettings
 from pipeline.private_files import owner_only
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.serving.deployments import recipe_of
+from pipeline.serving.deployments import recipe_to_serve
 from pipeline.serving.detach import DetachedSupervisor, start_detached
 from pipeline.serving.gateway_process import GatewayLaunch
 from pipeline.serving.launch import ServeOptions, traces_endpoint
 from pipeline.serving.ports import Ports
 from pipeline.serving.serve import serve, stop_on_signals
-from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.settings import Settings
 from pipeline.stages.served_package import ChosenPackage, choose_package
 from pipeline.store import Store
@@ -41,7 +40,8 @@ class ServeStart(Settings):
         recipes: Names or files of recipes; empty for a package alone.
         overrides: Values of `--set`.
         store: Root of the store; None for the usual one.
-        gateway: Settings of the gateway, some of which Triton gets, too.
+        gpus: GPUs that may be used; empty for all that are needed.
+        listening: Address and keys of the gateway.
         no_gateway: Whether Triton runs alone.
         detached: Whether it runs in a process of its own, without a terminal.
     """
@@ -50,39 +50,62 @@ class ServeStart(Settings):
     overrides: tuple[str, ...]
     store: Path | None
     wanted: PackageSettings
-    launch: LaunchSettings
-    supervision: SupervisionSettings
-    gateway: GatewaySettings
+    gpus: tuple[int, ...] = ()
+    listening: ListenSettings = ListenSettings()
     no_gateway: bool = False
     detached: bool = False
 
 
 def choose_packages(start: ServeStart, store: Store, progress: Progress, *, preview: bool) -> ServedPackages:
-    """Choose the packages to serve and their ports; the ports that are asked for are those of the first.
+    """Choose the packages to serve and their ports; Triton's usual ports are those of the first.
 
     Raises:
-        UserError: A package is not built, or a port is asked for that its recipe does not open.
+        InvalidInput: Two recipes name one port or one log, or do not agree in their sections `gateway`.
+        UserError: A package is not built.
         GateFailed: Figures of a package are over its recipe's budgets.
     """
-    launch, supervision = start.launch, start.supervision
-    options = ServeOptions(
-        Ports.free(),
-        launch,
-        supervision,
-        supervision.restart_policy,
-        store,
-        allowed_hosts=start.gateway.allowed_hosts,
-        allowed=start.wanted.allowed,
-        traces=traces_endpoint(start.gateway.traces),
-    )
     packages: list[tuple[ChosenPackage, ServeOptions]] = []
     for name in start.recipes or (None,):
-        recipe = None if name is None else recipe_of(name, start.overrides, store)
+        recipe = recipe_to_serve(name, start.overrides, store, start.wanted.package)
         chosen = choose_package(recipe, store, start.wanted, progress, preview=preview)
-        serving = chosen.served_recipe.serving
-        ports = Ports.free(http=serving.http, grpc=serving.grpc) if packages else launch.choose_ports(serving)
-        packages.append((chosen, replace(options, ports=ports, recipe=chosen.argv, settings=chosen.settings)))
+        served = chosen.served_recipe
+        options = ServeOptions(
+            Ports.choose(served, usual=not packages),
+            served.triton,
+            start.gpus,
+            RestartPolicy(served.triton.max_restarts, served.triton.restart_window_s),
+            store,
+            allowed_hosts=served.gateway.allowed_hosts,
+            allowed=start.wanted.allowed,
+            recipe=chosen.argv,
+            settings=chosen.settings,
+            traces=traces_endpoint(served.gateway.traces),
+        )
+        packages.append((chosen, options))
+    recipes = [chosen.served_recipe for chosen, _ in packages]
+    _check_distinct(recipes)
+    if not start.no_gateway:
+        GatewaySettings.of(start.listening, recipes)
     return packages
+
+
+def _check_distinct(recipes: Sequence[Recipe]) -> None:
+    """Check that no two recipes name one port, or one log. Raises InvalidInput otherwise."""
+    named: dict[tuple[str, object], list[str]] = {}
+    for recipe in recipes:
+        wanted = recipe.triton
+        for port in {wanted.http_port, wanted.grpc_port, wanted.metrics_port}:
+            named.setdefault(("a port of triton", port), []).append(recipe.name)
+        named.setdefault(("triton.log", wanted.log), []).append(recipe.name)
+    faults = [
+        Fault(
+            f"is named by {' and by '.join(names)}", key=key, value=value, fix="leave it out, or name another"
+        )
+        for (key, value), names in named.items()
+        if value is not None and len(names) > 1
+    ]
+    if faults:
+        raise InvalidInput("several recipes on one machine", faults)
 
 
 def serve_packages(start: ServeStart, packages: ServedPackages, store: Store, progress: Progress) -> None:
@@ -97,7 +120,7 @@ def serve_packages(start: ServeStart, packages: ServedPackages, store: Store, pr
         gateway: GatewayLaunch | None = None
         if not start.no_gateway:
             recipes = [chosen.served_recipe for chosen, _ in packages]
-            gateway = stack.enter_context(_gateway_launch(start.gateway, recipes, store))
+            gateway = stack.enter_context(_gateway_launch(start.listening, recipes, store))
         serve(
             [(chosen.folder, options) for chosen, options in packages],
             progress,
@@ -129,7 +152,7 @@ def stop_command(packages: ServedPackages, store: Store) -> str:
 
 @contextmanager
 def _gateway_launch(
-    settings: GatewaySettings, recipes: Sequence[Recipe], store: Store
+    listening: ListenSettings, recipes: Sequence[Recipe], store: Store
 ) -> Iterator[GatewayLaunch]:
     """Bind the sockets of the gateway that is to be started, and make its message.
 
@@ -137,9 +160,11 @@ def _gateway_launch(
         recipes: Recipes that are served; their servers are announced in `store`, where the gateway finds them by name.
 
     Raises:
+        InvalidInput: The recipes do not agree in their sections `gateway`.
         UserError: The file of keys has faults, or a package for Python is missing.
         ServerError: The address cannot be bound.
     """
+    settings = GatewaySettings.of(listening, recipes)
     require_packages(recipes, store, settings)
     # The packages of the gateway are there now.
     from pipeline.frontend.process import CHILD
@@ -148,7 +173,7 @@ def _gateway_launch(
 
     tenants = Tenants.load(settings.keys) if settings.keys else Tenants()
     host, port = settings.host, settings.port
-    if "port" not in settings.model_fields_set and not _can_bind(host, port):
+    if "port" not in listening.model_fields_set and not _can_bind(host, port):
         port = 0
     with bound_sockets(host, port) as sockets:
         port = sockets[0].getsockname()[1]

@@ -49,7 +49,7 @@ _MAX_WAITING = 64  # requests for the threads of a pool
 _STATE_THREADS = 16
 _NO_BATCHES = (
     "Files and batches are refused: this is one of several gateways, and they have no place that all of them share. "
-    "Name a PostgreSQL server in the recipe (cache.backend of kind pgvector), or a folder by --batch-folder"
+    "Name a PostgreSQL server in the recipe (cache.backend of kind pgvector), or a folder by gateway.batch_folder"
 )
 _Parsed = TypeVar("_Parsed")
 _Parameters = ParamSpec("_Parameters")

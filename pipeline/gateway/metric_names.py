@@ -18,7 +18,7 @@ from typing import Literal
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from pipeline.gateway.settings import MetricNames
+from pipeline.recipe.deployment import MetricNames
 
 # vLLM's for time to first token (up to 160 s), and some between for targets such as 150 or 300 ms.
 TTFT_BUCKETS_S = (
@@ -191,7 +191,7 @@ OWN_VIEWS = (
         "restarts",
         {"model": "model", "component": "component"},
     ),
-    View("pipeline_workers", "Processes that serve the gateway (`--workers`).", "gauge", "workers", {}),
+    View("pipeline_workers", "Processes that serve the gateway (gateway.workers).", "gauge", "workers", {}),
     View(
         "pipeline_worker_restarts",
         "Worker processes of the gateway that died or hung, and were started again.",
@@ -254,7 +254,7 @@ OWN_VIEWS = (
     ),
     View(
         "pipeline_limits_fallbacks",
-        "How often what a tenant uses was counted by this gateway alone, because the server of `--limits-redis` "
+        "How often what a tenant uses was counted by this gateway alone, because the server of gateway.limits_redis "
         "did not answer.",
         "counter",
         "limits_fallbacks",

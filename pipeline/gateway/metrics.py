@@ -37,7 +37,7 @@ from pipeline.gateway.metric_names import (
 )
 from pipeline.gateway.readiness import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
-from pipeline.gateway.settings import MetricNames
+from pipeline.recipe.deployment import MetricNames
 
 # Model -> component -> number of restarts.
 Restarts = Callable[[], Mapping[str, Mapping[str, int]]]

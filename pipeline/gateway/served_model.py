@@ -24,7 +24,7 @@ from pipeline.gateway.api.tools.prompt import load_chat_template
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue, ModelQueue
 from pipeline.gateway.readiness import ModelReadiness, Readiness
-from pipeline.gateway.settings import GatewaySettings, Spread
+from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.text_processes import (
     LONG_SCHEMA_CHARS,
     ProcessTemplate,
@@ -197,7 +197,6 @@ class ServedModel:
         *,
         cache: ResponseCache | None = None,
         settings: GatewaySettings = GatewaySettings(),
-        spread: Spread = "affinity",
     ) -> ServedModel:
         """Load the tokenizer and the limits of a packaged model.
 
@@ -206,7 +205,6 @@ class ServedModel:
             package: the folder of deployment.json.
             urls: host:port of the gRPC of each Triton server that runs it, or dns:NAME:PORT for all of a name.
             cache: response cache; None generates every answer.
-            spread: how requests are spread over several servers.
 
         Raises:
             UserError: its tokenizer cannot be read.
@@ -231,7 +229,7 @@ class ServedModel:
                 timeouts=Timeouts(first_token_s=idle_timeout_s, between_tokens_s=idle_timeout_s),
                 # The gateway asks again itself, when the model is ready.
                 retries=Retries(attempts=1),
-                spread=spread,
+                spread=settings.spread,
                 slots=limits.max_concurrency,
             ),
             template=template,

@@ -3,11 +3,11 @@
 | the deployment has | files and batches | stored responses |
 | --- | --- | --- |
 | PostgreSQL: a recipe with `cache.backend` of kind pgvector | there | there |
-| Redis or Valkey: `--limits-redis`, by which several gateways share limits | refused | there |
+| Redis or Valkey: `limits_redis`, by which several gateways share limits | refused | there |
 | Redis or Valkey: a recipe with `cache.backend` of kind redis | a folder | there |
 | neither: the gateway serves alone | a folder | its memory |
 
-A folder that is named (`--batch-folder`) is taken in any case. Files and batches are not put into Redis: it may forget.
+A folder that is named (`batch_folder`) is taken in any case. Files and batches are not put into Redis: it may forget.
 What a server is given is encrypted as the response cache of the recipe is.
 """
 
@@ -71,6 +71,8 @@ def open_state(
     redis = None if url is None else RedisAddress.parse(url)
     batches: BatchStorage | None = None
     if settings.batch_folder is not None:
+        if settings.batch_folder.is_file():
+            raise ValueError(f"gateway.batch_folder: {settings.batch_folder} is a file; name a folder")
         batches = BatchStorage(BatchFolder(settings.batch_folder), limits)
     elif database is not None:
         batches = BatchStorage(PostgresBatches(database), limits)

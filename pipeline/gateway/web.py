@@ -208,13 +208,13 @@ class WebGuard:
     def _fault(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if host not in self._hosts:
-            text = f"The host {host[:_MAX_SHOWN]!r} is not one of this server's: start it with --allowed-host NAME"
+            text = (
+                f"The host {host[:_MAX_SHOWN]!r} is not one of this server's: add it to gateway.allowed_hosts"
+            )
             return ApiError(400, text, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and not self._may_ask(origin, host):
-            text = (
-                f"Pages of {origin[:_MAX_SHOWN]} may not ask: start the server with --allowed-origin ORIGIN"
-            )
+            text = f"Pages of {origin[:_MAX_SHOWN]} may not ask: add it to gateway.allowed_origins"
             return ApiError(403, text, code="unknown_origin")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         wanted = (FORM,) if path in self._forms else self._content_types

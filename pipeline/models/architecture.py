@@ -72,9 +72,6 @@ class Architecture:
     def read(cls, directory: Path) -> Architecture:
         """Read `directory`/config.json.
 
-        Args:
-            directory: folder of the checkpoint.
-
         Raises:
             InvalidInput: with every reason why the model cannot be built.
             SourceError: there is no config.json.

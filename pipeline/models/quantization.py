@@ -49,26 +49,13 @@ class CheckpointQuantization:
     producer: str = ""  # "modelopt 0.47.0"
 
     def format_of(self, layer: str) -> Format:
-        """Return the format of one linear layer.
-
-        Args:
-            layer: its name, such as "model.layers.0.self_attn.q_proj".
-
-        Returns:
-            The format of the checkpoint, or `Format.NONE` if the layer is one of those left out.
-        """
+        """Return the format of a linear layer ("model.layers.0.self_attn.q_proj"), `Format.NONE` if it was left out."""
         left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
         return Format.NONE if left_alone else self.format
 
     @classmethod
     def read(cls, directory: Path) -> CheckpointQuantization:
-        """Read a folder's config.json and hf_quant_config.json.
-
-        Args:
-            directory: folder of the checkpoint; it need not hold a hf_quant_config.json.
-
-        Returns:
-            How the checkpoint is quantized; format `Format.NONE` if neither file says that it is.
+        """Read a folder's config.json and hf_quant_config.json; `Format.NONE` if neither says that it is quantized.
 
         Raises:
             CheckpointError: they disagree, or are not ModelOpt's.

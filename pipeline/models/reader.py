@@ -30,9 +30,6 @@ class CheckpointReader:
     def __init__(self, directory: Path) -> None:
         """Open a checkpoint. Values of tensors are not read yet; `check` looks for faults.
 
-        Args:
-            directory: folder of the checkpoint.
-
         Raises:
             InvalidInput: with every reason why the model cannot be built.
             SourceError: there is no config.json.
@@ -46,9 +43,6 @@ class CheckpointReader:
 
     def linear(self, name: str) -> LinearLayer:
         """Read a linear layer by its name; `lm_head` is the embedding where the two are tied.
-
-        Args:
-            name: such as "model.layers.0.self_attn.q_proj", without ".weight".
 
         Raises:
             CheckpointError: a tensor of it is missing or does not fit; the text names it.
@@ -70,29 +64,13 @@ class CheckpointReader:
         return LinearLayer(name=name, format=form, group_size=self.quantization.group_size, **parts)
 
     def array(self, name: str) -> Array:
-        """Read a tensor that is never quantized (norm, embedding) as float32.
-
-        Args:
-            name: the tensor's, such as "model.norm.weight".
-
-        Returns:
-            The values, in the shape in which they are stored.
-
-        Raises:
-            CheckpointError: there is no such tensor.
-        """
+        """Read a tensor that is never quantized (norm, embedding) as float32. Raises CheckpointError if absent."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.directory} lacks {name}")
         return self.tensors[name].astype(np.float32)
 
     def kv_scales(self, layer: int) -> tuple[float, float] | None:
         """Read the scales of keys and values of a layer's FP8 cache; None where the cache is not quantized.
-
-        Args:
-            layer: index of the layer, from 0.
-
-        Returns:
-            (scale of the keys, scale of the values), or None.
 
         Raises:
             CheckpointError: a scale is missing.
@@ -118,16 +96,7 @@ class CheckpointReader:
             )
 
     def stored_name(self, shape: LinearShape) -> str:
-        """Return the name under which a layer's weight is stored.
-
-        A tied output projection shares the embedding's.
-
-        Args:
-            shape: the layer, as the architecture lists it.
-
-        Returns:
-            The name without ".weight".
-        """
+        """Return the name under which a layer's weight is stored; a tied output projection shares the embedding's."""
         tied = self.architecture.tied and shape.name == "lm_head" and "lm_head.weight" not in self.tensors
         return "model.embed_tokens" if tied else shape.name
 

@@ -30,25 +30,14 @@ class Rope:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Rope:
-        """Read either layout of config.json, which must be one in which `rope_faults` finds no fault.
-
-        Args:
-            config: the content of a config.json.
-        """
+        """Read either layout of config.json, which must be one in which `rope_faults` finds no fault."""
         settings = rope_settings(config)
         kind = settings.pop("rope_type")
         theta = float(settings.pop("rope_theta", DEFAULT_THETA))
         return cls(theta, kind, {key: float(value) for key, value in settings.items()} or None)
 
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """Radians that one position turns each pair of channels (transformers 5.14's formulas).
-
-        Args:
-            head_dim: channels of an attention head, an even number.
-
-        Returns:
-            Radians per position, float32, of shape [head_dim / 2].
-        """
+        """[head_dim / 2] float32: the radians by which one position turns each pair of channels."""
         import numpy as np
 
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)

@@ -89,10 +89,6 @@ class TensorFiles(TensorMap):
     def __init__(self, directory: Path, pattern: str = "*.safetensors") -> None:
         """Read the headers of all files; the values of a tensor are read when it is used.
 
-        Args:
-            directory: folder of the files.
-            pattern: names of the files, with wildcards as `Path.glob` takes them.
-
         Raises:
             CheckpointError: no file matches, one is damaged, two hold the same tensor, or the index names
                 a tensor that no file holds.

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from pydantic_core import InitErrorDetails
 
 from pipeline.document_faults import refusal
+from pipeline.recipe.deployment import DeploySection, GatewaySection, KubernetesSection, TritonSection
 from pipeline.recipe.library import packaged
 from pipeline.recipe.quantization import DraftFormat, Quantization
 from pipeline.recipe.response_cache import CacheSettings
@@ -30,6 +31,8 @@ from pipeline.recipe.sections import (
 from pipeline.recipe.source import Checkpoint
 from pipeline.recipe.validators import RecipeValues, broken_rules
 
+# Sections that nothing which is built depends on.
+SERVED_SECTIONS = frozenset({"cache", "gateway", "triton", "deploy", "kubernetes"})
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
@@ -112,6 +115,18 @@ class Recipe(RecipeSection):
         default=None, description="Questions that a package must answer before it takes traffic."
     )
     cache: CacheSettings = Field(default_factory=CacheSettings, description="The response cache.")
+    gateway: GatewaySection = Field(
+        default_factory=GatewaySection, description="The OpenAI API in front of it."
+    )
+    triton: TritonSection = Field(
+        default_factory=TritonSection, description="How Triton is started and watched."
+    )
+    deploy: DeploySection = Field(
+        default_factory=DeploySection, description="Files that `pipeline deploy` writes, whatever the target."
+    )
+    kubernetes: KubernetesSection = Field(
+        default_factory=KubernetesSection, description="Files that `pipeline deploy` writes for Kubernetes."
+    )
 
     _provenance: RecipeProvenance = PrivateAttr(default_factory=RecipeProvenance)
 

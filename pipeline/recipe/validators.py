@@ -329,11 +329,33 @@ def _semantic_needs_cache(values: RecipeValues) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _ports_are_open(values: RecipeValues) -> Iterator[Problem]:
+    for protocol in ("http", "grpc"):
+        key, opens = f"triton.{protocol}_port", f"serving.{protocol}"
+        if values[key] is not None and not values[opens]:
+            yield Problem(
+                (key, opens), f"is given, but {opens} is false", f"set {opens} to true, or remove {key}"
+            )
+
+
+def _kubernetes(values: RecipeValues) -> Iterator[Problem]:
+    least, most = "kubernetes.min_replicas", "kubernetes.max_replicas"
+    if values[most] < values[least]:
+        yield Problem(
+            (most, least), f"is less than {least}, which is {values[least]}", f"at least {values[least]}"
+        )
+    if values["kubernetes.expose"] is not None and values["kubernetes.hostname"] is None:
+        yield Problem(
+            ("kubernetes.expose", "kubernetes.hostname"), "needs the name by which clients come",
+            "add kubernetes.hostname",
+        )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
     _slo_percentiles,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
     _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
     _bls_needs_draft, _gpu_memory,
-    _cpu_scheduler, _semantic_needs_cache,
+    _cpu_scheduler, _semantic_needs_cache, _ports_are_open, _kubernetes,
 )  # fmt: skip

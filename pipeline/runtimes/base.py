@@ -6,16 +6,16 @@ A runtime knows how its engine is built from a checkpoint and which Triton layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pipeline.models.sizes import ModelSizes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.store import Json
-from pipeline.triton.deployment import Deployment
+from pipeline.triton.deployment import ENTRY, Deployment, DeploymentLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,29 @@ class EngineBuildRequest:
     executor: ExecutorChoice  # who runs the builder, for runtimes that leave the choice
     into: Path  # an empty folder
     progress: Progress
+
+
+def preview(recipe: Recipe, models: Sequence[str], limits: DeploymentLimits, **known: Any) -> Deployment:
+    """Return the deployment.json of a package that is not made yet; the tokenizer's ids and the digest are empty.
+
+    Args:
+        models: Triton models, in the order in which text passes them.
+        **known: Requirements and start of the server, where the runtime has them.
+    """
+    return Deployment(
+        name=recipe.name,
+        runtime=recipe.runtime.kind,
+        entry_model=ENTRY if ENTRY in models else models[0],
+        models=tuple(models),
+        limits=limits,
+        tokenizer_dir="",
+        end_id=0,
+        pad_id=0,
+        stop_token_ids=(),
+        digest="",
+        versions={},
+        **known,
+    )
 
 
 class Runtime(Protocol):

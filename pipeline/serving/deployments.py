@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from pipeline.errors import Fault, InvalidInput, ServerError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipeline.recipe import Recipe
     from pipeline.store import Store
     from pipeline.triton.running import RunningServer, State
@@ -117,6 +119,30 @@ def recipe_of(name: str, overrides: Sequence[str], store: Store) -> Recipe:
             return _written_recipe(server, overrides) or served_recipe(name, server, overrides)
     _check_recipe(name, store)
     return load_recipe(name, overrides)
+
+
+def recipe_to_serve(
+    name: str | None, overrides: Sequence[str], store: Store, package: Path | None
+) -> Recipe | None:
+    """Load the recipe of a package that is to be served.
+
+    Args:
+        name: File or name of a recipe, or name of a running deployment; None for a package alone.
+        overrides: Values of `--set`.
+        store: Store where deployments are announced.
+        package: Folder of the package, if that is named.
+
+    Returns:
+        None for a package alone without overrides.
+
+    Raises:
+        InvalidInput: There is no such recipe, or it has faults.
+    """
+    from pipeline.triton.deployment import package_recipe
+
+    if name is not None:
+        return recipe_of(name, overrides, store)
+    return package_recipe(package, overrides) if package is not None and overrides else None
 
 
 def served_recipe(name: str, server: RunningServer, overrides: Sequence[str] = ()) -> Recipe:

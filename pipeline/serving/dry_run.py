@@ -81,7 +81,7 @@ def dry_run(
         UserError: It cannot be started at all, wherever that is.
     """
     deployment = foreseen or Deployment.load(package)
-    deadline_s, address = options.start_deadline_s(deployment), options.launch.address
+    deadline_s, address = options.start_deadline_s(deployment), options.triton.address
     start = Start(
         _STAGE, Listeners.within(_STAGE, options.ports, address), f"pipeline-{deployment.name}-",
         options.ports, address, deadline_s,
@@ -101,7 +101,7 @@ def dry_run(
         plan = plan_in_container(deployment, start, slots=mpi_slots(), traces=options.traces)
         command, environment, shm_mib = plan.command, dict(plan.environment), plan.shm_mib
         docker = docker_launch(
-            deployment, package, name, start, devices=options.launch.gpus, slots=mpi_slots(),
+            deployment, package, name, start, devices=options.gpus, slots=mpi_slots(),
             traces=options.traces, name=f"pipeline-{deployment.name}",
         ).command  # fmt: skip
     if in_container:

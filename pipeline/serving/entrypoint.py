@@ -44,13 +44,13 @@ from pipeline.keeper import RestartPolicy
 from pipeline.printable import printable
 from pipeline.private_files import owner_only
 from pipeline.progress import Lines
+from pipeline.recipe import TritonSection
 from pipeline.serving.group import GroupMember, gather
 from pipeline.serving.health import DEFAULT_FILE
 from pipeline.serving.launch import HostGroup, ServeOptions, traces_endpoint
 from pipeline.serving.log_files import LogTail
 from pipeline.serving.ports import ANYWHERE, GRPC, METRICS, Ports
 from pipeline.serving.serve import serve, stop_on_signals
-from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.settings import Settings
 from pipeline.triton.deployment import CONTAINER_ROOT, Deployment
 
@@ -98,11 +98,10 @@ class EntrypointSettings(Settings):
             log: File that gets Triton's log.
             group: Machines that share the ranks; None for this one alone.
         """
-        # Limits of the command line are no limits here.
-        launch = LaunchSettings.model_construct(
-            address=self.address, start_timeout_s=self.start_timeout_s or None
-        )
-        supervision = SupervisionSettings.model_construct(
+        # Limits of recipes are no limits here.
+        triton = TritonSection.model_construct(
+            address=self.address,
+            start_timeout_s=self.start_timeout_s or None,
             container=False,
             log=log,
             health_interval_s=self.health_interval_s,
@@ -110,9 +109,8 @@ class EntrypointSettings(Settings):
         )
         return ServeOptions(
             Ports(self.http_port or None, self.grpc_port, self.metrics_port),
-            launch,
-            supervision,
-            RestartPolicy(self.max_restarts, self.restart_window_s, gives_up=True),
+            triton,
+            restart=RestartPolicy(self.max_restarts, self.restart_window_s, gives_up=True),
             stop_deadline_s=self.stop_timeout_s,
             allowed_hosts=tuple(filter(None, self.allowed_hosts.split(","))),
             traces=traces_endpoint(),

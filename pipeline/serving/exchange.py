@@ -11,11 +11,13 @@ from typing import Any
 from pipeline.errors import ServerError, UserError
 from pipeline.golden import GoldenSet
 from pipeline.prepare.second_server import memory_beside
-from pipeline.recipe import Recipe, find_recipe, load_recipe
+from pipeline.recipe import SERVED_SECTIONS, Recipe, find_recipe, load_recipe
 from pipeline.serving.control import ask
 from pipeline.serving.settings import ExchangeSettings
 from pipeline.store import Store
 from pipeline.triton.running import SUPERVISED, RunningServer
+
+_STARTED = SERVED_SECTIONS - {"cache"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,20 @@ def next_recipe(
             raise UserError(f"{name} was served from a package alone: name a RECIPE, or --package")
         kept, asked = _kept(server.overrides, overrides), server.recipe[0]
     dropped = [override for override in server.overrides if override not in (*kept, *overrides)]
-    if kept:
-        say(f"applied again: {_sets(kept)}")
+    if later := [override for override in overrides if _is_of_start(override)]:
+        say(f"applied at the next start: {_sets(later)}")
+    again, dropped = ([one for one in each if not _is_of_start(one)] for each in (kept, dropped))
+    if again:
+        say(f"applied again: {_sets(again)}")
         say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(asked).absolute()))}")
     if dropped:
         say(f"no longer applied: {_sets(dropped)}")
     return load_recipe(asked, (*kept, *overrides))
+
+
+def _is_of_start(override: str) -> bool:
+    """Whether a value of `--set` is in a section that programs read when they start, and no package depends on."""
+    return override.partition("=")[0].partition(".")[0].strip() in _STARTED
 
 
 def _sets(overrides: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.keeper import RestartPolicy
+from pipeline.recipe import TritonSection
 from pipeline.serving.ports import LOOPBACK, Listeners, Ports, check_container_ports
-from pipeline.serving.settings import LaunchSettings, SupervisionSettings
 from pipeline.store import Artifact, FileHashes, Manifest, Store
 from pipeline.triton.deployment import Deployment
 
@@ -58,7 +58,7 @@ class ServeOptions:
     """Settings of one package that is served, and what is known of it besides.
 
     Attributes:
-        ports: Ports at which others reach the server; those of `launch` were asked for, and these were chosen.
+        ports: Ports at which others reach the server; those of `triton` were asked for, and these were chosen.
         store: Store where the server is announced and keeps its logs; None for no announcement, and logs in the
             temporary folder.
         stop_deadline_s: Time to end; `drain_s` of it is for requests in flight.
@@ -71,8 +71,8 @@ class ServeOptions:
     """
 
     ports: Ports
-    launch: LaunchSettings = field(default_factory=LaunchSettings)
-    supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
+    triton: TritonSection = field(default_factory=TritonSection)
+    gpus: tuple[int, ...] = ()
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     store: Store | None = None
     stop_deadline_s: float = 10.0
@@ -101,7 +101,7 @@ class ServeOptions:
 
     def start_deadline_s(self, deployment: Deployment) -> float:
         """Time to become ready, in seconds: the one of the settings, or what the package's size asks for."""
-        return self.launch.start_timeout_s or deployment.start_deadline_s
+        return self.triton.start_timeout_s or deployment.start_deadline_s
 
     def target_of(self, deployment: Deployment) -> Target:
         """Decide where a deployment is served: the settings say so, else the CPU and TensorRT-LLM's own container.
@@ -109,7 +109,7 @@ class ServeOptions:
         Raises:
             UserError: A container is wanted for one that is for a CPU, or for ports that it cannot have.
         """
-        container = self.supervision.container
+        container = self.triton.container
         if deployment.requirements is None:
             if container:
                 raise UserError(f"{deployment.name} is for this machine's CPU: no container serves it")
@@ -125,7 +125,7 @@ class ServeOptions:
     def image_of(self, deployment: Deployment) -> str:
         """Image of the container that serves a deployment for a GPU."""
         assert deployment.requirements is not None, "a deployment for a GPU has them"
-        return self.launch.image or deployment.requirements.image
+        return self.triton.image or deployment.requirements.image
 
 
 def traces_endpoint(receiver: str | None = None) -> str | None:

@@ -28,6 +28,7 @@ from pipeline.contracts.launching import listening
 from pipeline.errors import ServerError, UserError
 from pipeline.extras import install_line
 from pipeline.machine.processes import start_process
+from pipeline.recipe import Recipe
 from pipeline.serving.log_files import open_log
 
 LOOPBACK = "127.0.0.1"
@@ -66,23 +67,23 @@ class Ports:
         return cls(numbers[0] if http else None, numbers[1] if grpc else None, numbers[2], movable=True)
 
     @classmethod
-    def choose(
-        cls,
-        address: str = LOOPBACK,
-        *,
-        http: int | None = None,
-        grpc: int | None = None,
-        metrics: int | None = None,
-        opens_http: bool = False,
-        opens_grpc: bool = True,
-    ) -> Ports:
-        """Choose the ports of a deployment: those that are given, else Triton's usual ones, else free ones."""
-        free = cls.free(http=opens_http, grpc=opens_grpc)
+    def choose(cls, recipe: Recipe, *, usual: bool = True) -> Ports:
+        """Choose the ports of a deployment: those that its recipe names, else Triton's usual ones, else free ones.
+
+        Args:
+            usual: Whether the usual ones may be taken; not for a second deployment.
+        """
+        wanted = recipe.triton
+        free = cls.free(http=recipe.serving.http, grpc=recipe.serving.grpc)
+
+        def choose(asked: int | None, port: int, other: int) -> int:
+            return asked or (_usual(wanted.address, port, other) if usual else other)
+
         return cls(
-            http=free.http and (http or _usual(address, HTTP, free.http)),
-            grpc=free.grpc and (grpc or _usual(address, GRPC, free.grpc)),
-            metrics=metrics or _usual(address, METRICS, free.metrics),
-            movable=not (http or grpc or metrics),
+            http=free.http and choose(wanted.http_port, HTTP, free.http),
+            grpc=free.grpc and choose(wanted.grpc_port, GRPC, free.grpc),
+            metrics=choose(wanted.metrics_port, METRICS, free.metrics),
+            movable=not (wanted.http_port or wanted.grpc_port or wanted.metrics_port),
         )
 
     def moved(self) -> Ports:
@@ -295,11 +296,11 @@ def check_container_ports(ports: Ports) -> None:
     if ports.http is not None:
         raise UserError(
             "serving.http: true: NVIDIA's container has no guard in front of Triton's HTTP; "
-            "`pipeline serve --no-container` and `pipeline deploy --target compose` have one"
+            "`triton.container: false` and `pipeline deploy --target compose` have one"
         )
     if ports.grpc is None:
         raise UserError(
-            "serving.grpc: false: a container is reached by its gRPC port alone; use `pipeline serve --no-container` "
+            "serving.grpc: false: a container is reached by its gRPC port alone; use `triton.container: false` "
             "or `pipeline deploy --target compose`"
         )
 

@@ -89,7 +89,7 @@ def needs_of(deployment: Deployment, plan: Launch | None, where: Where, machines
 def port_findings(problems: Sequence[str]) -> tuple[Finding, ...]:
     """Make findings of ports that a start was told to take, and that it cannot have."""
     ports = rule("host.ports")
-    fix = "name others: --http-port, --grpc-port, --metrics-port"
+    fix = "name others: triton.http_port, triton.grpc_port, triton.metrics_port"
     return tuple(
         Finding(ports.id, "error", ("ports",), None, problem, ports.reason, fix, ports.sources)
         for problem in problems
@@ -145,18 +145,18 @@ def _argv(package: Path, options: ServeOptions) -> tuple[str, ...]:
 
 def _with_ports(findings: tuple[Finding, ...], options: ServeOptions) -> tuple[Finding, ...]:
     """Add ports that are taken, unless the server chooses others by itself, and mark what the options allow."""
-    taken = () if options.ports.movable else port_findings(options.ports.faults(options.launch.address))
+    taken = () if options.ports.movable else port_findings(options.ports.faults(options.triton.address))
     return allow((*taken, *findings), options.allowed)
 
 
 def _probe(options: ServeOptions, *probes: str) -> MachineFacts:
-    return take(only=probes, deadline_s=_PROBE_DEADLINE_S).facts(options.launch.gpus)
+    return take(only=probes, deadline_s=_PROBE_DEADLINE_S).facts(options.gpus)
 
 
 def _plan(deployment: Deployment, options: ServeOptions) -> Launch | None:
     if deployment.runtime == "cpu":
         return None
-    return plan_launch(deployment, CHECKED, GpuPlace(devices=options.launch.gpus, group=options.group))
+    return plan_launch(deployment, CHECKED, GpuPlace(devices=options.gpus, group=options.group))
 
 
 def modules_of(package: Path) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ class Rollout:
         options = replace(
             old.options,
             ports=ports,
-            supervision=old.options.supervision.model_copy(update={"log": log}),
+            triton=old.options.triton.model_copy(update={"log": log}),
             recipe=tuple(self.request.recipe) or old.options.recipe,
             settings=old.options.settings if self.request.settings is None else self.request.settings,
         )

@@ -48,8 +48,8 @@ def serve(
     that are read while they are loaded.
 
     Args:
-        packages: Folders with deployment.json and model_repository/, each with its options. The restart policy and the
-            store are those of the first.
+        packages: Folders with deployment.json and model_repository/, each with its options. The store is that of
+            the first.
         stop: Ends everything when it is set, also while it starts.
         gateway: Gateway in front of them; None for none.
         ready_file: File that is there while everything is ready; see `pipeline.serving.health`.
@@ -97,7 +97,7 @@ def serve(
         supervisor = Supervisor(
             {triton.name: (triton, announcements[triton.name]) for triton in tritons},
             process,
-            first.restart,
+            {triton.name: triton.options.restart for triton in tritons},
             progress,
             stop,
         )

@@ -5,6 +5,7 @@ It runs below a guard (`machine/process_guard.py`), so that nothing of it outliv
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -56,7 +57,7 @@ class ServedDeployment:
         command = (
             *(sys.executable, "-m", "pipeline.cli.main", "serve"),
             *argv,
-            *("--port", "0", "--log", str(triton)),
+            *("--port", "0", "--set", f"triton.log={json.dumps(str(triton))}"),
         )
         began = time.monotonic()
         mark = f"pipeline-serve-{secrets.token_hex(6)}"

@@ -29,22 +29,24 @@ class Supervisor:
         self,
         deployments: Mapping[str, tuple[Component, Announcement]],
         gateway: Component | None,
-        policy: RestartPolicy,
+        policies: Mapping[str, RestartPolicy],
         progress: Progress,
         stop: threading.Event,
     ) -> None:
         """Prepare a supervisor; `run` starts everything, until `stop` is set.
 
-        `deployments` has for each recipe its Triton, and its announcement, which is claimed already.
+        `deployments` has for each recipe its Triton, and its announcement, which is claimed already. The policy of the
+        first recipe's Triton holds for the gateway, too.
         """
         self.announcements = {name: announcement for name, (_, announcement) in deployments.items()}
         self._stop, self._ended = stop, threading.Event()
         self.tritons = {
-            name: Keeper(triton, policy, [announcement], progress, stop.set)
+            name: Keeper(triton, policies[name], [announcement], progress, stop.set)
             for name, (triton, announcement) in deployments.items()
         }
         everywhere = tuple(self.announcements.values())
-        self._gateway = None if gateway is None else Keeper(gateway, policy, everywhere, progress, stop.set)
+        first = next(iter(policies.values()))
+        self._gateway = None if gateway is None else Keeper(gateway, first, everywhere, progress, stop.set)
         # Called when everything ends, after the gateway and before the rest.
         self.on_end: list[Callable[[], None]] = []
         self.handlers: dict[str, Handler] = {"status": self._status, "stop": self._stop_by_request}

@@ -86,8 +86,8 @@ class TritonComponent:
         server, options = self.server, self.options
         self._monitor = HealthMonitor(
             server.deployment, server.target, server.metrics_url, server.pids,
-            interval_s=options.supervision.health_interval_s,
-            hang_timeout_s=options.supervision.hang_timeout_s,
+            interval_s=options.triton.health_interval_s,
+            hang_timeout_s=options.triton.hang_timeout_s,
         )  # fmt: skip
         try:
             self._monitor.first_round(server.start_deadline_s, stop)
@@ -162,10 +162,10 @@ def make_triton(package: Path, options: ServeOptions, progress: Progress) -> Tri
         launcher,
         local=local,
         ports=options.ports,
-        address=options.launch.address,
+        address=options.triton.address,
         allowed_hosts=options.allowed_hosts,
-        log_file=options.supervision.log or log_file(options, deployment.name, "triton.log"),
-        start_deadline_s=options.launch.start_timeout_s,
+        log_file=options.triton.log or log_file(options, deployment.name, "triton.log"),
+        start_deadline_s=options.triton.start_timeout_s,
         stop_deadline_s=options.stop_deadline_s,
     )
     return TritonComponent(package, server, options, progress)
@@ -185,9 +185,7 @@ def _local_launcher(
     deployment: Deployment, package: Path, options: ServeOptions, progress: Progress
 ) -> Launcher:
     _report(deployment, check_local(deployment, package, options), progress)
-    return local_launcher(
-        deployment, package, options.traces, devices=options.launch.gpus, group=options.group
-    )
+    return local_launcher(deployment, package, options.traces, devices=options.gpus, group=options.group)
 
 
 def _docker_launcher(
@@ -198,7 +196,7 @@ def _docker_launcher(
 
     def launcher(image: str) -> Launcher:
         return partial(
-            docker_launch, deployment, package, image, devices=options.launch.gpus, slots=mpi_slots(),
+            docker_launch, deployment, package, image, devices=options.gpus, slots=mpi_slots(),
             traces=options.traces,
         )  # fmt: skip
 
@@ -206,7 +204,7 @@ def _docker_launcher(
     image = find_image(name)
     if image is None:
         _report(deployment, check_container(deployment, package, options, None), progress)
-        image = pull_image(name, progress, deadline_s=options.supervision.pull_timeout_s)
+        image = pull_image(name, progress, deadline_s=options.triton.pull_timeout_s)
     _report(deployment, check_container(deployment, package, options, image), progress)
     return launcher(image.reference)
 

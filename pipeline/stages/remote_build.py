@@ -24,7 +24,7 @@ from pipeline.prepare import Prepared
 from pipeline.prepare.prepare import needs_of_stage
 from pipeline.progress import Progress
 from pipeline.reading import open_file
-from pipeline.recipe import LocalSource, Recipe
+from pipeline.recipe import SERVED_SECTIONS, LocalSource, Recipe
 from pipeline.resources import shell_script, write_script
 from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
@@ -222,7 +222,7 @@ def _locals(recipe: Recipe) -> Iterable[_Local]:
 
 def _settled(recipe: Recipe, sources: Mapping[str, ResolvedSource]) -> dict[str, Json]:
     """All values of a recipe that a build reads, with the commits that its revisions mean now."""
-    values = recipe.model_dump(mode="json", exclude={"cache"})
+    values = recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS))
     for role, section in ((TARGET, "model"), (DRAFT, "draft")):
         source = sources.get(role)
         if isinstance(source, HubCheckpoint):

@@ -64,7 +64,8 @@ def choose_package(
         UserError: The package is not built, or is not the recipe's.
         GateFailed: Its figures are over the recipe's budgets.
     """
-    argv = () if recipe is None else (*recipe.words, *store.words)
+    known = recipe is not None and recipe.provenance.file is not None
+    argv = (*recipe.words, *store.words) if recipe is not None and known else ()
     if wanted.package is not None:
         deployment = Deployment.load(wanted.package)
         if recipe is not None and deployment.name != recipe.name:

@@ -149,6 +149,7 @@ def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:
         InvalidInput: The overrides have faults, or the package cannot be read.
     """
     from pipeline.recipe.loading import recipe_of_values
+    from pipeline.recipe.recipe import RecipeProvenance
 
     deployment = Deployment.load(package)
     limits = deployment.limits.model_dump(
@@ -156,4 +157,5 @@ def package_recipe(package: Path, overrides: Sequence[str] = ()) -> Recipe:
     )
     source = f"local:{(package / deployment.tokenizer_dir).absolute()}"
     values = {"name": deployment.name, "model": {"source": source}, "limits": limits}
-    return recipe_of_values(values, overrides, str(package))
+    recipe = recipe_of_values(values, overrides, str(package))
+    return recipe.read_from(RecipeProvenance(None, tuple(overrides)))

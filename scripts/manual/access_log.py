@@ -10,8 +10,8 @@ def page() -> str:
     lines = [
         "# Log of requests",
         "",
-        "Keys of the line that each request leaves with `--log-format json`, in this order; null where there is",
-        "nothing. `--log-prompts` adds `prompts` and `answers`, lists of texts.",
+        "Keys of the line that each request leaves with `gateway.log_format: json`, in this order; null where there is",
+        "nothing. `gateway.log_prompts` adds `prompts` and `answers`, lists of texts.",
         "",
         "| key | what it holds |",
         "| --- | --- |",

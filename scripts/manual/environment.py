@@ -11,8 +11,8 @@ MEANING = {
     "PIPELINE_STORE": "Folder of the store. Default: `~/.cache/pipeline/store`.",
     "PIPELINE_CACHE_KEY": "Key of an encrypted response cache: 32 bytes, base64.",
     "PIPELINE_CACHE_PASSWORD": "Password of the Redis, Valkey or PostgreSQL server of a response cache, and of the one "
-    "of `--limits-redis`.",
-    "PIPELINE_LIMITS_REDIS": "Server in which gateways share the limits of tenants; as `--limits-redis`.",
+    "of gateway.limits_redis.",
+    "PIPELINE_LIMITS_REDIS": "Server in which gateways share limits, for recipes without gateway.limits_redis.",
     "PIPELINE_API_KEY": "Key of the gateway that `bench`, `compare`, `stream`, `chat` and `generate` ask.",
     "PIPELINE_VERIFY_KEY": "File of public Ed25519 keys (PEM), by one of which packages must be signed that are pulled "
     "or served; `pipeline deploy --target kubernetes` gives it to pods.",
@@ -40,7 +40,7 @@ OTHERS = {
     "HF_TOKEN": "Token for gated and private repositories of the Hugging Face Hub.",
     "HF_ENDPOINT": "Another hub, such as a mirror.",
     "HF_HUB_OFFLINE": "1: ask no hub, use what the store has; of `init`, `plan`, `build`, `serve` and all others.",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "OTLP/HTTP receiver of spans, unless `--traces` names one.",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "OTLP/HTTP receiver of spans, unless gateway.traces names one.",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same, as the URL of traces itself: http://host:4318/v1/traces.",
     "CUDA_VISIBLE_DEVICES": "GPUs that `compare`, `tune` and `accept` may use; otherwise all that are needed.",
     "NO_COLOR": "Any value: no colours.",

@@ -34,7 +34,7 @@ def page() -> str:
         + ", ".join(f"`{name}`" for name in _cache_events())
         + ". `failed_…` says that something inside the cache failed; the model then answered.",
         "",
-        "`--metric-names vllm,gen_ai` shows the same observations under these names, too:",
+        "`gateway.metric_names: [vllm, gen_ai]` shows the same observations under these names, too:",
     ]
     for names, views in OTHER_VIEWS.items():
         lines += [

@@ -17,9 +17,9 @@ from pipeline.client.tensors import ModelSignature, read_signature
 from pipeline.contracts.llmapi import ignored_sampling
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model
-from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
+from pipeline.runtimes.cpu.model_repository import CpuSettings, cpu_models
+from pipeline.runtimes.pytorch.model_repository import LlmapiSettings, llmapi_model
+from pipeline.runtimes.tensorrt.model_repository import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.deployment import ENTRY
 
 # A value with an effect for each parameter.

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.core_only import Environment
 
+TRACED = ("--set", "gateway.traces=http://localhost:4318")
 ENCRYPTED = ("--set", "cache={enabled: true, encryption: {key_env: SECRET}}")
 
 
@@ -20,7 +21,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     ("words", "extras"),
     [
         (("build", "llama-3.1-8b-fp8", "--until", "evaluate"), "hub,calibrate"),
-        (("gateway", "tiny-cpu", *ENCRYPTED, "--traces", "http://localhost:4318"), "gateway,traces,cache"),
+        (("gateway", "tiny-cpu", *ENCRYPTED, *TRACED), "gateway,traces,cache"),
         (("cache", "stats", "postgresql://nobody@127.0.0.1:1/none"), "pgvector"),
     ],
 )

@@ -68,6 +68,19 @@ def test_the_path_of_the_file_drops_them_all(store: Store, file: Path) -> None:
     assert "--set" not in str(done.exception)
 
 
+def test_values_of_sections_that_no_package_depends_on_stay_without_a_word(store: Store, file: Path) -> None:
+    """What a start is told, such as a log, is no reason to be told of a rollout."""
+    of_start = ("gateway.max_waiting=3", "triton.log=/tmp/log")
+    name, server = find_running("tiny-cpu", (), store)
+    server = replace(server, recipe=(str(file), *(word for one in of_start for word in ("--set", one))))
+    said = list[str]()
+    assert next_recipe(name, name, server, (), said.append).provenance.overrides == of_start
+    next_recipe(str(file), name, server, (), said.append)
+    assert said == []
+    next_recipe(name, name, server, ("gateway.workers=2",), said.append)
+    assert said == ["applied at the next start: --set gateway.workers=2"]
+
+
 def test_the_record_and_ps_show_them(store: Store, file: Path) -> None:
     shown = CliRunner().invoke(cli, ["ps", "--store", str(store.root)]).output
     assert f"recipe   {file} --set {EARLIER[0]} --set {EARLIER[1]}\n" in shown

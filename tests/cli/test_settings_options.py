@@ -129,6 +129,9 @@ def test_a_child_process_gets_the_same_settings() -> None:
 
 
 class Part(Settings):
+    alternatives = ("source", "url")
+
+    url: str = Field("", description="Address.")
     sizes: tuple[int, ...] = Field((), description="Sizes.")
     depth: int = Field(1, ge=1, description="Depth.")
     source: Path | Literal["none"] = Field("none", description="Source.")
@@ -157,6 +160,10 @@ def test_a_model_is_one_option_of_a_file_and_of_keys_that_replace_it(tmp_path: P
     made = whole("--part", "depth=3", "--part", str(file)).part
     assert made == Part(sizes=(1, 2, 3), depth=3, source=tmp_path / "there.txt")
     assert whole("--part", str(file), "--part", "source=none").part.source == "none"
+    other = whole("--part", str(file), "--part", "url=http://a").part
+    assert (other.source, other.url) == ("none", "http://a"), (
+        "one of two that exclude each other replaces the other"
+    )
     assert whole() == Whole()
     assert whole("--part", "sizes=[4]").part.model_fields_set == {"sizes"}
 

@@ -26,16 +26,12 @@ MODEL = ModelSpec("target", SIZES)
     [
         ("a100-sxm-80g", "fp8", "auto", "tensorrt", ERROR),
         ("l40s-48g", "fp8", "auto", "tensorrt", []),
-        ("a100-sxm-80g", "int4_awq", "auto", "tensorrt", []),
         ("b200-sxm-180g", "int4_awq", "auto", "tensorrt", ERROR),
-        ("b300-sxm-288g", "int4_awq", "auto", "tensorrt", ERROR),
         ("rtx-5090-32g", "int4_awq", "auto", "tensorrt", WARNING),
         ("b200-sxm-180g", "int4_awq", "auto", "pytorch", WARNING),
-        ("a100-sxm-80g", "w4a8_awq", "auto", "tensorrt", ERROR),
         ("h100-sxm-80g", "w4a8_awq", "auto", "tensorrt", []),
         ("b200-sxm-180g", "w4a8_awq", "auto", "tensorrt", ERROR),
         ("h100-sxm-80g", "int8_sq", "auto", "tensorrt", []),
-        ("b200-sxm-180g", "int8_sq", "auto", "tensorrt", ERROR),
         ("h100-sxm-80g", "int8_sq", "auto", "pytorch", ERROR),
         ("h200-sxm-141g", "nvfp4", "auto", "pytorch", ERROR),
         ("b200-sxm-180g", "nvfp4", "auto", "pytorch", []),
@@ -64,7 +60,7 @@ def test_an_unknown_gpu_names_those_of_the_chip() -> None:
     ("name", "version", "refused"),
     [
         ("b300-sxm-288g", "1.0.0", True), ("b300-sxm-288g", "1.1.0", False), ("b300-sxm-288g", "1.3.0rc14", False),
-        ("rtx-5090-32g", "1.0.0", False), ("b200-sxm-180g", "1.0.0", False), ("h100-sxm-80g", "1.0.0", False),
+        ("h100-sxm-80g", "1.0.0", False),
     ],
 )  # fmt: skip
 def test_a_release_older_than_the_gpu(name: str, version: str, refused: bool) -> None:
@@ -80,10 +76,8 @@ def test_every_packaged_gpu_runs_bfloat16_and_reports_a_little_less_memory_than_
 
 
 @pytest.mark.parametrize("one", gpus(), ids=lambda one: one.name)
-def test_rates_are_sourced_and_plausible(one: Gpu) -> None:
+def test_rates_are_plausible_and_there_for_each_format_that_runs(one: Gpu) -> None:
     rates, data = gpu_rates(one.name), gpus_module._data()
-    assert rates.sources
-    assert set(rates.sources) <= set(data["sources"])
     assert set(rates.unverified) <= set(data["gpus"][0]["rates"]) | {"nvlink_gb_s"}
     assert 100 < rates.memory_gb_s < 10_000
     assert rates.tflops["bf16"] > 0
@@ -91,15 +85,9 @@ def test_rates_are_sourced_and_plausible(one: Gpu) -> None:
     assert rates.tflops.get("fp8", rates.tflops["bf16"] * 2) <= rates.tflops["bf16"] * 2.1
     assert rates.link_gb_s(1) >= 0
     assert rates.link_gb_s(1024) <= 64
-
-
-@pytest.mark.parametrize("one", gpus(), ids=lambda one: one.name)
-def test_formats_that_a_gpu_can_run_have_a_rate(one: Gpu) -> None:
     for form, arithmetic in (("fp8", "fp8"), ("nvfp4", "fp4")):
-        refused = [
-            found for found in format_issues(one, form, "auto", "pytorch") if found.severity == "error"
-        ]
-        assert (arithmetic in gpu_rates(one.name).tflops) == (not refused)
+        issues = format_issues(one, form, "auto", "pytorch")
+        assert (arithmetic in rates.tflops) == all(found.severity != "error" for found in issues)
 
 
 def test_cards_are_bridged_in_pairs_only() -> None:
@@ -150,12 +138,9 @@ def test_what_an_entry_lacks_is_named(
         EngineSpeed.of(MODEL, "x1-1g", "tensorrt")
 
 
-def test_generations_have_constants() -> None:
-    for one in gpus():
-        assert gpu_generation(one.name).constants in fitted_constants()["constants"]["families"]
-
-
-def test_names_are_unique_and_say_the_memory() -> None:
+def test_names_are_unique_and_say_the_memory_and_generations_have_constants() -> None:
     names = [one.name for one in gpus()]
     assert len(set(names)) == len(names)
-    assert all(one.name.endswith(f"-{one.memory_gib:g}g") for one in gpus())
+    for one in gpus():
+        assert one.name.endswith(f"-{one.memory_gib:g}g")
+        assert gpu_generation(one.name).constants in fitted_constants()["constants"]["families"]

@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from typing import Any
-
 import pytest
-import yaml
 
 from pipeline.contracts import llmapi
 from pipeline.errors import UserError
-
-DATA: dict[str, Any] = yaml.safe_load(
-    (resources.files("pipeline.contracts") / "data" / "llmapi.yaml").read_text("utf-8")
-)
-
-
-def test_every_fact_has_a_source() -> None:
-    facts = [*DATA["facts"].values()]
-    sections = (
-        "input",
-        "output",
-        "own_input",
-        "own_output",
-        "ignored_sampling",
-        "triton_config",
-        "parameters",
-    )
-    for section in (*sections, "behaviours"):
-        facts += DATA[section]
-    for fact in facts:
-        assert fact["source"]
-        assert set(fact["source"]) <= set(DATA["sources"])
-        assert {fact.get("since"), fact.get("until")} <= {None, *llmapi.versions()}
 
 
 @pytest.mark.parametrize("version", llmapi.versions())
@@ -48,8 +21,6 @@ def test_a_version_has_what_the_older_ones_have(version: str) -> None:
 def test_instances() -> None:
     assert not llmapi.has_instances("1.2.1")
     assert llmapi.has_instances("1.3.0")
-    assert llmapi.parameters("1.3.0") == ("gpu_device_ids",)
-    assert llmapi.parameters("1.2.1") == ()
 
 
 def test_settings_of_the_model() -> None:

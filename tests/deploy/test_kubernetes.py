@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.recipe import load_recipe, packaged
+from pipeline.recipe import GatewaySection, load_recipe, packaged
 from pipeline.serving.launch import drain_s
 from tests.support.kubernetes import (
     BUILD,
@@ -30,6 +30,7 @@ from tests.support.kubernetes import (
     containers,
     every_case,
     faults,
+    gateway_values,
     least_level,
     objects,
     pod_specs,
@@ -140,9 +141,8 @@ class Ending:
         self.leaves_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
         self.killed_s = int(pod["terminationGracePeriodSeconds"])
         if component == "gateway":
-            words = container["args"]
-            self.drains_s = self.stops_s = int(words[words.index("--drain-s") + 1])
-            self.waits_s = int(words[words.index("--max-wait-s") + 1])
+            self.drains_s = self.stops_s = int(gateway_values(container["args"])["drain_s"])
+            self.waits_s = GatewaySection().max_wait_s
         else:
             environment = {one["name"]: one.get("value") for one in container["env"]}
             self.stops_s = int(environment["PIPELINE_STOP_TIMEOUT_S"])
@@ -261,7 +261,7 @@ def test_selectors_find_pods_and_names_lead_somewhere(name: str) -> None:
     assert used == claims
     services = {one["metadata"]["name"]: one for one in found if one["kind"] == "Service"}
     gateway = arguments(name)
-    endpoint, redis = (gateway[gateway.index(option) + 1] for option in ("--endpoint", "--limits-redis"))
+    endpoint, redis = gateway[gateway.index("--endpoint") + 1], gateway_values(gateway)["limits_redis"]
     _, service, port = endpoint.split(":")
     assert services[service]["spec"]["clusterIP"] == "None"
     assert services[service]["spec"]["ports"][0]["port"] == int(port)

@@ -7,9 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 import yaml
 
@@ -21,6 +19,7 @@ from tests.support.kubernetes import (
     documents,
     every_case,
     faults,
+    gateway_values,
     least_level,
     pod_specs,
 )
@@ -139,7 +138,7 @@ def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> Non
     assert [fault for one in made for fault in faults(one, VERSIONS[-1])] == []
     pods = list(pod_specs({"made.yaml": yaml.safe_dump_all(made)}))
     (gateway,) = (pod for component, pod in pods if component == "gateway")
-    assert last_option(gateway["containers"][0]["args"], "--max-waiting") == "64"
+    assert gateway_values(gateway["containers"][0]["args"])["max_waiting"] == "64"
     for component, pod in pods:
         if component == "triton":
             assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("models-reader", "inference")
@@ -150,14 +149,6 @@ def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> Non
         (package,) = (volume for volume in server["volumes"] if volume["name"] == "package")
         assert "emptyDir" not in package
         assert package["ephemeral"]["volumeClaimTemplate"]["spec"]["storageClassName"] == "fast"
-
-
-def last_option(words: list[str], option: str) -> Any:
-    """What the gateway reads where an option is given twice."""
-    from pipeline.cli.gateway import command
-
-    given, _, _ = command.make_parser(click.Context(command)).parse_args(words[1:])
-    return given[option.removeprefix("--").replace("-", "_")]
 
 
 # Numbers.

@@ -12,14 +12,11 @@ from click.testing import CliRunner
 from pipeline.deploy.cluster import resource_name
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import load_recipe
-from pipeline.serving.launch import ServeOptions
-from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import LaunchSpec
 from tests.support.deployments import gpu_deployment
 from tests.support.kubernetes import (
     CPU,
     MANY,
-    PORTS,
     PUBLIC_KEY,
     cluster_files,
     run,
@@ -27,18 +24,17 @@ from tests.support.kubernetes import (
 
 
 def test_what_cannot_be_run_is_refused_with_all_reasons() -> None:
-    recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
-    options = {
-        "replicas": {"least": 4, "most": 2}, "gpus_per_node": 3, "expose": {"kind": "ingress", "name": "nginx"},
-    }  # fmt: skip
-    serve = ServeOptions(PORTS, LaunchSettings(gpus=(0, 1)))
+    recipe = load_recipe(
+        "llama-3.1-8b-fp8",
+        ("name=llama", "kubernetes.gpus_per_node=3", "gateway.limits_redis='redis://x:1/0'"),
+    )
     with pytest.raises(InvalidInput) as caught:
-        cluster_files(recipe, MANY, serve, packaged={"folder": Path("/a folder")}, **options)
-    for word in ("package", "--replicas = 4:2", "--gpus = 0,1", "--gpus-per-node = 3", "--hostname"):
+        cluster_files(recipe, MANY, gpus=(0, 1), packaged={"folder": Path("/a folder")})
+    for word in ("package", "--gpus = 0,1", "kubernetes.gpus_per_node = 3", "kubernetes.redis, without"):
         assert word in str(caught.value)
     with pytest.raises(InvalidInput) as caught:
-        cluster_files(recipe, CPU, serve, **options)
-    for word in ("--image: no image carries that runtime", "--replicas = 4:2", "--gpus = 0,1", "--hostname"):
+        cluster_files(recipe, CPU, gpus=(0, 1))
+    for word in ("triton.image: no image carries that runtime", "--gpus = 0,1"):
         assert word in str(caught.value)
 
 
@@ -70,9 +66,8 @@ def test_the_command_writes_a_recipe_that_is_not_built_yet(
     from pipeline.cli.deploy import command
 
     words = ["llama-3.1-8b-fp8", "--target", "kubernetes", "--output", str(tmp_path / "cluster")]
-    done = CliRunner().invoke(
-        command, [*words, "--hostname", "llm.example", "--expose", "gateway:infra/public"]
-    )
+    way_in = "kubernetes={hostname: llm.example, expose: 'gateway:infra/public'}"
+    done = CliRunner().invoke(command, [*words, "--set", way_in])
     assert done.exit_code == 0, done.output
     assert f"wrote {tmp_path / 'cluster'}" in done.stdout
     assert "build/ in the cluster" in done.stderr
@@ -112,17 +107,18 @@ def test_the_key_of_the_environment_is_that_of_the_cluster(
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("override", "text"),
     [
-        (("--target", "compose", "--namespace", "x", "--replicas", "2"), "--namespace, --replicas: goes with"),
-        (("--target", "kubernetes", "--expose", "nginx"), "write ingress:CLASS"),
-        (("--target", "kubernetes", "--packages", "models"), "write s3://bucket/folder"),
-        (("--target", "kubernetes", "--redis", "redis://user:secret@host:6379"), "write redis://HOST:PORT"),
-        (("--target", "kubernetes", "--replicas", "3:1"), "LEAST:MOST"),
+        ("kubernetes.expose=nginx", "write ingress:CLASS"),
+        ("kubernetes.packages=models", "write s3://bucket/folder"),
+        ("kubernetes.redis='redis://user:secret@host:6379'", "write redis://HOST:PORT"),
+        ("kubernetes.min_replicas=5", "kubernetes.max_replicas: is less than kubernetes.min_replicas, which is 5"),
+        ("kubernetes.expose='ingress:nginx'", "add kubernetes.hostname"),
     ],
 )  # fmt: skip
-def test_options_that_cannot_be_are_refused(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
-    done = run("llama-3.1-8b-fp8", *words, "--output", str(tmp_path / "out"))
+def test_values_that_cannot_be_are_refused(override: str, text: str, tmp_path: Path) -> None:
+    words = ("--target", "kubernetes", "--set", override, "--output", str(tmp_path / "out"))
+    done = run("llama-3.1-8b-fp8", *words)
     assert getattr(done.exception, "exit_code", done.exit_code) == 2
     assert text in f"{done.output}{done.exception}"
     assert not (tmp_path / "out").exists()

@@ -8,11 +8,8 @@ import pytest
 import yaml
 
 from pipeline.recipe import load_recipe
-from pipeline.serving.launch import ServeOptions
-from pipeline.serving.settings import LaunchSettings
 from tests.support.kubernetes import (
     CASES,
-    PORTS,
     PUBLIC_KEY,
     Object,
     case,
@@ -103,7 +100,7 @@ def test_pods_reach_what_the_deployment_names(
     packages: str | None, open_to: list[tuple[str, int]], closed_to: list[tuple[str, int]]
 ) -> None:
     recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
-    files = cluster_files(recipe, packages=packages)
+    files = cluster_files(recipe, kubernetes={"packages": packages})
     for component in ("triton", "gateway"):
         assert [place for place in open_to if not reaches(files, component, *place)] == []
         assert [place for place in closed_to if reaches(files, component, *place)] == []
@@ -146,8 +143,7 @@ def test_gateways_reach_the_database_that_the_recipe_names() -> None:
     url = "postgresql://pipeline@db.infra:5433/state"
     backend = (f"cache.backend={{kind: pgvector, url: '{url}'}}",)
     recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", *backend))
-    launch = ServeOptions(PORTS, LaunchSettings(image="own/serve:1"))
-    files = cluster_files(recipe, launch=launch, packaged={"recipe_text": recipe_text(recipe)})
+    files = cluster_files(recipe, packaged={"recipe_text": recipe_text(recipe)})
     assert may_pass(files, "gateway", None, 5433)
     assert not may_pass(files, "triton", None, 5433)
     assert url in files["base/recipe.yaml"]

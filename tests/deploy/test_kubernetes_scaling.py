@@ -78,7 +78,7 @@ def test_scaling_follows_the_target_of_the_recipe() -> None:
 
 def test_rules_and_dashboard_are_those_of_one_machine() -> None:
     recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", "cache.enabled=true"))
-    made = monitoring_files([WatchedDeployment(recipe, ("g:1",), ("t:1",))], runbook_url="how-to/alerts.html")
+    made = monitoring_files([WatchedDeployment(recipe, ("g:1",), ("t:1",))])
     files = case("one-node")
     board, alone = (
         json.loads(text) for text in (files["components/monitoring/dashboard.json"], made["dashboard.json"])

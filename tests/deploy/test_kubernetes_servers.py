@@ -98,7 +98,8 @@ def test_a_packaged_recipe_is_spread_over_two_machines(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_a_draft_says_how_it_could_be_spread(tmp_path: Path) -> None:
-    words = ("llama-3.3-70b-fp8", "--target", "kubernetes", "--gpus-per-node", "2", "--dry-run")
+    few = ("--set", "kubernetes.gpus_per_node=2")
+    words = ("llama-3.3-70b-fp8", "--target", "kubernetes", *few, "--dry-run")
     refused = run(*words, store=tmp_path)
     assert isinstance(refused.exception, InvalidInput)
     assert "--set draft=null" in str(refused.exception)

@@ -20,10 +20,14 @@ from pipeline.plan.preflight.needs import build_bytes, build_memory_bytes, calib
 from pipeline.prepare.model_probe import probe_models
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.runtimes import runtime_of
-from pipeline.serving.launch import ServeOptions
-from pipeline.serving.settings import LaunchSettings
 from pipeline.store import Store
-from tests.support.kubernetes import PORTS, Object, cluster_files, objects, pod_specs, recipe_text
+from tests.support.kubernetes import (
+    Object,
+    cluster_files,
+    objects,
+    pod_specs,
+    recipe_text,
+)
 
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 PLACES = {"volume": None, "object store": "s3://models/packages"}
@@ -50,9 +54,12 @@ def files(name: str, place: str, machine: str, *, sized: bool = True) -> dict[st
     sizes = artifact_sizes(recipe, models) if sized else None
     image = "own/serve:1" if deployment.requirements is None else None
     return cluster_files(
-        recipe, deployment, ServeOptions(PORTS, LaunchSettings(image=image)), packages=PLACES[place],
-        gpus_per_node=MACHINES[machine], packaged={"recipe_text": recipe_text(recipe), "sizes": sizes},
-    )  # fmt: skip
+        recipe,
+        deployment,
+        packaged={"recipe_text": recipe_text(recipe), "sizes": sizes},
+        triton={"image": image},
+        kubernetes={"packages": PLACES[place], "gpus_per_node": MACHINES[machine]},
+    )
 
 
 def every_deployment() -> Iterator[Any]:
@@ -150,7 +157,7 @@ def test_a_gateway_has_room_for_the_uploads_of_a_tenant(name: str, place: str, m
     (pod,) = (pod for component, pod in pod_specs(files(name, place, machine)) if component == "gateway")
     uploads = _UPLOADS_OF_TENANT * (StorageLimits().file_bytes + 2**20)
     assert size(volumes(pod)["tmp"]["emptyDir"]["sizeLimit"]) > uploads
-    assert "--limits-redis" in pod["containers"][0]["args"]
+    assert any(word.startswith("gateway.limits_redis=") for word in pod["containers"][0]["args"])
     assert ("store" in volumes(pod)) is (known(name)[0].cache.semantic is not None)
 
 

@@ -48,7 +48,7 @@ _METRIC = re.compile(r"\b(?:model(?:_le)?:)?(?:pipeline|nv)_[a-z0-9_]+(?::\w+)?"
 
 def files(*recipes: Recipe) -> dict[str, str]:
     watched = [WatchedDeployment(one, ("gateway:8080",), ("gpu1:8002", "gpu2:8002")) for one in recipes]
-    return monitoring_files(watched, runbook_url="https://docs.example/alerts.html")
+    return monitoring_files(watched)
 
 
 def queries(rendered: dict[str, str]) -> Iterator[str]:
@@ -241,9 +241,9 @@ SERVER = {
 def test_alerts_of_a_namespace_are_for_its_own_series_alone(tmp_path: Path) -> None:
     """Every alert fires under its example, and none where the series are of another namespace with the same recipe."""
     recipe = load_recipe("llama-3.1-8b-fp8", ("cache.enabled=true",))
-    rules = rules_file([recipe], TimeScale(), "alerts.html", "one")
+    rules = rules_file([recipe], TimeScale(), "one")
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules))
-    tests = promtool_tests([recipe], "alerts.html", "alerts.yaml", "one")
+    tests = promtool_tests([recipe], "alerts.yaml", "one")
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tests))
     own = {"series": f'pipeline_model_ready{{namespace="one",model="{recipe.name}"}}', "values": "1x120"}
     for case in tests["tests"]:

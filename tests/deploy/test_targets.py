@@ -18,12 +18,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.targets import DeployTarget, deployment_files
 from pipeline.errors import UserError
+from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
-from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -43,16 +43,18 @@ def files(
     target: DeployTarget,
     deployment: Deployment = ENGINE,
     folder: Path = PACKAGE,
-    launch: ServeOptions | None = None,
     *,
+    ports: Ports = PORTS,
+    gpus: tuple[int, ...] = (),
+    named: tuple[str, ...] = (),
     program: tuple[str, ...] = ("pipeline",),
-    recipe: str | None = None,
-    **settings: Any,
+    text: str | None = None,
+    sets: tuple[str, ...] = (),
 ) -> dict[str, str]:
-    package = DeployedPackage(deployment, folder, recipe_text=recipe)
-    return deployment_files(
-        target, package, launch or ServeOptions(PORTS), DeploySettings(**settings), ClusterSettings(), program
-    )
+    recipe = load_recipe("tiny-cpu", sets)
+    options = ServeOptions(ports, recipe.triton, gpus, recipe=named)
+    package = DeployedPackage(deployment, folder, recipe, recipe_text=text)
+    return deployment_files(target, package, options, program)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -61,24 +63,27 @@ KINDS: dict[str, dict[str, Any]] = {
     "compose-four.yaml": {
         "target": "compose",
         "deployment": FOUR,
-        "launch": ServeOptions(
-            Ports(9000, 9001, 9002),
-            LaunchSettings(address="0.0.0.0", gpus=(0, 1, 2, 3), image="registry/serve:7"),
+        "ports": Ports(9000, 9001, 9002),
+        "gpus": (0, 1, 2, 3),
+        "sets": (
+            "triton={address: 0.0.0.0, image: 'registry/serve:7', memory: 96G, max_restarts: 3}",
+            "deploy={host: 0.0.0.0, port: 9080, gateway_image: 'registry/gateway:7'}",
+            "gateway.drain_s=120",
         ),
-        "port": 9080,
-        "gateway_image": "registry/gateway:7",
-        "memory": "96G",
-        "recipe": RECIPE,
+        "text": RECIPE,
     },
-    "llama.service": {
-        "target": "systemd",
-        "launch": ServeOptions(PORTS, LaunchSettings(gpus=(1,))),
-        "memory": "96G",
-    },
+    "llama.service": {"target": "systemd", "gpus": (1,), "sets": ("triton.memory=96G",)},
     "tiny-cpu.service": {
         "target": "systemd",
         "deployment": CPU,
-        "launch": ServeOptions(PORTS, recipe=("/srv/my recipes/50% $more.yaml", "--store", "/home/me/store")),
+        "named": (
+            "/srv/my recipes/50% $more.yaml",
+            "--set",
+            "triton.grpc_port=8001",
+            "--store",
+            "/home/me/store",
+        ),
+        "sets": ("triton.grpc_port=8001", "deploy.user=model"),
         "program": ("/opt/pipeline/bin/pipeline",),
     },
 }
@@ -214,7 +219,7 @@ def test_a_shell_reads_the_script(tmp_path: Path) -> None:
 
 def test_an_image_of_ones_own_runs_the_cpu() -> None:
     """What is then written asks for no GPU."""
-    (text,) = files("compose", CPU, launch=ServeOptions(PORTS, LaunchSettings(image="own/serve:1"))).values()
+    (text,) = files("compose", CPU, sets=("triton.image='own/serve:1'",)).values()
     found = yaml.safe_load(text)
     assert not list(COMPOSE.iter_errors(found))
     triton = found["services"]["triton"]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.deploy.templates import render, yaml_block, yaml_scalar
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.ports import Ports
-from pipeline.serving.settings import LaunchSettings
-from tests.support.kubernetes import ONE, PORTS, cluster_files, documents, objects, pod_specs
+from tests.support.kubernetes import (
+    ONE,
+    PORTS,
+    cluster_files,
+    documents,
+    objects,
+    pod_specs,
+    with_sections,
+)
 
 HOSTILE = (
     "", "true", "8080", "1e3", "null", "~", "a: b", "a #b", "- a", "{a: b}", "[a", "a, b}", "'", '"', "\\",
@@ -40,19 +45,15 @@ def test_a_value_is_one_scalar_wherever_it_stands(value: str) -> None:
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_values_in_a_cluster(value: str) -> None:
     recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
-    cluster: dict[str, Any] = {
-        "build_image": value, "storage_class": value, "runbook_url": value, "hostname": value,
-        "expose": {"kind": "ingress", "name": value},
-    }  # fmt: skip
     plain, hostile = (
         cluster_files(
-            recipe, ONE, ServeOptions(PORTS, LaunchSettings(image=image)), DeploySettings(gateway_image=image),
-            packaged={"recipe_text": "model: {source: 'hf:a/b'}\n"}, **fields,
+            recipe, packaged={"recipe_text": "model: {source: 'hf:a/b'}\n"}, triton={"image": own or "image"},
+            deploy={"gateway_image": own or "image", "runbook_url": own},
+            kubernetes={
+                "build_image": own, "storage_class": own, "hostname": own, "expose": f"ingress:{own}",
+            },
         )
-        for image, fields in (
-            ("image", dict.fromkeys(cluster, "x") | {"expose": {"kind": "ingress", "name": "x"}}),
-            (value or "image", cluster),
-        )
+        for own in ("x", value)
     )  # fmt: skip
     pods = dict(pod_specs(hostile))
     assert pods["triton"]["containers"][0]["image"] == (value or "image")
@@ -68,9 +69,9 @@ def test_hostile_values_in_a_cluster(value: str) -> None:
 
 @pytest.mark.parametrize("value", [value for value in HOSTILE if value])
 def test_hostile_values_in_a_compose_file(value: str) -> None:
-    package = DeployedPackage(ONE, Path("/srv") / value, recipe_text=value)
-    launch = ServeOptions(Ports(None, 8001, 8002), LaunchSettings(image=value))
-    (text,) = deployment_files("compose", package, launch, DeploySettings(), ClusterSettings()).values()
+    recipe = with_sections(load_recipe("tiny-cpu"), triton={"image": value})
+    package = DeployedPackage(ONE, Path("/srv") / value, recipe, recipe_text=value)
+    (text,) = deployment_files("compose", package, ServeOptions(PORTS, recipe.triton)).values()
     made = yaml.safe_load(text)
     triton = made["services"]["triton"]
     assert triton["image"].replace("$$", "$") == value
@@ -81,11 +82,11 @@ def test_hostile_values_in_a_compose_file(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["a\nExecStartPre=/bin/rm", "a\rb", "a\x00b"])
 def test_a_line_break_in_a_unit_is_refused(value: str) -> None:
-    launch = ServeOptions(PORTS)
-    for settings, folder in ((DeploySettings(user=value), "x"), (DeploySettings(), value)):
+    recipe = load_recipe("tiny-cpu")
+    for served, folder in ((with_sections(recipe, deploy={"user": value}), "x"), (recipe, value)):
         with pytest.raises(UserError, match="cannot hold"):
             deployment_files(
-                "systemd", DeployedPackage(ONE, Path("/srv") / folder), launch, settings, ClusterSettings()
+                "systemd", DeployedPackage(ONE, Path("/srv") / folder, served), ServeOptions(PORTS)
             )
 
 

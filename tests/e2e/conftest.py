@@ -26,14 +26,7 @@ def pipeline(*arguments: str, store: Path, timeout_s: float = 240) -> subprocess
 
 def launch(recipe: Path, store: Path, *, built: bool) -> dict[str, Any]:
     """How `serve --dry-run` says that a recipe is started; all that does not depend on estimates."""
-    ports = (
-        "--grpc-port",
-        "7001",
-        "--metrics-port",
-        "7002",
-        "--start-timeout-s",
-        "300",
-    )
+    ports = ("--set", "triton={grpc_port: 7001, metrics_port: 7002, start_timeout_s: 300}")
     done = pipeline("serve", str(recipe), "--dry-run", "--json", *ports, store=store)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)

@@ -44,7 +44,7 @@ def served(
     way: str, build: Build, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     build("tiny-cpu")
-    words = ["tiny-cpu", "--store", str(store), "--health-interval-s", "3600"]
+    words = ["tiny-cpu", "--store", str(store), "--set", "triton.health_interval_s=3600"]
     words += ["--no-gateway"] if way == "triton" else []
     logs = tmp_path_factory.mktemp("logs")
     served = ServedDeployment.start(words, "tiny-cpu", Store.at(store).running, logs, deadline_s=240)

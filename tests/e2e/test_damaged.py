@@ -50,12 +50,7 @@ def test_what_is_damaged_is_neither_built_on_nor_served(copied: tuple[Path, Path
     flip_a_bit(package / name)
     told_of(name, package, pipeline("build", "tiny-cpu", store=root))
     ports = Ports.free()
-    given = (
-        "--grpc-port",
-        str(ports.grpc),
-        "--metrics-port",
-        str(ports.metrics),
-    )
+    given = ("--set", f"triton={{grpc_port: {ports.grpc}, metrics_port: {ports.metrics}}}")
     told_of(name, package, pipeline("serve", "tiny-cpu", *given, store=root))
     container = subprocess.run(
         [sys.executable, "-m", "pipeline.serving.entrypoint"],

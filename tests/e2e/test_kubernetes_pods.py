@@ -22,14 +22,15 @@ import openai
 import pytest
 import yaml
 
-from pipeline.deploy.settings import DeploySettings
 from pipeline.recipe import load_recipe
-from pipeline.serving.launch import ServeOptions
-from pipeline.serving.settings import LaunchSettings
 from pipeline.store.object_store import content_digest
 from pipeline.triton.deployment import Deployment
 from tests.e2e.conftest import Build, pipeline
-from tests.support.kubernetes import PORTS, cluster_files, pod_specs, recipe_text
+from tests.support.kubernetes import (
+    cluster_files,
+    pod_specs,
+    recipe_text,
+)
 from tests.support.names import HostsFile
 from tests.support.pods import Pod, secret_values
 from tests.support.servers import PostgresServer, RedisServer
@@ -159,9 +160,9 @@ def start(build: Build, store: Path, tmp_path: Path) -> Iterator[Start]:
             "folder": package, "content": content_digest(package), "recipe_text": recipe_text(recipe),
         }  # fmt: skip
         files = cluster_files(
-            recipe, Deployment.load(package), ServeOptions(PORTS, LaunchSettings(image="own/serve:1")),
-            DeploySettings(gateway_image="own/gateway:1"), packaged=served, packages=address,
-            replicas={"least": 2, "most": 2},
+            recipe, Deployment.load(package), packaged=served, triton={"image": "own/serve:1"},
+            deploy={"gateway_image": "own/gateway:1"},
+            kubernetes={"packages": address, "min_replicas": 2, "max_replicas": 2},
         )  # fmt: skip
         redis = stack.enter_context(RedisPod(dict(pod_specs(files))["redis"]))
         assert "NOAUTH" in redis.asked("KEYS", "*")

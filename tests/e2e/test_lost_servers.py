@@ -22,8 +22,9 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.machine.processes import processes_below
 from pipeline.progress import Silent
+from pipeline.runtimes import Engines
 from pipeline.runtimes.cpu.ir import build_ir
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
+from pipeline.runtimes.cpu.model_repository import package_cpu
 from pipeline.serving.served import ServedDeployment
 from tests.support.engine import QUESTIONS, TURN
 from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS
@@ -61,8 +62,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert head in source
     core.write_text(source.replace(head, head + DEADLY.format(length=len(ids), ids=tuple(ids))))
     build_ir(CHECKPOINTS / "support-target", folder / "target", progress=Silent())
-    sources = CpuSources(folder / "target", None, CHECKPOINTS / "support-target", engine)
-    package_cpu("support", SETTINGS, sources, folder / "package", Silent())
+    sources = Engines(folder / "target", None, CHECKPOINTS / "support-target")
+    package_cpu("support", SETTINGS, sources, folder / "package", Silent(), engine)
     return folder / "package"
 
 
@@ -73,15 +74,8 @@ def serve(package: Path, folder: Path, *words: str) -> Iterator[ServedDeployment
     keys.chmod(0o600)
     given = (
         *("--package", str(package), "--store", str(folder / "store"), "--keys", str(keys)),
-        *(
-            "--batch-folder",
-            str(folder / "batches"),
-            "--restart-window-s",
-            "1",
-            "--max-wait-s",
-            "120",
-            *words,
-        ),
+        *("--set", f"gateway={{batch_folder: {folder / 'batches'}, max_wait_s: 120}}"),
+        *("--set", "triton.restart_window_s=1", *words),
     )
     served = ServedDeployment.start(
         given, "support", folder / "store" / "running", folder / "logs", deadline_s=120
@@ -193,7 +187,10 @@ def test_streams_go_on_when_the_engine_is_killed_again_and_again(
     package: Path, tmp_path: Path, workers: str
 ) -> None:
     """From outside, at moments that fall anywhere in the streams; each is followed by answers without a loss."""
-    with serve(package, tmp_path, "--workers", workers) as served, client(served, GOOD) as good:
+    with (
+        serve(package, tmp_path, "--set", f"gateway.workers={workers}") as served,
+        client(served, GOOD) as good,
+    ):
         questions = prompts(6)
         expected = {prompt: streamed(good, prompt) for prompt in questions}
         with ThreadPoolExecutor(6) as threads:

@@ -63,7 +63,7 @@ def test_an_own_model_from_its_checkpoint_to_its_answer(build: Build, store: Pat
     assert serve == following(unserved, "not served here; (pipeline serve .*), or --endpoint")
 
     port = Ports.free().grpc
-    elsewhere = pasted(f"{serve} --address 127.0.0.2 --grpc-port {port}")
+    elsewhere = pasted(f"{serve} --set triton.address=127.0.0.2 --set triton.grpc_port={port}")
     with Command(elsewhere, tmp_path / "log", {"PIPELINE_STORE": ""}, there) as serving:
         serving.wait_for("stop: Ctrl-C")
         assert f"gRPC 127.0.0.2:{port}" in serving.said

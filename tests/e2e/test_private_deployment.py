@@ -85,7 +85,15 @@ def test_another_user_reads_nothing_of_a_deployment(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     built = set(readable_by_nobody([store]))
     assert any("model.safetensors" in name or "config.pbtxt" in name for name in built)
-    words = ("--workers", "2", "--keys", str(keys), "--port", "0", "--log-prompts", "full", "--detach")
+    words = (
+        "--set",
+        "gateway={workers: 2, log_prompts: full}",
+        "--keys",
+        str(keys),
+        "--port",
+        "0",
+        "--detach",
+    )
     done = pipeline("serve", "tiny-cpu", *sets, *words, store=store)
     assert done.returncode == 0, done.stderr
     try:

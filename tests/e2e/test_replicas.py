@@ -120,9 +120,9 @@ def test_replicas_are_exchanged_and_killed_under_load_and_no_request_fails(
         )
         words: Sequence[str] = (
             *("--package", str(package), "--endpoint", f"dns:{NAME}:{ports.grpc}", "--keys", str(keys)),
-            *("--limits-redis", redis.url),
+            *("--set", f"gateway={{limits_redis: '{redis.url}', workers: 2}}"),
         )
-        url = stack.enter_context(gateway(hosts, *words, "--workers", "2"))
+        url = stack.enter_context(gateway(hosts, *words))
         both = {one.grpc_url, two.grpc_url}
         wait_for(lambda: endpoints(url) == both, "both replicas", LONG_S)
 

@@ -32,11 +32,12 @@ from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import PromptLog
 from pipeline.gateway.served_model import EmbeddingModel, ServedModel
-from pipeline.gateway.settings import GatewaySettings, MetricNames, Spread
+from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
+from pipeline.recipe.deployment import MetricNames, Spread
 from tests.support.http import http, openai_client
 from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace

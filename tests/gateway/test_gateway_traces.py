@@ -205,11 +205,16 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-def test_spans_are_exported(start: Start, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_exported(
+    start: Start, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pipeline.gateway")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     exported = make_tracer(None)
     running = start(Reply(["a", "b"]), tracer=exported, cached=True)
     answer = ask(running, {"traceparent": PARENT}, stream=True, temperature=0, max_tokens=7)
+    # The line of a request comes after its spans.
+    lines(caplog, 1)
     exported.close()
     request, queue, lookup, call = (
         receiver.named(name) for name in ("POST /v1/chat/completions", "queue", "cache lookup", "chat tiny")
@@ -246,7 +251,10 @@ def test_spans_are_exported(start: Start, receiver: Receiver, monkeypatch: pytes
     assert lookup.attributes == {"pipeline.cache": "miss"}
 
 
-def test_only_the_servers_own_errors_are_errors_of_its_spans(start: Start, receiver: Receiver) -> None:
+def test_only_the_servers_own_errors_are_errors_of_its_spans(
+    start: Start, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pipeline.gateway")
     exported = make_tracer(receiver.url)
     running = start(
         [Reply(["a"], ending=Ending.ERROR, error="it broke"), Reply(["a"])], tracer=exported, cached=True
@@ -256,6 +264,7 @@ def test_only_the_servers_own_errors_are_errors_of_its_spans(start: Start, recei
     for _ in range(2):
         ask(running, temperature=0)
     http.get(f"{running.url}/not/a/route")
+    lines(caplog, 5)
     exported.close()
     refused, failed, first, hit = (
         span for span in receiver.spans if span.name == "POST /v1/chat/completions"

@@ -35,7 +35,7 @@ def test_a_name_that_is_not_the_gateways_reads_nothing(refusing: Running, method
     for host in ("evil.example", "127.0.0.1.evil.example:8080", "localhost.evil.example", "10.0.0.7"):
         answer = ask(refusing, JSON | {"host": host, "origin": f"http://{host}"}, path, method)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_host")
-        assert "--allowed-host" in answer.json()["error"]["message"]
+        assert "gateway.allowed_hosts" in answer.json()["error"]["message"]
     assert ask(refusing, {"host": "10.0.0.7:8080"}, "/healthz", "GET").status_code == 200
 
 
@@ -123,16 +123,16 @@ def test_hosts(listens_on: str, names: list[str], allowed: list[str], refused: l
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("key", "value", "said"),
     [
-        ("--allowed-origin", "chat.example", "is not SCHEME://HOST"),
-        ("--allowed-origin", "https://chat.example/page", "is not SCHEME://HOST"),
-        ("--allowed-host", "https://gateway.example", "is not a host"),
+        ("allowed_origins", "chat.example", "is not an origin"),
+        ("allowed_origins", "https://chat.example/page", "is not an origin"),
+        ("allowed_hosts", "https://gateway.example", "is not a host"),
     ],
 )
-def test_options_that_are_none(option: str, value: str, said: str) -> None:
-    result = CliRunner().invoke(command, ["tiny-cpu", option, value])
+def test_values_that_are_none(key: str, value: str, said: str) -> None:
+    result = CliRunner().invoke(command, ["tiny-cpu", "--set", f"gateway.{key}=[{value}]"])
     assert isinstance(result.exception, InvalidInput)
     (fault,) = result.exception.faults
-    assert (fault.key, fault.value) == (option, value)
+    assert (fault.key, fault.value) == (f"gateway.{key}[0]", value)
     assert said in fault.problem

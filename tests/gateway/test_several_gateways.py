@@ -77,14 +77,14 @@ def opened(
     ("caches", "redis", "folder", "batches", "responses"),
     [
         ([FILE], None, None, "own", "memory"),
-        ([FILE], None, "named", "named", "memory"),
+        ([FILE], None, "/named", "/named", "memory"),
         ([FILE], LIMITS, None, None, "limits:6379/0"),
-        ([FILE], LIMITS, "named", "named", "limits:6379/0"),
+        ([FILE], LIMITS, "/named", "/named", "limits:6379/0"),
         ([FILE, REDIS], None, None, "own", "cache:6379/0"),
         ([REDIS], LIMITS, None, None, "cache:6379/0"),
         ([FILE, REDIS, PGVECTOR], LIMITS, None, "db:5432/x", "db:5432/x"),
         ([PGVECTOR], None, None, "db:5432/x", "db:5432/x"),
-        ([PGVECTOR], None, "named", "named", "db:5432/x"),
+        ([PGVECTOR], None, "/named", "/named", "db:5432/x"),
     ],
 )
 def test_state_lies_in_what_the_deployment_has(
@@ -136,7 +136,7 @@ def test_files_and_batches_without_a_place_are_refused_by_name(start: Start) -> 
         lambda: client.batches.cancel("batch_1"),
     ):
         with pytest.raises(
-            openai.APIStatusError, match=r"cache\.backend of kind pgvector.*--batch-folder"
+            openai.APIStatusError, match=r"cache\.backend of kind pgvector.*gateway.batch_folder"
         ) as refused:
             ask()
         assert (refused.value.status_code, refused.value.code) == (501, "batches_not_configured")

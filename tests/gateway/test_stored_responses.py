@@ -92,7 +92,7 @@ def test_a_memory_that_is_off(start: Start) -> None:
         lambda: responses.delete(made.id),
         lambda: responses.input_items.list(made.id),
     ):
-        with pytest.raises(openai.APIStatusError, match="--stored-responses 0") as refused:
+        with pytest.raises(openai.APIStatusError, match=r"gateway\.stored_responses: 0") as refused:
             ask()
         assert (refused.value.status_code, refused.value.code) == (501, "responses_not_stored")
 

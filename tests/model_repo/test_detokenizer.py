@@ -21,14 +21,13 @@ def pieces(decoder: TextDecoder, chunks: list[list[int]]) -> list[str]:
 
 
 @kinds
-@pytest.mark.parametrize("text", nasty_tokenizers.TEXTS)
-def test_one_token_at_a_time(kind: str, text: str) -> None:
-    ids = TOKENIZERS[kind].encode(text).ids
-    assert "".join(pieces(DECODERS[kind], [[id] for id in ids])) == DECODERS[kind].decode(ids)
+def test_one_token_at_a_time(kind: str) -> None:
+    for text in nasty_tokenizers.TEXTS:
+        ids = TOKENIZERS[kind].encode(text).ids
+        assert "".join(pieces(DECODERS[kind], [[id] for id in ids])) == DECODERS[kind].decode(ids), text
 
 
 @kinds
-@settings(max_examples=300)
 @given(data=st.data())
 def test_any_tokens_in_any_chunks(kind: str, data: st.DataObject) -> None:
     size = TOKENIZERS[kind].get_vocab_size()
@@ -38,7 +37,7 @@ def test_any_tokens_in_any_chunks(kind: str, data: st.DataObject) -> None:
 
 
 @kinds
-@settings(max_examples=150)
+@settings(max_examples=30)
 @given(text=st.text(max_size=40))
 def test_any_text(kind: str, text: str) -> None:
     ids = TOKENIZERS[kind].encode(text).ids

@@ -24,8 +24,8 @@ from draft_calls import EnginePair
 from draft_target import DraftTarget
 from speculation import DraftHealth, DraftSettings
 
-PROMPT, TOKENS, TOP_K = [1, 2, 3], 4, 2
-ANSWERS = 2500
+PROMPT, TOKENS, TOP_K = [1, 2, 3], 3, 2
+ANSWERS = 600
 
 
 class Engine:
@@ -109,5 +109,5 @@ def test_every_answer_comes_as_often_as_it_should(use_logits: bool) -> None:
         accepted += loop.accepted
     right = shares()
     distance = sum(abs(counts[key] / ANSWERS - right.get(key, 0)) for key in {*counts, *right}) / 2
-    assert distance < 0.05  # 16 answers: about 0.03 for samples that are right
-    assert 0.3 < accepted / proposed < 0.99
+    assert distance < 0.08  # 8 answers: about 0.04 for samples that are right
+    assert 0.2 < accepted / proposed < 0.99

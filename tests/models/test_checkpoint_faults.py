@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +20,20 @@ BLOCK = "model.layers.1.self_attn."
 Tensors = dict[str, np.ndarray]
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Path]:
-    source = make_checkpoint(tmp_path / "source", hidden=128, heads=4, head_dim=32, intermediate=256)
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Path]:
+    """Each checkpoint is made once."""
+    folder = tmp_path_factory.mktemp("quantized")
+    source = make_checkpoint(folder / "source", hidden=128, heads=4, head_dim=32, intermediate=256)
+    return cache(lambda form, kv: quantize_checkpoint(source, folder / f"{form}{kv}", form, kv_cache=kv))
 
+
+@pytest.fixture
+def make(tmp_path: Path, quantized: Callable[[str, bool], Path]) -> Callable[..., Path]:
     def made(form: str, damage: Callable[[Tensors], object] = len, kv_cache: bool = False) -> Path:
-        folder = quantize_checkpoint(source, tmp_path / form, form, kv_cache=kv_cache)
-        tensors = {name: np.array(value) for name, value in TensorFiles(folder).items()}
+        whole, folder = quantized(form, kv_cache), tmp_path / form
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        tensors = {name: np.array(value) for name, value in TensorFiles(whole).items()}
         damage(tensors)
         save_file(tensors, folder / "model.safetensors")
         return folder

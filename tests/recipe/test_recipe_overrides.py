@@ -63,7 +63,8 @@ def test_equal_however_it_was_said(load: Load, small: str) -> None:
             "max_output_tokens, max_concurrency, max_batch_tokens)"),
         ("limit.max_concurrency=3",
             "--set: limit: is not a key (did you mean limits? allowed: name, model, draft, quantization, runtime, "
-            "limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, cache)"),
+            "limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, cache, "
+            "gateway, triton, deploy, kubernetes)"),
         ("name.x=3", "--set: name.x = 3: name is not a section"),
         ("limits.max_concurrency=0", "--set: limits.max_concurrency = 0: must be 1 to 8192"),
         ("limits.max_concurrency=[1", "--set: limits.max_concurrency = [1: is not YAML: expected ',' or ']', but got "

@@ -119,6 +119,14 @@ BROKEN = {
     "chunks of cpu": (
         {"scheduler": {"chunked_context": False}},
         ["scheduler.chunked_context = false", "runtime.kind cpu", "remove scheduler.chunked_context"]),
+    "port of what is not open": (
+        {"triton": {"http_port": 8000}},
+        ["triton.http_port = 8000", "serving.http is false", "remove triton.http_port"]),
+    "fewer servers at most than at least": (
+        {"kubernetes": {"min_replicas": 5}},
+        ["kubernetes.max_replicas: is less than kubernetes.min_replicas, which is 5", "at least 5"]),
+    "a way in without a name": (
+        {"kubernetes": {"expose": "ingress:nginx"}}, ["kubernetes.expose", "add kubernetes.hostname"]),
     "semantic without cache": (
         {"cache": {"semantic": {"min_similarity": 0.9}}},
         ["cache.semantic: is given", "cache.enabled is false", "set cache.enabled to true"]),

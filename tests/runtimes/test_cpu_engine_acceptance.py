@@ -43,12 +43,12 @@ def test_the_verdict_is_distributed_as_the_target(same_seed: bool) -> None:
     p, q = (softmax(2 * random.standard_normal(6)) for _ in range(2))
     counts: Counter[int] = Counter()
     kept = 0
-    for seed in range(20_000):
+    for seed in range(6000):
         token = drawn(q, seed if same_seed else seed + 10**6, 3)
         counts[taken := accept_or_resample(p, q, token, seed=seed, position=3)] += 1
         kept += taken == token
-    assert distance(counts, dict(enumerate(p))) < 0.015
-    assert kept / 20_000 == pytest.approx(np.minimum(p, q).sum(), abs=0.02)  # the best that any rule can do
+    assert distance(counts, dict(enumerate(p))) < 0.025
+    assert kept / 6000 == pytest.approx(np.minimum(p, q).sum(), abs=0.03)  # the best that any rule can do
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 100), st.integers(0, 5), st.floats(0, 2))
@@ -75,16 +75,14 @@ def pair() -> tuple[EngineCore, EngineCore]:
     return make(), make(noise=1.0)
 
 
-@pytest.mark.parametrize(
-    "more", [{"top_k": 4}, {"top_p": 0.9, "temperature": 1.5}, {"top_k": 5, "presence_penalty": 0.7}]
-)
+@pytest.mark.parametrize("more", [{"top_p": 0.9, "temperature": 1.5}, {"top_k": 5, "presence_penalty": 0.7}])
 def test_two_tokens_from_draft_and_target(pair: tuple[EngineCore, EngineCore], more: dict[str, Any]) -> None:
     """Both are distributed as without a draft: the first, and the second for what the first is."""
     target, draft = pair
     alone: Counter[tuple[int, ...]] = Counter()
     drafted: Counter[tuple[int, ...]] = Counter()
     accepted = 0
-    for seed in range(3000):
+    for seed in range(1000):
         sampling = SamplingParams(seed=seed, **more)
         proposed = proposal(draft, 2, sampling)
         logits = np.concatenate([output.logits for output in proposed.outputs if output.logits is not None])
@@ -98,8 +96,8 @@ def test_two_tokens_from_draft_and_target(pair: tuple[EngineCore, EngineCore], m
         drafted[tuple(first.tokens[:2])] += 1
         alone[tuple(answer(target, request("a", PROMPT, 2, sampling=sampling))[0].tokens)] += 1
     shares = {key: count / alone.total() for key, count in alone.items()}
-    assert 500 < accepted < 6000
-    assert distance(drafted, shares) < 0.06  # two samples of 3000 from one distribution: about 0.04
+    assert 160 < accepted < 2000
+    assert distance(drafted, shares) < 0.11  # two samples of 1000 from one distribution: about 0.07
 
 
 def test_logits_are_the_models_own(pair: tuple[EngineCore, EngineCore]) -> None:

@@ -159,5 +159,5 @@ class Machine(RuleBasedStateMachine):
         assert self.blocks.available == 12
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=40)
 test_random_use = Machine.TestCase

@@ -121,14 +121,14 @@ def test_end_id_ends_and_stays_out(core: EngineCore, expected: list[list[int]]) 
 
 def test_stop_words_end_and_are_kept(core: EngineCore, expected: list[list[int]]) -> None:
     word = tuple(expected[0][4:6])
-    (one,) = answer(core, request(1, PROMPTS[0], LENGTH, stop_words=((2047, 2047), word)))
-    assert one.tokens == expected[0][:6]
-    assert one.finish is FinishReason.STOP_WORDS
-
-
-def test_a_stop_word_may_begin_in_the_prompt(core: EngineCore, expected: list[list[int]]) -> None:
-    (one,) = answer(core, request(1, PROMPTS[0], stop_words=((PROMPTS[0][-1], expected[0][0]),)))
-    assert one.tokens == expected[0][:1]
+    over_the_border = (PROMPTS[1][-1], expected[1][0])
+    one, other = answer(
+        core,
+        request(1, PROMPTS[0], LENGTH, stop_words=((2047, 2047), word)),
+        request(2, PROMPTS[1], stop_words=(over_the_border,)),
+    )
+    assert (one.tokens, one.finish) == (expected[0][:6], FinishReason.STOP_WORDS)
+    assert other.tokens == expected[1][:1], "a word may begin in the prompt"
 
 
 def test_min_new_tokens(core: EngineCore, expected: list[list[int]]) -> None:
@@ -176,17 +176,10 @@ def test_a_seed_gives_the_same_tokens_in_any_company(core: EngineCore) -> None:
     drawn = request(1, PROMPTS[0], sampling=SamplingParams(top_p=0.95, temperature=1.5, seed=42))
     (alone,) = answer(core, drawn)
     together = answer(core, *(greedy(name) for name in range(2, 9)), drawn)[-1]
-    (other,) = answer(
-        core, request(1, PROMPTS[0], sampling=SamplingParams(top_p=0.95, temperature=1.5, seed=43))
-    )
     assert alone.tokens == together.tokens
-    assert alone.tokens != other.tokens
-
-
-def test_without_a_seed_answers_differ(core: EngineCore) -> None:
-    sampling = SamplingParams(top_p=1.0, temperature=2.0)
-    first, second = answer(core, *(request(name, PROMPTS[0], sampling=sampling) for name in (1, 2)))
-    assert first.tokens != second.tokens
+    for seed in (43, None):
+        sampling = SamplingParams(top_p=0.95, temperature=1.5, seed=seed)
+        assert answer(core, request(1, PROMPTS[0], sampling=sampling))[0].tokens != alone.tokens
 
 
 def test_a_second_turn_reuses_prompt_and_answer(make_core: MakeCore) -> None:
@@ -273,11 +266,8 @@ def test_draft_tokens_beyond_the_answer_are_left_out(core: EngineCore, expected:
     assert one.metrics.draft_tokens_total == 2
 
 
-@pytest.mark.parametrize("chunk", [8, 13, 512])
-def test_draft_tokens_after_a_prompt_in_chunks(
-    make_core: MakeCore, expected: list[list[int]], chunk: int
-) -> None:
-    core = make_core(max_batch_tokens=chunk, max_concurrency=1)
+def test_draft_tokens_after_a_prompt_in_chunks(make_core: MakeCore, expected: list[list[int]]) -> None:
+    core = make_core(max_batch_tokens=13, max_concurrency=1)
     for name in range(4):
         (one,) = answer(core, request(1, PROMPTS[name], 5, draft_tokens=tuple(expected[name][:4])))
         assert one.tokens == expected[name][:5]
@@ -330,7 +320,6 @@ def test_metrics(core: EngineCore) -> None:
     ("bad", "message"),
     [
         ({"prompt": (5, 2048)}, "token ids must be 0 to 2047"),
-        ({"prompt": (-1,)}, "token ids must be 0 to 2047"),
         ({"bad_words": ((3000,),)}, "token ids must be 0 to 2047"),
         ({"draft_tokens": (1,) * 6}, "draft_tokens = 6 tokens: are more than max_draft_tokens 5"),
         ({"embedding_bias": np.zeros(3, np.float32)}, r"embedding_bias: has shape \(3,\), must be \(2048,\)"),
@@ -350,7 +339,6 @@ def test_what_can_never_run_is_refused(core: EngineCore, bad: dict[str, Any], me
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"stop_words": ((),)}, "stop_words"),
         ({"embedding_bias": np.array([0, np.nan])}, "embedding_bias"),
-        ({"embedding_bias": np.array([0, np.inf])}, "embedding_bias"),
         ({"embedding_bias": np.array([-np.inf, -np.inf])}, "embedding_bias"),
     ],
 )

@@ -22,7 +22,7 @@ def make(pair: Pair, draft: bool, **settings: int) -> EngineCore:
     return load(pair.target, pair.draft if draft else None, **settings, adapt_speculation=False)
 
 
-@pytest.mark.parametrize("kv_blocks", [6, 7, 8, 12, 16, 24])
+@pytest.mark.parametrize("kv_blocks", [6, 7, 16])
 def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair, kv_blocks: int) -> None:
     expected = [one.tokens for one in answer(make(cpu_pair, draft=False), *ASKED)]
     core = make(cpu_pair, draft=True, kv_blocks=kv_blocks)
@@ -32,7 +32,7 @@ def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair, kv_blocks
 
 def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> None:
     """Answers drawn with a draft differ from those drawn without no more than two samples without one do."""
-    prompt, count = questions()[0], 250
+    prompt, count = questions()[0], 150
 
     def drawn(core: EngineCore, first_seed: int) -> Counter[tuple[int, ...]]:
         asked = [
@@ -43,9 +43,9 @@ def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> N
 
     alone, drafted = (make(cpu_pair, draft, max_concurrency=64) for draft in (False, True))
     noise = distance(drawn(alone, 0), drawn(alone, count))
-    assert distance(drawn(drafted, 2 * count), drawn(alone, 3 * count)) < noise + 0.05
+    assert distance(drawn(drafted, 2 * count), drawn(alone, 3 * count)) < noise + 0.07
     assert drawn(drafted, 0) == drawn(alone, 0)  # with the same seeds, even the same tokens
-    assert drafted.stats().draft_tokens_accepted > 100
+    assert drafted.stats().draft_tokens_accepted > 60
 
 
 def distance(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:

@@ -110,7 +110,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return letters(tmp_path_factory.mktemp("letters"))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     joining=st.lists(JOINING, min_size=1, max_size=8),
     chosen=SETTINGS,

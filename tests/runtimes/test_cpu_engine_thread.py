@@ -49,9 +49,17 @@ def ask(engine: Engine, name: object, tokens: int = 16) -> Waiter:
     return sink
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(cpu_pair: Pair) -> Iterator[Engine]:
+    """For tests that leave it as it was."""
     with Engine(cpu_pair.target, cpu_pair.draft, EngineSettings(max_concurrency=16)) as made:
+        yield made
+
+
+@pytest.fixture
+def broken(cpu_pair: Pair) -> Iterator[Engine]:
+    """For tests that break it."""
+    with Engine(cpu_pair.target, None, EngineSettings(max_concurrency=16)) as made:
         yield made
 
 
@@ -132,12 +140,6 @@ def test_close_is_prompt_and_leaves_nobody_waiting(cpu_pair: Pair) -> None:
     assert not engine._thread.is_alive()
 
 
-def test_an_idle_engine_closes(cpu_pair: Pair) -> None:
-    engine = Engine(cpu_pair.target, None, EngineSettings())
-    engine.close()
-    assert engine.stopped == "the engine is closed"
-
-
 def test_a_sink_may_close_the_engine(cpu_pair: Pair) -> None:
     engine = Engine(cpu_pair.target, None, EngineSettings())
     engine.submit(request(1, PROMPTS[0], 900), lambda _: engine.close())
@@ -157,14 +159,15 @@ def test_a_sink_that_fails_loses_its_request_only(engine: Engine, caplog: pytest
 
 
 def test_a_failed_step_ends_its_requests_and_no_others(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    broken: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    engine = broken
     good = ask(engine, 1).wait().tokens
-    broken = Broken(engine._core._target, failures=0)
-    engine._core._target = broken  # type: ignore[assignment]
+    failing = Broken(engine._core._target, failures=0)
+    engine._core._target = failing  # type: ignore[assignment]
     first = ask(engine, 1, 500)
     wait_for(lambda: bool(first.tokens), "a first token")
-    broken.failures = 1
+    failing.failures = 1
     assert first.wait().finish is FinishReason.ERROR
     assert first.outputs[-1].error == "made to fail"
     assert ask(engine, 1).wait().tokens == good
@@ -174,8 +177,9 @@ def test_a_failed_step_ends_its_requests_and_no_others(
 
 
 def test_when_steps_keep_failing_the_engine_dies_and_says_so(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    broken: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    engine = broken
     engine._core._target = Broken(engine._core._target, failures=99)  # type: ignore[assignment]
     for name in range(3):
         assert ask(engine, name).wait().finish is FinishReason.ERROR
@@ -190,10 +194,10 @@ def test_when_the_thread_dies_everybody_hears_of_it(cpu_pair: Pair, caplog: pyte
         answers = [ask(engine, name, 900) for name in range(5)]
         wait_for(lambda: bool(answers[0].tokens), "a first token")
 
-        def broken() -> None:
+        def fail() -> None:
             raise KeyError("a bug")
 
-        engine._core.step = broken  # type: ignore[method-assign]
+        engine._core.step = fail  # type: ignore[method-assign]
         for one in answers:
             assert one.wait().finish is FinishReason.ERROR
             assert one.outputs[-1].error == "the engine died: KeyError: 'a bug'"

@@ -20,13 +20,3 @@ def test_ends(words: list[list[int]], text: list[int]) -> None:
 def test_completions(words: list[list[int]], text: list[int]) -> None:
     expected = {token for token in range(3) if WordList(words).ends([*text, token])}
     assert sorted(WordList(words).completions(text)) == sorted(expected)
-
-
-def test_no_words() -> None:
-    assert not WordList([])
-    assert not WordList([]).ends([1])
-    assert WordList([]).completions([]) == []
-
-
-def test_longest() -> None:
-    assert WordList([[1], [1, 2, 3]]).longest == 3

@@ -58,67 +58,43 @@ class Variant(NamedTuple):
 
 LINEAR_SCALING = {"rope_type": "linear", "factor": 2.5}
 VARIANTS = {
-    "llama": Variant("llama"),
     "llama-tied": Variant("llama", {"tied": True, "rope_key": "rope_theta"}),
     "llama-float16": Variant("llama", {"dtype": "float16"}),
     "llama-every-head-its-own-keys": Variant("llama", {"kv_heads": 4}),
     "llama-llama3-scaling": Variant("llama", {"rope_scaling": LLAMA3_SCALING}),
     "llama-linear-scaling": Variant("llama", {"rope_scaling": LINEAR_SCALING}),
     "llama-biases": Variant("llama", {}, _with_biases),
-    "qwen2": Variant("qwen2"),
     "qwen2-window-in-some-layers": Variant("qwen2", {}, _qwen2_upper_layers_windowed),
     "qwen3": Variant("qwen3", {"tied": True, "head_dim": 32}),
-    "mistral": Variant("mistral"),
     "phi3": Variant("phi3"),
     "mistral-window": Variant("mistral", {}, _mistral_windowed),
 }
-
-
-class Built(NamedTuple):
-    folder: Path
-    facts: dict[str, Any]
-    model: Any  # transformers
-    tokens: list[int]
-    logits: np.ndarray  # of transformers
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    variant, folder = VARIANTS[request.param], tmp_path_factory.mktemp(request.param)
-    checkpoint = make_checkpoint(folder / "checkpoint", variant.architecture, seed=3, **variant.options)
-    if variant.alter:
-        variant.alter(checkpoint)
-    facts = build_ir(checkpoint, folder / "ir", progress=Silent())
-    model, tokens = reference(checkpoint), prompt(LENGTH)
-    return Built(folder / "ir", facts, model, tokens, reference_logits(model, tokens))
 
 
 def _close(logits: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_logits_equal_transformers(built: Built) -> None:
-    stateful = Stateful(built.folder)
-    _close(stateful.logits(built.tokens), built.logits)
-    first = stateful.logits(built.tokens[:100])
-    _close(np.concatenate([first, stateful.logits(built.tokens[100:], past=100)]), built.logits)
-
-
-def test_64_greedy_tokens_equal_transformers(built: Built) -> None:
-    answer = Stateful(built.folder).greedy(built.tokens, 64)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_model_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
+    """At once, in two calls, token by token, and with paged attention in chunks."""
+    variant = VARIANTS[name]
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", variant.architecture, seed=3, **variant.options)
+    if variant.alter:
+        variant.alter(checkpoint)
+    facts = build_ir(checkpoint, tmp_path / "ir", progress=Silent())
+    assert facts["sliding_window"] == (WINDOW if "window" in name else None)
+    model, tokens = reference(checkpoint), prompt(LENGTH)
+    expected = reference_logits(model, tokens)
+    stateful = Stateful(tmp_path / "ir")
+    _close(stateful.logits(tokens), expected)
+    first = stateful.logits(tokens[:100])
+    _close(np.concatenate([first, stateful.logits(tokens[100:], past=100)]), expected)
+    _close(paged_logits(tmp_path / "ir", tokens, [37, 64, 9, *[1] * 40]), expected)
     # Greedy decoding gives these tokens if each is the likeliest after those before it.
-    logits = reference_logits(built.model, built.tokens + answer[:-1])
+    answer = stateful.greedy(tokens, 32)
+    logits = reference_logits(model, tokens + answer[:-1])
     assert logits[LENGTH - 1 :].argmax(-1).tolist() == answer
-
-
-@pytest.mark.parametrize("chunks", [[LENGTH], [37, 64, 9, *[1] * 40]], ids=["whole", "chunks"])
-def test_paged_attention_gives_the_same_logits(built: Built, chunks: list[int]) -> None:
-    _close(paged_logits(built.folder, built.tokens, chunks), built.logits)
-
-
-def test_facts_name_the_window(built: Built, request: pytest.FixtureRequest) -> None:
-    windowed = "window" in request.node.callspec.params["built"]
-    assert built.facts["sliding_window"] == (WINDOW if windowed else None)
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:

@@ -92,13 +92,13 @@ def _take_exported_weights(model: Any, checkpoint: CheckpointReader) -> None:
 
 
 def _combinations() -> list[Any]:
-    """Every format with every architecture; by default each of either at least once."""
-    default = {("qwen2", "int4_awq"), ("qwen3", "fp8"), ("mistral", "int8_sq")}
+    """Every format with every architecture; by default each format once."""
+    default = {("llama", "w4a8_awq"), ("qwen2", "int4_awq"), ("qwen3", "fp8"), ("mistral", "int8_sq")}
     return [
         pytest.param(
             (architecture, form),
             id=f"{architecture}-{form}",
-            marks=[] if architecture == "llama" or (architecture, form) in default else [pytest.mark.slow],
+            marks=[] if (architecture, form) in default else [pytest.mark.slow],
         )
         for architecture in CLASSES
         if architecture != "mixtral"  # which this runtime refuses

@@ -16,9 +16,7 @@ from hypothesis.extra import numpy as arrays
 
 from pipeline.models import Rope
 from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
-from pipeline.runtimes.cpu.ir.decoder import inverse_frequencies
-from pipeline.runtimes.cpu.ir.nodes import Node
-from pipeline.runtimes.cpu.ir.weights import Constants, quantize_int8, round_e4m3, round_int8
+from pipeline.runtimes.cpu.ir.weights import Constants, Node, quantize_int8, round_e4m3, round_int8
 from tests.support.models import LLAMA3_SCALING
 
 SCALE = 0.25  # a power of two, so that the reference has no rounding of its own
@@ -118,6 +116,6 @@ def test_rotary_frequencies_equal_transformers(
     expected, attention_factor = make(config, "cpu")
     assert attention_factor == 1.0
     numbers = {key: float(value) for key, value in scaling.items() if key != "rope_type"}
-    ours = inverse_frequencies(Rope(theta, kind, numbers), head_dim)
+    ours = Rope(theta, kind, numbers).inverse_frequencies(head_dim)
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,21 @@ from tests.support.builders import ScriptedBuilder, handovers, job_in, run_scrip
 from tests.support.machines import line, put_nvidia_smi
 
 
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the script leaves it."""
+    folder = tmp_path_factory.mktemp("left")
+    with pytest.MonkeyPatch.context() as patch:
+        put_nvidia_smi(folder / "smi", patch, line(0, "NVIDIA L4", "8.9"))
+        ScriptedBuilder(folder / "program", patch)
+        run_script(script_in(folder / "there", handovers(folder)))
+    return folder / "there" / "tiny-engines" / "target"
+
+
 @pytest.fixture
-def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the script filled."""
-    put_nvidia_smi(tmp_path / "smi", monkeypatch, line(0, "NVIDIA L4", "8.9"))
-    ScriptedBuilder(tmp_path / "program", monkeypatch)
-    run_script(script_in(tmp_path / "there", handovers(tmp_path)))
-    return tmp_path / "there" / "tiny-engines" / "target"
+def filled(left: Path, tmp_path: Path) -> Path:
+    shutil.copytree(left, tmp_path / "filled")
+    return tmp_path / "filled"
 
 
 def refusal(folder: Path, job: BuildJob) -> str:

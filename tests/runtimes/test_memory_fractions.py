@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtimes.tensorrt.memory_fractions import MemoryShares, ModelMemory, share_memory
+from pipeline.runtimes.tensorrt.triton_settings import MemoryShares, ModelMemory, share_memory
 
 GIB = 2**30
 models = st.builds(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipeline.contracts.llm_args import check, versions
 from pipeline.errors import UserError
 from pipeline.recipe import Recipe
-from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
+from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments
 
 GOLDEN = Path(__file__).parent / "golden" / "llm_args"
 DRAFT = {"source": "hf:a/draft", "max_draft_tokens": 5}
@@ -123,7 +123,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return recipe(draw(st.sampled_from(versions())), runtime=runtime, **sections)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(recipes())
 def test_upstream_would_take_the_arguments_of_any_recipe(some: Recipe) -> None:
     made = llm_arguments(some)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.trtllm_build import versions
 from pipeline.errors import InvalidInput, StageError
 from pipeline.plan.parallelism import parallelism
 from pipeline.progress import Lines, Silent
@@ -99,8 +98,8 @@ def test_a_target_and_its_draft(workshop: Workshop, capsys: pytest.CaptureFixtur
     assert str(workshop.folder) not in (target.into / "engine" / "config.json").read_text()
 
 
-@pytest.mark.parametrize("version", versions())
-def test_every_version(workshop: Workshop, version: str) -> None:
+@pytest.mark.parametrize("version", ["1.0.0", "1.2.0"])
+def test_other_versions(workshop: Workshop, version: str) -> None:
     made = recipe(f"runtime.version={version}", "runtime.tensor_parallel=2")
     workshop.install(version=version)
     facts = workshop.build(workshop.order(made))
@@ -111,7 +110,6 @@ def test_every_version(workshop: Workshop, version: str) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("runtime.tensor_parallel=8",),
         ("runtime.tensor_parallel=2", "runtime.pipeline_parallel=2"),
         ("runtime.tensor_parallel=4", "runtime.expert_parallel=2"),
     ],
@@ -125,9 +123,7 @@ def test_ranks(workshop: Workshop, overrides: tuple[str, ...]) -> None:
     ("weights", "kv_cache", "gpu", "sm"),
     [
         ("none", "auto", "a100-sxm-80g", 80),
-        ("int4_awq", "auto", "l40s-48g", 89),
         ("w4a8_awq", "fp8", "h100-sxm-80g", 90),
-        ("int8_sq", "auto", "a100-sxm-80g", 80),
         ("nvfp4", "fp8", "b200-sxm-180g", 100),
     ],
 )

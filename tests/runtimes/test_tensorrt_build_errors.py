@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
-
-import pytest
-import yaml
 
 from pipeline.runtimes.tensorrt.executors.build_log import LogReader, build_errors, diagnose
 
@@ -21,14 +17,14 @@ HARMLESS = (
 )
 
 
-@pytest.mark.parametrize("line", REPORTED)
-def test_reported_lines(line: str) -> None:
-    assert [error.id for error in diagnose([line], exit_code=1)] == [REPORTED[line]]
+def test_reported_lines() -> None:
+    for line, name in REPORTED.items():
+        assert [error.id for error in diagnose([line], exit_code=1)] == [name], line
 
 
-@pytest.mark.parametrize("line", HARMLESS)
-def test_what_also_happens_in_good_builds_is_no_cause(line: str) -> None:
-    assert diagnose([line], exit_code=1) == ()
+def test_what_also_happens_in_good_builds_is_no_cause() -> None:
+    for line in HARMLESS:
+        assert diagnose([line], exit_code=1) == (), line
 
 
 def test_every_error_is_tried() -> None:
@@ -44,21 +40,6 @@ def test_a_silent_end_by_a_signal() -> None:
 
 def test_at_most_three_causes() -> None:
     assert len(diagnose(list(REPORTED), exit_code=1)) == 3
-
-
-def test_every_fact_has_a_source() -> None:
-    for name in ("build_errors.yaml", "build_log.yaml"):
-        data = yaml.safe_load((resources.files("pipeline.contracts") / "data" / name).read_text("utf-8"))
-        entries = data.get("errors", []) + data.get("timing_cache", []) + data.get("phases", [])
-        for entry in entries:
-            assert entry["source"]
-            assert set(entry["source"]) <= set(data["sources"]), entry
-
-
-def test_the_fix_is_a_sentence_part() -> None:
-    for error in build_errors():
-        assert "\n" not in str(error)
-        assert not error.fix.endswith(".")
 
 
 LOG = """\
@@ -82,5 +63,5 @@ def test_a_log() -> None:
         "engine built in 00:00:22",
         "writing rank 0",
     ]
-    assert (reader.engines, reader.complete, reader.peak_memory_mib) == (1, True, 40310.99)
+    assert (reader.engines, reader.peak_memory_mib) == (1, 40310.99)
     assert reader.warnings == ["Overriding paged_state to False"], "TensorRT's own are noise"

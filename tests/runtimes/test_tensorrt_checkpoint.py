@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from pipeline.contracts.checkpoint import CheckpointLayout, needed_keys
-from pipeline.contracts.checkpoint_files import faults_of
+from pipeline.contracts.checkpoint import CheckpointLayout, faults_of, needed_keys
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.models import Architecture, TensorFiles
-from pipeline.models.architecture import FAMILIES
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Silent
 from pipeline.runtimes.tensorrt.checkpoint import (
@@ -44,14 +42,11 @@ def ranks_of(folder: Path) -> list[TensorFiles]:
 @pytest.mark.parametrize(
     ("family", "sizes", "changes"),
     [
-        ("llama", Parallelism(1), {}),
         ("llama", Parallelism(2), {"tied": True}),
         ("llama", Parallelism(4), {"kv_heads": 2}),  # a head for two ranks
         ("llama", Parallelism(2, 2), {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
-        ("llama", Parallelism(1), {"dtype": "float32"}),
-        ("qwen2", Parallelism(2), {}),
+        ("qwen2", Parallelism(1), {"dtype": "float32"}),
         ("qwen3", Parallelism(2), {"head_dim": 32}),
-        ("mistral", Parallelism(4), {"kv_heads": 4}),
     ],
 )
 def test_it_is_modelopts_export(
@@ -86,7 +81,7 @@ def test_it_is_modelopts_export(
     }
 
 
-@pytest.mark.parametrize("class_name", FAMILIES)
+@pytest.mark.parametrize("class_name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"])
 def test_what_upstream_reads_without_a_default_is_written_and_asked_for(
     tmp_path: Path, class_name: str
 ) -> None:
@@ -152,7 +147,7 @@ def assert_put_together(folder: Path, sizes: Parallelism, source: Arrays) -> Non
         assert joined.tensors.headers[name].shape == value.shape
 
 
-@pytest.mark.parametrize("sizes", [Parallelism(1), Parallelism(2), Parallelism(4)])
+@pytest.mark.parametrize("sizes", [Parallelism(1), Parallelism(4)])
 def test_phi_3_has_up_before_gate(tmp_path: Path, sizes: Parallelism) -> None:
     source = make_other(tmp_path / "source", "Phi3ForCausalLM", vocab=72)
     convert(tmp_path / "source", sizes, into=tmp_path, progress=Silent())
@@ -177,9 +172,7 @@ def test_phi_3_has_up_before_gate(tmp_path: Path, sizes: Parallelism) -> None:
 @pytest.mark.parametrize(
     "sizes",
     [
-        Parallelism(1),
         Parallelism(4),
-        Parallelism(4, expert=4),
         Parallelism(4, expert=2),
         Parallelism(2, 2, 2),
     ],
@@ -212,7 +205,7 @@ def test_mixtrals_experts_lie_where_the_mapping_says(tmp_path: Path, sizes: Para
             np.testing.assert_array_equal(proj[place], down[:, begin : begin + width])
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     tensor=st.sampled_from([1, 2, 4, 8]),
     pipeline=st.sampled_from([1, 2]),

@@ -39,11 +39,6 @@ def test_what_a_config_may_leave_out(tmp_path: Path) -> None:
     assert not engine.verifies_drafts
 
 
-@pytest.mark.parametrize("spelled", ["PAGED", "paged"])
-def test_kv_cache_types_as_releases_spell_them(tmp_path: Path, spelled: str) -> None:
-    assert EngineFolder.read(make_engine(tmp_path / "engine", kv_cache_type=spelled)).kv_cache_type == "PAGED"
-
-
 @pytest.mark.parametrize("missing", ["config.json", "rank1.engine"])
 def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
     folder = make_engine(tmp_path / "engine", tensor_parallel=2)

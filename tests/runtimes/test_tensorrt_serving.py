@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import StageError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings
+from pipeline.runtimes.tensorrt.model_repository import EngineModelSettings, TensorRTSettings
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from tests.support.tensorrt import make_engine
 

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipeline.contracts.inflight_batcher import EnsembleStep, TensorSpec, tensors
-from pipeline.contracts.inflight_batcher_parameters import parameters
+from pipeline.contracts.inflight_batcher import EnsembleStep, TensorSpec, parameters, tensors
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
+from pipeline.runtimes.cpu.model_repository import CpuSettings, cpu_models
 from pipeline.triton.config import dynamic_batching, model_config, parameters_of, parse, render
 from pipeline.triton.text_models import OURS
 

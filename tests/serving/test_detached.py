@@ -104,7 +104,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
     moved = tmp_path / "package"
     moved.symlink_to(cpu_package)
     free = Ports.free()
-    ports = (f"--grpc-port={free.grpc}", f"--metrics-port={free.metrics}")
+    ports = ("--set", f"triton={{grpc_port: {free.grpc}, metrics_port: {free.metrics}}}")
     words = ("--package", str(moved), "--port", "0", *ports)
     started = shell.serve(*words)
     assert "ready after" in started.stderr
@@ -156,7 +156,7 @@ def test_from_detach_to_stop(cpu_package: Path, shell: Shell, tmp_path: Path) ->
 
 def test_a_start_that_fails_says_why(cpu_package: Path, shell: Shell) -> None:
     """Also a quiet one; its exit code is that of the process that failed."""
-    taken = "--grpc-port=7001", "--metrics-port=7001"
+    taken = ("--set", "triton={grpc_port: 7001, metrics_port: 7001}")
     done = shell.serve("--package", str(cpu_package), "--no-gateway", *taken, "-q", code=2)
     assert "must be different ports" in done.stderr
     assert "it ended with exit code 2 before it was ready" in done.stderr
@@ -175,10 +175,10 @@ def test_a_quiet_start_keeps_reasons_in_the_log(
         return SimpleNamespace(pid=1)
 
     monkeypatch.setattr("pipeline.frontend.serve.start_detached", start)
-    shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--max-restarts", "7")
+    shell.run("serve", "--package", str(cpu_package), "--detach", "--no-wait", "-q", "--port", "7")
     ((command, message),) = started
     assert command[-2] == "--detached"
-    assert message["supervision"] == {"max_restarts": 7}
+    assert message["listening"] == {"port": 7}
     assert not {"-q", "--quiet"} & set(command)
 
 
@@ -323,7 +323,7 @@ def test_stop_returns_when_guard_triton_gateway_and_workers_have_ended(
     """Of a supervisor that is stopped or was killed, with a guard that is stopped, too."""
     moved = shell.store.parent / "package"
     moved.symlink_to(cpu_package)
-    shell.serve("--package", str(moved), "--port", "0", "--workers", "2")
+    shell.serve("--package", str(moved), "--port", "0", "--set", "gateway.workers=2")
     found = shell.ps()["support"]
     everything = marked(found["mark"], SUPERVISOR)
     names = {pid: command_line(pid) for pid in everything}

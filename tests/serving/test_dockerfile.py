@@ -17,8 +17,9 @@ import yaml
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import container, releases
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.targets import deployment_files
+from pipeline.recipe import load_recipe
 from pipeline.recipe.library import packaged
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
@@ -195,8 +196,8 @@ def test_the_services_are_the_stages() -> None:
 def test_the_services_are_those_that_are_written_for_a_package(tmp_path: Path) -> None:
     """But for what a package settles: its folder, name, recipe and deadline."""
     options = ServeOptions(Ports(None, 8001, 8002))
-    package = DeployedPackage(ENGINE, tmp_path)
-    (text,) = deployment_files("compose", package, options, DeploySettings(), ClusterSettings()).values()
+    package = DeployedPackage(ENGINE, tmp_path, load_recipe("tiny-cpu"))
+    (text,) = deployment_files("compose", package, options).values()
     written = yaml.safe_load(text)["services"]
     for name in ("triton", "gateway"):
         ours = yaml.safe_load(default(yaml.safe_dump(COMPOSE["services"][name])))

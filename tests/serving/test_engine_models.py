@@ -9,10 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from pipeline.contracts.inflight_batcher import DataTypes, tensors, versions
-from pipeline.contracts.inflight_batcher_parameters import check, parameters
+from pipeline.contracts.inflight_batcher import DataTypes, check, parameters, tensors, versions
 from pipeline.models.token_ids import TokenIds
-from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
+from pipeline.runtimes.tensorrt.model_repository import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.text_models import KV_CACHE_STATS, OURS, TEXT_INPUTS
 

@@ -15,13 +15,15 @@ from tokenizers import Tokenizer
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Silent
+from pipeline.runtimes import Engines
 from pipeline.runtimes.tensorrt.model_repository import (
-    EngineSources,
+    EngineModelSettings,
+    TensorRTSettings,
+    engine_models,
     launch_spec,
     package_engines,
     xgrammar_tokenizer_info,
 )
-from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, TensorRTSettings, engine_models
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest, verify
@@ -49,15 +51,15 @@ ALONE = replace(SETTINGS, draft=None)
 ENGINES = ("tensorrt_llm", "tensorrt_llm_draft")
 
 
-def sources(folder: Path, *, draft: bool = True, **target: Any) -> EngineSources:
-    return EngineSources(
+def sources(folder: Path, *, draft: bool = True, **target: Any) -> Engines:
+    return Engines(
         target=make_engine(folder / "target", tensor_parallel=2, **target),
         draft=make_engine(folder / "draft") if draft else None,
         tokenizer=TOKENIZER,
     )
 
 
-def package(into: Path, have: EngineSources, settings: TensorRTSettings = SETTINGS) -> Path:
+def package(into: Path, have: Engines, settings: TensorRTSettings = SETTINGS) -> Path:
     package_engines("support", settings, LIMITS, REQUIREMENTS, 2048, have, into, Silent())
     return into
 

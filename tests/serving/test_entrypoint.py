@@ -217,7 +217,7 @@ def test_settings() -> None:
     assert plain.address == "0.0.0.0"
     options = plain.options(Path("log"), None)
     assert options.ports == Ports(None, 8001, 8002)
-    assert options.launch.start_timeout_s is None
+    assert options.triton.start_timeout_s is None
     with pytest.raises(InvalidInput) as caught:
         EntrypointSettings.read({"PIPELINE_HTTP_PORT": "x", "PIPELINE_START_TIMEOUT_S": "-1"})
     assert "PIPELINE_HTTP_PORT = x" in str(caught.value)

@@ -263,7 +263,7 @@ def test_a_gateway_that_is_killed_while_the_disk_is_full_is_there_again(package:
 def test_a_gateway_that_fails_too_often_leaves_triton_and_the_record_and_comes_back(
     package: Path, tmp_path: Path
 ) -> None:
-    served = Served(package, tmp_path / "store", "--max-restarts", "0")
+    served = Served(package, tmp_path / "store", "--set", "triton.max_restarts=0")
     try:
         (gateway,), triton = served.pids("gateway"), served.pids("triton")
         os.kill(gateway, signal.SIGKILL)

@@ -14,8 +14,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipeline.models.token_ids import token_ids
 from pipeline.recipe import load_recipe
+from pipeline.runtimes.cpu.model_repository import cpu_models
 from pipeline.runtimes.cpu.runtime import serving_settings
-from pipeline.runtimes.cpu.triton_models import cpu_models
 from pipeline.triton.config import parse, render
 from tests.support import CHECKPOINTS
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InvalidInput, ServerError, UserError
+from pipeline.recipe import load_recipe
 from pipeline.serving import launch_embedded
 from pipeline.serving.launch import Launch, Start, mirror, traces_endpoint
 from pipeline.serving.launch_docker import docker_launch
@@ -138,7 +139,7 @@ def test_ports_that_are_taken_are_named() -> None:
         number = taken.getsockname()[1]
         with pytest.raises(ServerError, match=rf"gRPC port 127\.0\.0\.1:{number} cannot be used"):
             Ports(None, number, Ports.free().metrics).check()
-        assert Ports.choose(grpc=number).grpc == number
+        assert Ports.choose(load_recipe("tiny-cpu", [f"triton.grpc_port={number}"])).grpc == number
     with pytest.raises(ServerError, match="HTTP 5, gRPC 5 and metrics 6 must be different ports"):
         Ports(5, 5, 6).check()
 
@@ -146,9 +147,11 @@ def test_ports_that_are_taken_are_named() -> None:
 @pytest.mark.parametrize("http", [True, False])
 @pytest.mark.parametrize("grpc", [True, False])
 def test_only_ports_that_are_open_are_chosen(http: bool, grpc: bool) -> None:
+    recipe = load_recipe("tiny-cpu", [f"serving={{http: {http}, grpc: {grpc}}}"])
     for ports in (
         Ports.free(http=http, grpc=grpc),
-        Ports.choose(opens_http=http, opens_grpc=grpc),
+        Ports.choose(recipe),
+        Ports.choose(recipe, usual=False),
         Ports.free(http=http, grpc=grpc).moved(),
     ):
         assert set(ports.open) == {"metrics", *(["HTTP"] if http else []), *(["gRPC"] if grpc else [])}

@@ -13,8 +13,13 @@ import yaml
 from pipeline.contracts import llm_args
 from pipeline.errors import StageError, UserError
 from pipeline.progress import Silent
-from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model, model_yaml
+from pipeline.runtimes import Engines
+from pipeline.runtimes.pytorch.model_repository import (
+    LlmapiSettings,
+    llmapi_model,
+    model_yaml,
+    package_llmapi,
+)
 from pipeline.serving.launch_gpu import launch_faults
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import Deployment
@@ -120,12 +125,12 @@ def test_the_deployment(tmp_path: Path) -> None:
     assert deployment.launch.weights_gib == round(2 * weights / 2**30, 3)
 
 
-def sources(folder: Path) -> LlmapiSources:
+def sources(folder: Path) -> Engines:
     checkpoint = tiny(folder)
-    return LlmapiSources(checkpoint, None, checkpoint)
+    return Engines(checkpoint, None, checkpoint)
 
 
-def refusal(made: LlmapiSources, into: Path, **arguments: Any) -> str:
+def refusal(made: Engines, into: Path, **arguments: Any) -> str:
     settings = LlmapiSettings("1.2.1")
     with pytest.raises(StageError) as caught:
         package_llmapi(
@@ -144,7 +149,7 @@ def test_what_tensorrt_llm_would_refuse_is_not_packaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_a_checkpoint_with_a_file_missing_is_refused(tmp_path: Path, missing: str) -> None:
     made = sources(tmp_path / "a")
-    (made.checkpoint / missing).unlink()
+    (made.target / missing).unlink()
     assert f"no {missing}" in refusal(made, tmp_path)
 
 

@@ -16,7 +16,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Client, Refused
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.runtimes.pytorch.model_repository import LlmapiSettings
 from pipeline.serving.live import MetricsPage
 from pipeline.serving.server import TritonServer
 from tests.support.llmapi import package, served, statuses, tensors

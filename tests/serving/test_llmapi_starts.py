@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.client import Client
 from pipeline.errors import ServerError
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.runtimes.pytorch.model_repository import LlmapiSettings
 from pipeline.serving.server import TritonServer
 from tests.support.llmapi import package, served, statuses, tensors
 from tests.support.streams import infer, stream

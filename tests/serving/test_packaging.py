@@ -13,19 +13,19 @@ import pytest
 from pipeline.errors import InvalidInput, StageError
 from pipeline.models.token_ids import token_ids
 from pipeline.progress import Silent
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
-from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
+from pipeline.runtimes import Engines
+from pipeline.runtimes.cpu.model_repository import CpuSettings, cpu_models, package_cpu
 from pipeline.serving.server import TritonServer
 from pipeline.triton.config import parameters_of, parse
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.repository import content_digest, verify
-from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS, package_support_pair
+from tests.support.served import CHECKPOINTS, SETTINGS, package_support_pair
 
 MODELS = {"preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"}
 
 
-def sources(package: Path) -> CpuSources:
-    return CpuSources(package.parent / "target", None, CHECKPOINTS / "support-target", ENGINE)
+def sources(package: Path) -> Engines:
+    return Engines(package.parent / "target", None, CHECKPOINTS / "support-target")
 
 
 def test_each_model_has_all_that_it_needs(package: Path) -> None:

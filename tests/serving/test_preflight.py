@@ -96,7 +96,7 @@ def test_nothing_is_said_of_a_machine_that_fits(machine: MachineFacts, software:
         (with_gpus(replace(H100, free_mib=30000), replace(H100, index=1)), SOFTWARE, "host.gpu_memory",
          "30000 MiB free, the weights alone need 35840 MiB", ""),
         (FITTING, replace(SOFTWARE, tensorrt_llm="1.1.0"), "port.version",
-         "TensorRT-LLM 1.1.0 is installed, it was made for 1.2.1", "pipeline serve llama --container"),
+         "TensorRT-LLM 1.1.0 is installed, it was made for 1.2.1", "pipeline serve llama --set triton.container=true"),
         (FITTING, replace(SOFTWARE, tensorrt="10.14.2.1"), "port.version",
          "TensorRT 10.14.2.1 is installed, engines are built with 10.14.1.48", ""),
         (FITTING, replace(SOFTWARE, tensorrt_llm=None, tensorrt=None, release=None), "port.version",

@@ -85,7 +85,9 @@ class House:
         announcement = Announcement(self.folder, "tiny", record, ("triton",))
         announcement.claim(Silent())
         policy = RestartPolicy(max_restarts=3)
-        self.supervisor = Supervisor({"tiny": (self.old, announcement)}, None, policy, Silent(), self.stop)
+        self.supervisor = Supervisor(
+            {"tiny": (self.old, announcement)}, None, {"tiny": policy}, Silent(), self.stop
+        )
         Rollouts(self.supervisor, self._make, Silent())
         self.control = stack.enter_context(ControlServer(self.folder / "tiny.sock", self.supervisor.handlers))
         self.threads = stack.enter_context(ThreadPoolExecutor(4))

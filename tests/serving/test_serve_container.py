@@ -43,21 +43,19 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     return made
 
 
+CONTAINER = ("--set", "triton.container=true")
+
+
 def deploying(package: Path, folder: Path, *options: str) -> Command:
     """`pipeline serve` of a package, with a store below `folder`."""
-    arguments = ["serve", "--package", str(package), "--container", "--no-gateway", *options]
+    arguments = ["serve", "--package", str(package), "--no-gateway", *CONTAINER, *options]
     command = [sys.executable, "-m", "pipeline.cli.main", *arguments]
     return Command(command, folder / "log", {"PIPELINE_STORE": str(folder / "store")})
 
 
 def ports() -> tuple[Ports, list[str]]:
     free = Ports.free()
-    return free, [
-        "--grpc-port",
-        str(free.grpc),
-        "--metrics-port",
-        str(free.metrics),
-    ]
+    return free, ["--set", f"triton.grpc_port={free.grpc}", "--set", f"triton.metrics_port={free.metrics}"]
 
 
 def test_from_a_package_to_an_answer_and_back(gpu_package: Path, docker: FakeDocker, tmp_path: Path) -> None:
@@ -112,8 +110,7 @@ def test_an_image_that_is_not_here_is_pulled_after_the_host_was_looked_at(
 
 def refusal(gpu_package: Path, tmp_path: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", "serve", "--package", str(gpu_package), "--container",
-         *arguments],
+        [sys.executable, "-m", "pipeline.cli.main", "serve", "--package", str(gpu_package), *CONTAINER, *arguments],
         capture_output=True, text=True, timeout=60, check=False,
         env=os.environ | {"PIPELINE_STORE": str(tmp_path / "store")},
     )  # fmt: skip
@@ -154,7 +151,7 @@ def test_the_wrong_image_is_refused_before_anything_is_loaded(
     docker.set(images={"own:1": None})
     info = tmp_path / "site" / "tensorrt_llm-1.2.1.dist-info"
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.1.0\n")
-    text = refusal(gpu_package, tmp_path, "--image", "own:1")
+    text = refusal(gpu_package, tmp_path, "--set", "triton.image=own:1")
     assert "TensorRT-LLM 1.1.0 is installed, it was made for 1.2.1" in text
     assert all("--entrypoint" in call for call in docker.called("run"))
 
@@ -168,7 +165,7 @@ def test_dry_run_prints_and_runs_nothing(gpu_package: Path, docker: FakeDocker, 
     arguments = [
         "--package",
         str(gpu_package),
-        "--container",
+        *CONTAINER,
         "--store",
         str(tmp_path),
         "--dry-run",

@@ -12,11 +12,12 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from pipeline.progress import Silent
-from pipeline.runtimes.cpu import triton_models
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
+from pipeline.runtimes import Engines
+from pipeline.runtimes.cpu import model_repository
+from pipeline.runtimes.cpu.model_repository import package_cpu
 from pipeline.serving.server import TritonServer
 from tests.support.engine import QUESTIONS, TURN
-from tests.support.served import CHECKPOINTS, ENGINE, SETTINGS
+from tests.support.served import CHECKPOINTS, SETTINGS
 from tests.support.streams import joined
 
 pytestmark = pytest.mark.servers
@@ -38,8 +39,8 @@ def test_text_goes_through_the_models_of_each_version(
     known: dict[str, object],
     unknown: dict[str, object],
 ) -> None:
-    monkeypatch.setattr(triton_models, "CONTRACT", version)
-    sources = CpuSources(package.parent / "target", None, CHECKPOINTS / "support-target", ENGINE)
+    monkeypatch.setattr(model_repository, "CONTRACT", version)
+    sources = Engines(package.parent / "target", None, CHECKPOINTS / "support-target")
     package_cpu("old", SETTINGS, sources, tmp_path / "package", Silent())
     with TritonServer.of_package(tmp_path / "package", log_file=tmp_path / "log") as server:
         asked = {"text_input": PROMPT, "max_tokens": 16, "stream": True}

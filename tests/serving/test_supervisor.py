@@ -308,7 +308,7 @@ def announced(folder: Path, *components: str) -> Announcement:
 
 def supervise(component: Scripted, folder: Path, policy: RestartPolicy) -> Any:
     announcement, stop = announced(folder, "triton"), threading.Event()
-    Supervisor({NAME: (component, announcement)}, None, policy, Silent(), stop).run(lambda: None)
+    Supervisor({NAME: (component, announcement)}, None, {NAME: policy}, Silent(), stop).run(lambda: None)
 
 
 def test_it_gives_up_after_so_many_failures_and_says_why(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_one_that_fails_too_often_is_tried_until_it_works_and_the_other_goes_on(
         threading.Event(),
         threading.Event(),
     )
-    supervisor = Supervisor({NAME: (triton, announcement)}, gateway, QUICK_POLICY, said, stop)
+    supervisor = Supervisor({NAME: (triton, announcement)}, gateway, {NAME: QUICK_POLICY}, said, stop)
     thread = threading.Thread(target=supervisor.run, args=(ready.set,))
     thread.start()
     try:
@@ -396,7 +396,7 @@ def test_one_that_works_and_dies_again_and_again_is_not_started_without_a_pause(
     policy = RestartPolicy(max_restarts=2, pause_s=0.001, max_pause_s=600)
     component, announcement = Scripted(["first", "second", "third"]), announced(tmp_path, "triton")
     said, stop = Said(), threading.Event()
-    supervisor = Supervisor({NAME: (component, announcement)}, None, policy, said, stop)
+    supervisor = Supervisor({NAME: (component, announcement)}, None, {NAME: policy}, said, stop)
     thread = threading.Thread(target=supervisor.run, args=(lambda: None,))
     thread.start()
     try:

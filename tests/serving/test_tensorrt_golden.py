@@ -16,13 +16,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipeline.contracts.inflight_batcher import versions
-from pipeline.contracts.inflight_batcher_parameters import check
+from pipeline.contracts.inflight_batcher import check, versions
 from pipeline.models.token_ids import TokenIds
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
-from pipeline.runtimes.tensorrt.model_repository import launch_spec
-from pipeline.runtimes.tensorrt.triton_models import TensorRTSettings, engine_models
+from pipeline.runtimes.tensorrt.model_repository import TensorRTSettings, engine_models, launch_spec
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import DeploymentLimits

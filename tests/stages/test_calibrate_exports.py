@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.contracts.checkpoint import CheckpointLayout
-from pipeline.contracts.checkpoint_files import check
+from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.models.layers import round_e4m3, unpack_rows
@@ -52,7 +51,7 @@ def digests(folder: Path) -> dict[str, str]:
 def test_the_hugging_face_export(calibrations: Calibrations, form: str) -> None:
     folder = calibrations.calibrated(form) / "hf"
     checkpoint = CheckpointReader(folder)
-    checkpoint.check()
+    checkpoint.check_files()
     assert checkpoint.quantization.format == form
     assert checkpoint.quantization.group_size == (64 if "awq" in form else None)
     source = calibrations.source()
@@ -308,7 +307,7 @@ def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> Non
 def test_tied_embeddings_and_an_odd_vocabulary(calibrations: Calibrations) -> None:
     folder = calibrations.calibrated("int4_awq", architecture="qwen3", tied=True, vocab=501)
     checkpoint = CheckpointReader(folder / "hf")
-    checkpoint.check()
+    checkpoint.check_files()
     assert "lm_head.weight" not in checkpoint.tensors
     assert config(folder / "hf")["vocab_size"] == 501
     assert config(folder / "trtllm-tp2")["vocab_size"] == 512
@@ -358,10 +357,10 @@ def test_damaged_ranks_are_found(
     folder = tmp_path / "trtllm"
     shutil.copytree(source / "trtllm-tp2", folder)
     layout = CheckpointLayout(Architecture.read(source / "hf"), "BF16", Format.FP8, tensor=2)
-    check(folder, layout)
+    check_files(folder, layout)
     damage(folder)
     with pytest.raises(CheckpointError, match=message.replace(".", r"\.")):
-        check(folder, layout)
+        check_files(folder, layout)
 
 
 def _edit(folder: Path, **changes: Any) -> None:
@@ -401,7 +400,7 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
         unified.align(model, Format.NVFP4, torch.bfloat16)
         modelopt_export.export(model, architecture, Parallelism(2), tmp_path / "ranks")
         unified.export(model, Format.NVFP4, source, tmp_path / "hf")
-    check(tmp_path / "ranks", CheckpointLayout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
+    check_files(tmp_path / "ranks", CheckpointLayout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
     unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")
     exported, ranks = CheckpointReader(tmp_path / "hf"), RankCheckpoint(tmp_path / "ranks", architecture)
     for shape in architecture.linears():

@@ -17,8 +17,7 @@ from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, CheckpointQuantization, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.runtimes.tensorrt.checkpoint import RankCheckpoint
-from pipeline.runtimes.tensorrt.checkpoint.layout import parts
-from pipeline.runtimes.tensorrt.checkpoint.parts import Rank
+from pipeline.runtimes.tensorrt.checkpoint.layout import Rank, parts
 from pipeline.stages.evaluate.decoder import Decoder
 from tests.support import raw_ranks
 from tests.support.calibrated import Calibrations

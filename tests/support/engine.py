@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,11 @@ def _state(before: list[int], token: int) -> int:
 
 
 def _logits(states: list[int], noise: float) -> Floats:
-    seed = hash(tuple(states)) % 2**62
+    return _logits_of(hash(tuple(states)) % 2**62, noise).copy()
+
+
+@lru_cache(maxsize=100_000)
+def _logits_of(seed: int, noise: float) -> Floats:
     logits = 3 * np.random.default_rng(seed).standard_normal(VOCAB)
     if noise:
         logits += noise * np.random.default_rng(seed ^ 1).standard_normal(VOCAB)

@@ -4,7 +4,7 @@ schemas that Kubernetes and the makers of its extensions publish.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from pipeline.deploy.settings import ClusterSettings, DeployedPackage, DeploySettings
+from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
-from pipeline.serving.settings import LaunchSettings
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -168,72 +167,70 @@ def package(digits: str) -> Path:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    return dump_yaml(recipe.model_dump(mode="json", exclude={"golden"}))
+    written = {"golden", "triton", "deploy", "kubernetes"}
+    return dump_yaml(recipe.model_dump(mode="json", exclude=written))
+
+
+def with_sections(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values in these sections, which are not validated."""
+    changed = {name: getattr(recipe, name).model_copy(update=dict(new)) for name, new in sections.items()}
+    return recipe.model_copy(update=changed)
 
 
 def cluster_files(
     recipe: Recipe,
     deployment: Deployment = ONE,
-    launch: ServeOptions | None = None,
-    settings: DeploySettings | None = None,
     *,
+    gpus: tuple[int, ...] = (),
     packaged: Mapping[str, Any] | None = None,
-    **cluster: Any,
+    **sections: Mapping[str, Any],
 ) -> dict[str, str]:
-    """The folder of a deployment.
+    """The folder of a deployment, whose gRPC and metrics alone are open.
 
     Args:
         recipe: Recipe that it is served with.
         deployment: Its deployment.json.
-        launch: Launch options; by default gRPC and metrics alone.
-        settings: Settings besides those of the cluster.
         packaged: Fields of `DeployedPackage`.
-        cluster: Fields of `ClusterSettings`.
+        sections: Other values of the recipe.
     """
-    package_ = DeployedPackage(
-        **{"deployment": deployment, "folder": package("0"), "recipe": recipe} | dict(packaged or {})
-    )
-    return deployment_files(
-        "kubernetes",
-        package_,
-        launch or ServeOptions(PORTS),
-        settings or DeploySettings(),
-        ClusterSettings(**cluster),
-    )
+    recipe = with_sections(recipe, **sections)
+    fields = {"deployment": deployment, "folder": package("0"), "recipe": recipe} | dict(packaged or {})
+    options = ServeOptions(PORTS, recipe.triton, gpus)
+    return deployment_files("kubernetes", DeployedPackage(**fields), options)
 
 
 @cache
 def case(name: str, digits: str = "0") -> dict[str, str]:
     """The files of a deployment, by the name of its golden folder."""
-    serve, settings = ServeOptions(PORTS, LaunchSettings(image=SERVE)), DeploySettings(gateway_image=GATEWAY)
     folder: dict[str, Any] = {"folder": package(digits)}
+    own = (f"triton.image='{SERVE}'", f"deploy.gateway_image='{GATEWAY}'")
     match name:
         case "one-node":
-            recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", "cache.enabled=true"))
-            return cluster_files(
-                recipe, ONE, serve, settings, packaged=folder | {"recipe_text": recipe_text(recipe)},
-                replicas={"least": 2, "most": 8}, hostname="llm.example", build_image=BUILD,
-                expose={"kind": "ingress", "name": "nginx"},
-            )  # fmt: skip
+            cluster = (
+                "kubernetes={min_replicas: 2, max_replicas: 8, hostname: llm.example, expose: ingress:nginx}",
+                f"kubernetes.build_image='{BUILD}'",
+            )
+            recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", "cache.enabled=true", *own, *cluster))
+            return cluster_files(recipe, packaged=folder | {"recipe_text": recipe_text(recipe)})
         case "several-nodes":
             parallel = ("runtime.tensor_parallel=8", "runtime.pipeline_parallel=2")
-            recipe = load_recipe("llama-3.3-70b-fp8", ("name=llama", *parallel))
-            return cluster_files(
-                recipe, MANY, packaged=folder | {"recipe_text": recipe_text(recipe)}, storage_class="fast",
-                hostname="llm.example", expose={"kind": "gateway", "name": "infra/public"},
-            )  # fmt: skip
+            cluster = (
+                "kubernetes={storage_class: fast, hostname: llm.example, expose: 'gateway:infra/public'}",
+            )
+            recipe = load_recipe("llama-3.3-70b-fp8", ("name=llama", *parallel, *cluster))
+            return cluster_files(recipe, MANY, packaged=folder | {"recipe_text": recipe_text(recipe)})
         case "object-store":
-            return cluster_files(
-                load_recipe("llama-3.1-8b-fp8", ("name=llama",)), ONE, serve,
-                DeploySettings(gateway_image=GATEWAY, memory="96G"),
-                packaged=folder | {"content": "c" * 64, "verify_key": PUBLIC_KEY},
-                packages="s3://models/packages", redis="rediss://redis.shared.svc:6380",
-            )  # fmt: skip
+            cluster = (
+                "triton.memory=96G",
+                "kubernetes={packages: 's3://models/packages', redis: 'rediss://redis.shared.svc:6380'}",
+            )
+            recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama", *own, *cluster))
+            return cluster_files(recipe, packaged=folder | {"content": "c" * 64, "verify_key": PUBLIC_KEY})
         case _:
+            cluster = ("kubernetes={namespace: tiny, min_replicas: 2, max_replicas: 2}",)
             return cluster_files(
-                load_recipe("tiny-cpu", ("name=llama",)), CPU, serve, settings, packaged=folder, namespace="tiny",
-                replicas={"least": 2, "most": 2},
-            )  # fmt: skip
+                load_recipe("tiny-cpu", ("name=llama", *own, *cluster)), CPU, packaged=folder
+            )
 
 
 CASES = ("one-node", "several-nodes", "object-store", "cpu")
@@ -248,6 +245,12 @@ def arguments(name: str) -> list[str]:
     (pod,) = (pod for component, pod in pod_specs(case(name)) if component == "gateway")
     words: list[str] = pod["containers"][0]["args"]
     return words
+
+
+def gateway_values(words: Sequence[str]) -> dict[str, str]:
+    """Values of `--set gateway.KEY=VALUE` by key; the last of a key counts."""
+    found = (word.removeprefix("gateway.").partition("=") for word in words if word.startswith("gateway."))
+    return {key: value for key, _, value in found}
 
 
 def run(*words: str, store: Path = Path("/nonexistent/store")) -> Any:

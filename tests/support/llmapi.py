@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline.progress import Silent
-from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings
+from pipeline.runtimes.pytorch.model_repository import Engines, LlmapiSettings, package_llmapi
 from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
@@ -55,7 +54,7 @@ def package(
     """A package with a tiny checkpoint; `arguments` go to the LLM beside the usual ones."""
     settings = settings or LlmapiSettings("1.2.1", cancellation_check_period_ms=20)
     checkpoint = tiny(into / "source")
-    sources = LlmapiSources(checkpoint, tiny(into / "draft-source") if draft else None, checkpoint)
+    sources = Engines(checkpoint, tiny(into / "draft-source") if draft else None, checkpoint)
     needs = requirements(settings.version, settings.ranks * settings.instances)
     package_llmapi(
         "tiny", settings, {**ARGUMENTS, **arguments}, LIMITS, needs, sources, into / "package", Silent()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
-import tempfile
-from functools import cache
 from pathlib import Path
 
 import psutil
 
 from pipeline.client import Stats
 from pipeline.progress import Silent
-from pipeline.runtimes import cpu
+from pipeline.runtimes import Engines, cpu
 from pipeline.runtimes.cpu.ir import build_ir
-from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
-from pipeline.runtimes.cpu.triton_models import TOKENS_PER_BLOCK, CpuSettings
+from pipeline.runtimes.cpu.model_repository import TOKENS_PER_BLOCK, CpuSettings, package_cpu
 from pipeline.serving.server import TritonServer
 from tests.support import CHECKPOINTS
 from tests.support.models import make_checkpoint
@@ -32,21 +28,23 @@ SETTINGS = CpuSettings(
 def package_support_pair(into: Path, *, draft: bool = False, settings: CpuSettings = SETTINGS) -> Path:
     """The support target, unquantized; a folder with deployment.json and model_repository/."""
     for role in ("target", "draft") if draft else ("target",):
-        shutil.copytree(_ir(f"support-{role}"), into / role, copy_function=os.link)
-    sources = CpuSources(
-        into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target", ENGINE
-    )
+        _make_ir(f"support-{role}", into / role)
+    sources = Engines(into / "target", into / "draft" if draft else None, CHECKPOINTS / "support-target")
     package_cpu("support", settings, sources, into / "package", Silent())
     return into / "package"
 
 
-@cache
-def _ir(checkpoint: str) -> Path:
-    """A folder that lives as long as this process; its files are linked, and not to be changed."""
-    folder = Path(tempfile.mkdtemp(prefix="support-ir-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    build_ir(CHECKPOINTS / checkpoint, folder / "ir", progress=Silent())
-    return folder / "ir"
+# Checkpoint -> where this process has built it.
+_BUILT: dict[str, Path] = {}
+
+
+def _make_ir(checkpoint: str, into: Path) -> None:
+    """Build a checkpoint once in this process; later its files are linked, so they are not to be changed."""
+    if checkpoint in _BUILT:
+        shutil.copytree(_BUILT[checkpoint], into, copy_function=os.link)
+    else:
+        build_ir(CHECKPOINTS / checkpoint, into, progress=Silent())
+        _BUILT[checkpoint] = into
 
 
 def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: CpuSettings = SETTINGS) -> Path:
@@ -57,7 +55,7 @@ def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: Cpu
     (checkpoint / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     (checkpoint / "tokenizer_config.json").write_text("{}")
     build_ir(checkpoint, into / "target", progress=Silent())
-    sources = CpuSources(into / "target", None, checkpoint, ENGINE)
+    sources = Engines(into / "target", None, checkpoint)
     package_cpu("random", settings, sources, into / "package", Silent())
     return into / "package"
 

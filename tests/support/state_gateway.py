@@ -2,7 +2,7 @@
 
 python -m tests.support.state_gateway MODEL_SERVER FOLDER POSTGRES REDIS CLAIM_S        prints its port
 
-FOLDER, POSTGRES and REDIS (that of `--limits-redis`) may be "" for none.
+FOLDER, POSTGRES and REDIS (that of gateway.limits_redis) may be "" for none.
 """
 
 from __future__ import annotations

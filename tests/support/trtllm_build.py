@@ -14,13 +14,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts.trtllm_build import Flag, data, flags
 from pipeline.contracts.version_range import precedes
 from pipeline.runtimes.tensorrt.build_effects import BuildEffects, CheckpointConfig, effects
+
+if TYPE_CHECKING:
+    import pytest
 
 FAILS = "STAND_IN_TRTLLM_BUILD_FAILS"
 FAILURES = {  # what happens
@@ -52,6 +53,11 @@ _CRASHES = {
     "library version 10.14.1.48 got 10.11.0.33",
     "unsupported": "NotImplementedError: gemm_swiglu_plugin=fp8 is not supported on SM 100.",
 }
+_ALWAYS = (
+    "Option --gather_generation_logits is deprecated, a build flag is not required anymore. Use "
+    "--output_generation_logits at runtime instead.",
+    "padding removal and fMHA are both enabled, max_input_len is not required and will be ignored",
+)
 _PROGRAM = """#!{python}
 import sys
 sys.path.insert(0, {root!r})
@@ -129,8 +135,8 @@ def _build(
     for rank in range(config["mapping"]["world_size"]):
         weights = checkpoint / f"rank{rank}.safetensors"
         assert os.path.isfile(weights), f"assert os.path.isfile(weights_path)  # {weights}"
-        for message in outcome.messages:
-            _say(message.severity, message.text)
+        for text in (*_ALWAYS, *(message.text for message in outcome.messages)):
+            _say("W", text)
         if rank == 0:
             _say("W", "Something that no contract knows")
         if outcome.refusal:

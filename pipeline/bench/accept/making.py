@@ -93,8 +93,8 @@ def serve(run: AcceptanceRun) -> Checks:
     """`pipeline serve`, until it is ready."""
     if run.on_gpu:
         run.before_mib = gpu_memory_mib(allowed_devices())
-    deadline_s = run.settings.start_timeout_s or run.deployment.start_deadline_s
-    argv = (*run.recipe.words, *run.store.words, "--start-timeout-s", f"{deadline_s:g}")
+    deadline_s = run.recipe.triton.start_timeout_s or run.deployment.start_deadline_s
+    argv = (*run.recipe.words, *run.store.words, "--set", f"triton.start_timeout_s={deadline_s:g}")
     argv += tuple(part for rule in sorted(run.allowed) for part in ("--allow", rule))
     if allowed_devices():
         argv += ("--gpus", ",".join(map(str, allowed_devices())))

@@ -54,8 +54,3 @@ class AcceptSettings(Settings):
         default=None,
         description="Folder with upstream's end_to_end_grpc_client.py; by default where NVIDIA's containers have it.",
     )
-    start_timeout_s: Annotated[float | None, Option(metavar="SECONDS")] = Field(
-        default=None,
-        ge=1,
-        description="Time in which the server must be ready; by default 120, and more for large models.",
-    )

@@ -20,7 +20,7 @@ from pipeline.bench.tune.search_space import SearchSpace, Settings
 from pipeline.bench.tune.study import TuneStudy
 from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.recipe import Recipe
+from pipeline.recipe import SERVED_SECTIONS, Recipe
 
 _SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the same
 
@@ -153,7 +153,7 @@ def _script(
     yield 'mkdir -p "$results"'
     yield "recipe=$results/recipe.yaml"
     yield "cat > \"$recipe\" <<'END_OF_RECIPE'"
-    yield dump_yaml(recipe.model_dump(mode="json", exclude={"cache"})).rstrip()
+    yield dump_yaml(recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS))).rstrip()
     yield "END_OF_RECIPE"
     yield textwrap.dedent(
         f"""

@@ -35,7 +35,7 @@ from pipeline.machine.gpus import allowed_devices
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
 from pipeline.progress import Progress, Silent
-from pipeline.recipe import Recipe
+from pipeline.recipe import SERVED_SECTIONS, Recipe
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.serving.served import ServedDeployment
 from pipeline.stages import Builder, StepOutcome
@@ -119,7 +119,13 @@ class DeploymentRunner:
         package, compiled = self._build(changed)
         build_s = time.monotonic() - began
         deadline_s = Deployment.load(package).start_deadline_s
-        argv = [*changed.words, *self.store.words, "--no-gateway", "--start-timeout-s", f"{deadline_s:g}"]
+        argv = [
+            *changed.words,
+            *self.store.words,
+            "--no-gateway",
+            "--set",
+            f"triton.start_timeout_s={deadline_s:g}",
+        ]
         argv += [part for rule in sorted(self.allowed) for part in ("--allow", rule)]
         if self.devices:
             argv += ["--gpus", ",".join(map(str, self.devices))]
@@ -263,7 +269,7 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
     """
     load = plan.load.model_dump(mode="json")
     return {
-        "recipe": recipe.model_dump(mode="json", exclude={"cache"}),
+        "recipe": recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS)),
         "loads": [str(one) for one in plan.options.loads],
         "bench": load,
         "machine": machine,

@@ -163,7 +163,7 @@ def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkloa
         "prompts": asked,
         "slo": ", ".join(f"{key} {value:g}" for key, value in slo.items()) or "none",
         "takes": _takes(load, workload, sweep=settings.sweep),
-        "again": shlex.join(section_argv("--load", settings.load)) or "--load with no key: the default",
+        "again": shlex.join(section_argv("--load", settings.load)) or "the default load",
     }
 
 

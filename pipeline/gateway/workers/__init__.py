@@ -1,4 +1,4 @@
-"""Several processes that serve one gateway: `pipeline gateway --workers N`.
+"""Several processes that serve one gateway: `gateway.workers` of its recipes.
 
 The parent (`pool.WorkerPool`) holds the listening sockets, which all workers accept connections on, and starts again
 what dies or hangs. Its `coordinator.Coordinator` has what there is once, whatever the number of workers: the queue of
@@ -12,5 +12,5 @@ with its files, so no counter falls. The response cache is a file or a server an
 (`pipeline.gateway.api.responses.stored`) are on a server, or in a file beside these.
 
 What stays apart in each worker: single flight (two equal questions at the same time on two workers are generated
-twice), the hot tier of the cache, and its share of `--max-connections`.
+twice), the hot tier of the cache, and its share of gateway.max_connections.
 """

@@ -1,7 +1,7 @@
 """From a demand to what fits: the memory of every rank, and the tokens and sequences that the KV caches hold.
 
 All ranks of all models work on the same sequences, so the smallest rank decides how many tokens there are. Draft and
-target share what weights and buffers of both leave (`runtimes.tensorrt.memory_fractions` turns that into fractions for
+target share what weights and buffers of both leave (`runtimes.tensorrt.triton_settings` turns that into fractions for
 engines that load one after the other).
 
 Estimates: capacities are those that drivers report; the constants of `contracts/data/engine_memory.yaml` were measured

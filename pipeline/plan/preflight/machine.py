@@ -249,7 +249,7 @@ def _locked_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objectio
 def _ports(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
     if taken and needs.where == "anywhere":  # a start names the ports that it takes
-        others = "pipeline serve chooses others, or name them: --grpc-port, --metrics-port"
+        others = "pipeline serve chooses others, or name them: triton.grpc_port, triton.metrics_port"
         yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
 
 
@@ -335,7 +335,7 @@ def _modules(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
         yield Objection(
             (KIND,),
             f"the models import {', '.join(missing)}, which Triton's Python does not have",
-            "serve with an image of our Dockerfile (--image), or install them there",
+            "serve with an image of our Dockerfile (triton.image), or install them there",
         )
 
 
@@ -365,7 +365,7 @@ def _docker(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 
 
 def _inside(needs: MachineNeeds, wanted: ServingNeeds) -> str:
-    return f"serve with {wanted.image}: {needs.serve} --container"
+    return f"serve with {wanted.image}: {needs.serve} --set triton.container=true"
 
 
 def release_of(image: str) -> str | None:

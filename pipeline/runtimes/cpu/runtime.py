@@ -10,16 +10,21 @@ from pathlib import Path
 from pipeline import resources
 from pipeline.errors import StageError
 from pipeline.models.sizes import ModelSizes
-from pipeline.models.token_ids import TokenIds
+from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import EngineBuildRequest, Engines
-from pipeline.runtimes.cpu.triton_models import CpuSettings, cpu_models
+from pipeline.runtimes.base import EngineBuildRequest, Engines, preview
+from pipeline.runtimes.cpu.model_repository import (
+    ENGINE,
+    CpuSettings,
+    cpu_models,
+    deployment_limits,
+    package_cpu,
+)
 from pipeline.store import Json
-from pipeline.triton.deployment import ENTRY, Deployment
-
-_ENGINE = Path(__file__).parent / "engine"  # travels inside the repository
+from pipeline.triton.deployment import Deployment
+from pipeline.triton.repository import content_digest
 
 
 class CpuBackend:
@@ -48,44 +53,26 @@ class CpuBackend:
         )
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:  # noqa: ARG002
-        from pipeline.runtimes.cpu.model_repository import deployment_limits
-
-        settings, ids = serving_settings(recipe), TokenIds(0, 0, (), 0)
-        return Deployment(
-            name=recipe.name,
-            runtime="cpu",
-            entry_model=ENTRY,
-            models=tuple(config.name for config in cpu_models(settings, ids)),
-            limits=deployment_limits(settings),
-            tokenizer_dir="",
-            end_id=ids.end,
-            pad_id=ids.pad,
-            stop_token_ids=ids.stop,
-            digest="",
-            versions={},
-        )
+        settings = serving_settings(recipe)
+        models = [config.name for config in cpu_models(settings, TokenIds(0, 0, (), 0))]
+        return preview(recipe, models, deployment_limits(settings))
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
-        from pipeline.triton.repository import content_digest
-
         return {
             "runtime": "cpu",
             "name": recipe.name,
             "serving": asdict(serving_settings(recipe)),
-            "sources": content_digest(resources.folder("model_repo"), _ENGINE),
+            "sources": content_digest(resources.folder("model_repo"), ENGINE),
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
-        from pipeline.runtimes.cpu.model_repository import CpuSources, package_cpu
-
         settings = serving_settings(recipe)
         if settings.guided_decoding and (fault := _unguidable(engines)):
             if recipe.guided_decoding:
                 raise StageError(f"recipe {recipe.name}: guided_decoding is true, but {fault}")
             progress.say(f"No guided decoding: {fault}")
             settings = replace(settings, guided_decoding=False)
-        sources = CpuSources(engines.target, engines.draft, engines.tokenizer, _ENGINE)
-        return package_cpu(recipe.name, settings, sources, into, progress)
+        return package_cpu(recipe.name, settings, engines, into, progress)
 
 
 def _runtime(recipe: Recipe) -> Settings:
@@ -95,7 +82,6 @@ def _runtime(recipe: Recipe) -> Settings:
 
 def _unguidable(engines: Engines) -> str | None:
     """Why the engine could hold no answer to a form: its library does not know every kind of tokenizer."""
-    from pipeline.models.token_ids import token_ids
     from pipeline.runtimes.cpu.engine.grammars import Grammars, Vocabulary
 
     facts = json.loads((engines.target / "engine.json").read_text(encoding="utf-8"))

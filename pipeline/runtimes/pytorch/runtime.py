@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pipeline import resources
 from pipeline.contracts import gpus, releases
@@ -20,13 +19,19 @@ from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import PyTorchRuntime as Settings
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import EngineBuildRequest, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines, preview
 from pipeline.runtimes.pytorch import artifact
-from pipeline.runtimes.pytorch.arguments import draft_tokens, llm_arguments
-from pipeline.runtimes.pytorch.triton_models import LlmapiSettings, llmapi_model
+from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments
+from pipeline.runtimes.pytorch.model_repository import (
+    LlmapiSettings,
+    launch_spec,
+    llmapi_model,
+    package_llmapi,
+)
 from pipeline.store import Json
 from pipeline.triton.config import render
 from pipeline.triton.deployment import TARGET_MODEL, Deployment, DeploymentLimits, Requirements
+from pipeline.triton.repository import content_digest
 
 
 class PyTorchBackend:
@@ -73,28 +78,12 @@ class PyTorchBackend:
         return facts
 
     def preview_deployment(self, recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> Deployment:
-        from pipeline.runtimes.pytorch.model_repository import launch_spec
-
-        return Deployment(
-            name=recipe.name,
-            runtime="pytorch",
-            entry_model=TARGET_MODEL,
-            models=(TARGET_MODEL,),
-            limits=_limits(recipe),
-            tokenizer_dir="",
-            end_id=0,
-            pad_id=0,
-            stop_token_ids=(),
-            digest="",
-            versions={},
-            requirements=_requirements(recipe),
-            launch=launch_spec(serving_settings(recipe), weight_bytes(recipe, sizes)),
-        )
+        launch = launch_spec(serving_settings(recipe), weight_bytes(recipe, sizes))
+        needs = _requirements(recipe)
+        return preview(recipe, [TARGET_MODEL], _limits(recipe), requirements=needs, launch=launch)
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         """Raises UserError if the version cannot serve what the recipe asks for."""
-        from pipeline.triton.repository import content_digest
-
         models, settings = resources.folder("model_repo"), serving_settings(recipe)
         return {
             "runtime": "pytorch",
@@ -107,11 +96,9 @@ class PyTorchBackend:
         }
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
-        from pipeline.runtimes.pytorch.model_repository import LlmapiSources, package_llmapi
-
-        arguments: dict[str, Any] = artifact.read_arguments(engines.target)
-        sources = LlmapiSources(
-            checkpoint=engines.target / artifact.CHECKPOINT,
+        arguments = artifact.read_arguments(engines.target)
+        sources = Engines(
+            target=engines.target / artifact.CHECKPOINT,
             draft=engines.draft / artifact.CHECKPOINT if engines.draft is not None else None,
             tokenizer=engines.tokenizer,
         )

@@ -1,35 +1,26 @@
-"""Effects of a trtllm-build command: values that the builder changes, messages that it prints, refusals.
+"""Effects of a trtllm-build command of ours: values that the builder changes, what it says of them, refusals.
 
 A checkpoint's own settings, the flags and the GPU decide together, and most of it happens without failing. Written
 after TensorRT-LLM's builder.py and _common.py (1.0 to 1.2), step by step in upstream's order; texts and numbers are
-in `data/trtllm_build.yaml`. Encoders, LoRA and other speculation than `draft_tokens_external` are left out. Pure.
+in `data/trtllm_build.yaml`. Only what the flags of `flags` can lead to is here: the limits that it chooses, for one,
+are kept as they are. Pure.
 
->>> config = CheckpointConfig("LlamaForCausalLM", "bfloat16", "W4A16_AWQ", "FP8")
->>> effects("1.2.1", ["--max_seq_len", "4096"], config, sm=90).values["use_paged_context_fmha"]
+>>> config = CheckpointConfig("LlamaForCausalLM", "W4A16_AWQ", "FP8")
+>>> effects("1.2.1", ["--max_seq_len", "4096", "--use_paged_context_fmha", "enable"], config, sm=90).changes[0].built
 False
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
-from pipeline.contracts.trtllm_build import (
-    config_value,
-    data,
-    flags,
-    named_flags,
-    parse,
-    speculative_modes,
-    versions,
-)
-from pipeline.contracts.version_range import entries_in
+from pipeline.contracts.trtllm_build import config_value, data, flags, named_flags, parse, speculative_modes
 
-__all__ = ["BuildEffects", "BuilderMessage", "CheckpointConfig", "FlagChange", "effects", "parse_message"]
+_REDUCE_FUSION = (None, "LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +37,43 @@ class FlagChange:
 
 
 @dataclass(frozen=True, slots=True)
+class BuilderMessage:
+    """A line that the builder prints."""
+
+    id: str
+    text: str
+    changes: tuple[str, ...]  # the flags whose values it may have changed
+
+
+@dataclass(frozen=True, slots=True)
 class BuildEffects:
-    """Effect of a command on the builder: final values, messages, changes, or a refusal."""
+    """Effect of a command on the builder: final values, messages about changes, the changes, or a refusal."""
 
     values: Mapping[str, Any]  # by flag, as config.json has them
     messages: tuple[BuilderMessage, ...]
     changes: tuple[FlagChange, ...]  # of flags that the command names
     refusal: str | None  # the exception with which it ends; the values are then of no use
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Fields of a checkpoint's config.json that the builder looks at."""
+
+    architecture: str | None  # None: not known yet, and taken to be able
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    tensor_parallel: int = 1
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Read a checkpoint's config.json. Raises KeyError if it lacks what every checkpoint has."""
+        quantization = config.get("quantization") or {}
+        return cls(
+            architecture=config["architecture"],
+            quant_algo=quantization.get("quant_algo"),
+            kv_cache_quant_algo=quantization.get("kv_cache_quant_algo"),
+            tensor_parallel=config["mapping"]["tp_size"],
+        )
 
 
 def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int) -> BuildEffects:
@@ -69,17 +90,17 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
     """
     known, values = flags(version), parse(version, argv)
     asked = {name: config_value(known[name], value) for name, value in values.items()}
-    build = BuilderRun(version, model, sm, dict(asked), keeps_gemm=values["gemm_plugin"] == "disable")
+    build = _BuilderRun(model, sm, dict(asked), keeps_gemm=values["gemm_plugin"] == "disable")
     refusal = None
     try:
         build.run()
-    except BuilderRefusal as refused:
+    except _BuilderRefusal as refused:
         refusal = str(refused)
     changes = _changes({name: asked[name] for name in named_flags(version, argv)}, build)
     return BuildEffects(build.values, tuple(build.messages), changes, refusal)
 
 
-def _changes(asked: Mapping[str, Any], build: BuilderRun) -> tuple[FlagChange, ...]:
+def _changes(asked: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChange, ...]:
     """Longer sequences of an engine that verifies drafts are no change: the flag means that."""
     meant = {**asked}
     if "max_seq_len" in meant:
@@ -96,9 +117,7 @@ def parse_message(line: str) -> BuilderMessage | None:
     """Recognize a line of the log (without time and severity) as a known message; None if it is none of them."""
     for pattern, message in _patterns():
         if pattern.fullmatch(line.strip()):
-            return BuilderMessage(
-                message["id"], message["severity"], line.strip(), tuple(message.get("changes", ()))
-            )
+            return BuilderMessage(message["id"], line.strip(), tuple(message.get("changes", ())))
     return None
 
 
@@ -112,62 +131,14 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(".+?".join(re.escape(part) for part in parts))
 
 
-_UNSCALED_ROTARY = ("su", "longrope", "llama3")  # builder.py: their factor says nothing about the length
-_NO_POSITIONS = 2048  # builder.py: length of a model that does not say
-_MANY_TOKENS = 16384  # _common.py
-_REDUCE_FUSION = (None, "LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointConfig:
-    """Fields of a checkpoint's config.json that the builder looks at."""
-
-    architecture: str | None  # None: not known yet, and taken to be able
-    dtype: str  # bfloat16, float16
-    quant_algo: str | None = None
-    kv_cache_quant_algo: str | None = None
-    tensor_parallel: int = 1
-    ranks: int = 1
-    max_positions: int | None = None
-    rotary_factor: float = 1
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read a checkpoint's config.json. Raises KeyError if it lacks what every checkpoint has."""
-        quantization, mapping = config.get("quantization") or {}, config["mapping"]
-        rotary = config.get("rotary_scaling") or {}
-        stretches = rotary.get("type", rotary.get("rope_type")) not in _UNSCALED_ROTARY
-        return cls(
-            architecture=config["architecture"],
-            dtype=config["dtype"],
-            quant_algo=quantization.get("quant_algo"),
-            kv_cache_quant_algo=quantization.get("kv_cache_quant_algo"),
-            tensor_parallel=mapping["tp_size"],
-            ranks=mapping["world_size"],
-            max_positions=config.get("max_position_embeddings"),
-            rotary_factor=rotary.get("factor", 1) if rotary and stretches else 1,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BuilderMessage:
-    """A line that the builder prints."""
-
-    id: str
-    severity: str  # "W" | "I"
-    text: str
-    changes: tuple[str, ...]  # the flags whose values it may have changed
-
-
-class BuilderRefusal(Exception):
+class _BuilderRefusal(Exception):
     """The builder would end with this exception."""
 
 
 @dataclass(slots=True)
-class BuilderRun:
+class _BuilderRun:
     """The values of one build, changed step by step in upstream's order."""
 
-    version: str
     model: CheckpointConfig
     sm: int
     values: dict[str, Any]
@@ -176,190 +147,85 @@ class BuilderRun:
     grown: int = 0  # tokens by which max_seq_len grew for drafts
 
     def run(self) -> None:
-        self.say("generation_logits")
-        if self.values["paged_kv_cache"] is not None:
-            self.say("paged_kv_cache")
         self.refuse_flags()
-        self.kv_cache()
-        self.lengths()
-        self.step_tokens()
+        self.optimal_tokens()
         self.fusions()
         self.speculation()
         self.attention()
         self.refuse_formats()
-        self.plugins()
+        if self.model.quant_algo == "NVFP4" and not self.keeps_gemm:
+            self.change("gemm_plugin", "nvfp4", "nvfp4_gemm")
 
-    def say(self, name: str, **numbers: Any) -> None:
-        entry = next(entry for entry in data()["messages"] if entry["id"] == name)
-        text = entry["text"].format(**{**self.values, **numbers})
-        self.messages.append(BuilderMessage(name, entry["severity"], text, tuple(entry.get("changes", ()))))
+    def change(self, flag: str, value: Any, message: str) -> None:
+        entry = next(entry for entry in data()["messages"] if entry["id"] == message)
+        text = entry["text"].format(**self.values)
+        self.messages.append(BuilderMessage(message, text, tuple(entry["changes"])))
+        self.values[flag] = value
+
+    def refusal(self, name: str) -> Mapping[str, Any]:
+        entry: Mapping[str, Any] = next(entry for entry in data()["refusals"] if entry["id"] == name)
+        return entry
 
     def refuse(self, name: str, **numbers: Any) -> None:
-        entry = next(
-            entry for entry in entries_in(self._refusals(), self.version, versions()) if entry["id"] == name
-        )
-        raise BuilderRefusal(f"{entry['exception']}: {entry['text'].format(**numbers)}")
-
-    def _refusals(self) -> Sequence[Mapping[str, Any]]:
-        refusals: Sequence[Mapping[str, Any]] = data()["refusals"]
-        return refusals
-
-    def _on_gpu(self, name: str) -> Mapping[str, Any] | None:
-        """A refusal about formats, if it is about this GPU."""
-        entry = next(entry for entry in self._refusals() if entry["id"] == name)
-        oldest, newest = entry["sm"]
-        return entry if oldest <= self.sm <= newest else None
+        entry = self.refusal(name)
+        raise _BuilderRefusal(f"{entry['exception']}: {entry['text'].format(**numbers)}")
 
     def refuse_flags(self) -> None:
-        values, model = self.values, self.model
-        if values["gather_all_token_logits"]:
-            values["gather_context_logits"] = values["gather_generation_logits"] = True
-        if values["gather_context_logits"] and values["max_draft_len"] > 0:
-            self.refuse("context_logits")
+        values = self.values
         if values["multiple_profiles"] and values["opt_num_tokens"] is not None:
             self.refuse("profiles")
-        entry = next(entry for entry in self._refusals() if entry["id"] == "plugin_gpu")
+        entry = self.refusal("plugin_gpu")
         for plugin in entry["plugins"]:
             if self.sm == entry["sm"] and values[plugin]:
                 self.refuse("plugin_gpu", plugin=plugin, value=values[plugin], sm=self.sm)
-        entry = next(entry for entry in self._refusals() if entry["id"] == "fuse_fp4_gpu")
-        if values["fuse_fp4_quant"] and self.sm not in entry["sms"]:
+        if values["fuse_fp4_quant"] and self.sm not in self.refusal("fuse_fp4_gpu")["sms"]:
             self.refuse("fuse_fp4_gpu")
-        if values["streamingllm"]:
-            self.refuse("streaming_llm")
-        if values["pp_reduce_scatter"] and model.architecture not in (None, "MixtralForCausalLM"):
+        if values["pp_reduce_scatter"] and self.model.architecture not in (None, "MixtralForCausalLM"):
             self.refuse("reduce_scatter")
 
-    def _text(self, name: str) -> str:
-        entries = entries_in(self._refusals(), self.version, versions())
-        return next(str(entry["text"]) for entry in entries if entry["id"] == name)
-
-    def kv_cache(self) -> None:
-        if self.values["kv_cache_type"] is None:
-            self.values["kv_cache_type"] = "PAGED"
-        if self.values["paged_state"]:  # of recurrent models
-            self.say("paged_state_off")
-            self.values["paged_state"] = False
-
-    def lengths(self) -> None:
-        values, model = self.values, self.model
-        longest = math.ceil((model.max_positions or _NO_POSITIONS) * model.rotary_factor)
-        if values["max_seq_len"] is None:
-            values["max_seq_len"] = longest
-            if model.rotary_factor != 1:
-                self.say("seq_len_scaled", rotary_factor=model.rotary_factor)
-        elif (
-            model.max_positions is not None
-            and values["max_seq_len"] > model.max_positions * model.rotary_factor
-        ):
-            self.say(
-                "positions", max_position_embeddings=model.max_positions, rotary_factor=model.rotary_factor
-            )
-        if values["max_input_len"] > values["max_seq_len"]:
-            self.say("input_len_clipped", max_seq_len=values["max_seq_len"])
-            values["max_input_len"] = values["max_seq_len"]
-
-    def step_tokens(self) -> None:
-        """Before the sequences grow by the drafts."""
-        values = self.values
-        most = values["max_seq_len"] * values["max_batch_size"]
-        if not values["remove_input_padding"]:
-            self.say("padding_kept")
-            values["max_num_tokens"] = most
-            return
-        if values["opt_num_tokens"] is None and not values["multiple_profiles"]:
-            values["opt_num_tokens"] = min(
-                values["max_batch_size"] * values["max_beam_width"], values["max_num_tokens"]
-            )
-            self.say("opt_tokens_chosen")
-        if values["max_num_tokens"] > _MANY_TOKENS:
-            self.say("many_tokens", max_num_tokens=values["max_num_tokens"])
-        if values["max_num_tokens"] > most:
-            self.say("tokens_clipped", most=most)
-            values["max_num_tokens"] = most
-        if values["max_num_tokens"] < values["max_input_len"] and not values["context_fmha"]:
-            self.say("tokens_below_input", max_input_len=values["max_input_len"])
-            values["max_num_tokens"] = values["max_input_len"]
-        elif values["max_num_tokens"] < values["tokens_per_block"] and values["context_fmha"]:
-            self.say("tokens_below_block", tokens_per_block=values["tokens_per_block"])
-            values["max_num_tokens"] = values["tokens_per_block"]
-        if values["opt_num_tokens"] is not None and values["opt_num_tokens"] > values["max_num_tokens"]:
-            self.say("opt_tokens_clipped", max_num_tokens=values["max_num_tokens"])
-            values["opt_num_tokens"] = values["max_num_tokens"]
-        if values["context_fmha"]:
-            self.say("input_len_ignored")
+    def optimal_tokens(self) -> None:
+        most = self.values["max_num_tokens"]
+        if self.values["opt_num_tokens"] is not None and self.values["opt_num_tokens"] > most:
+            self.change("opt_num_tokens", most, "opt_tokens_clipped")
 
     def fusions(self) -> None:
         values, model = self.values, self.model
         if values["reduce_fusion"] and (
             model.tensor_parallel == 1 or model.architecture not in _REDUCE_FUSION
         ):
-            self.turn_off("reduce_fusion", "reduce_fusion_off")
+            self.change("reduce_fusion", False, "reduce_fusion_off")
         if values["user_buffer"] and not values["reduce_fusion"]:
-            self.turn_off("user_buffer", "user_buffer_off")
+            self.change("user_buffer", False, "user_buffer_off")
         if values["norm_quant_fusion"] and (
             values["reduce_fusion"]
             or model.architecture not in (None, "LlamaForCausalLM")
             or model.quant_algo != "NVFP4"
         ):
-            self.turn_off("norm_quant_fusion", "norm_quant_fusion_off")
-
-    def turn_off(self, flag: str, message: str) -> None:
-        self.values[flag] = False
-        self.say(message)
+            self.change("norm_quant_fusion", False, "norm_quant_fusion_off")
 
     def speculation(self) -> None:
-        values = self.values
-        if values["speculative_decoding_mode"] == speculative_modes()["none"]:
-            return
-        increased = values["max_seq_len"] + values["max_draft_len"]
-        self.say("seq_len_increased", increased=increased)
-        self.grown = values["max_draft_len"]
-        values["max_seq_len"] = increased
-        least = values["max_batch_size"] * (values["max_draft_len"] + 1)
-        if values["max_num_tokens"] < least:
-            self.say("tokens_below_drafts", least=least)
-            values["max_num_tokens"] = least
+        """Sequences grow by the drafts."""
+        if self.values["speculative_decoding_mode"] != speculative_modes()["none"]:
+            self.grown = self.values["max_draft_len"]
+            self.values["max_seq_len"] += self.grown
 
     def attention(self) -> None:
         """Attention over prompts: whether it reads pages, whether it computes in FP8."""
         values, model, facts = self.values, self.model, data()["fp8_context"]
-        fp8_cache = model.kv_cache_quant_algo == "FP8"
-        if not values["context_fmha"]:
-            values["use_fp8_context_fmha"] = False
-            self.turn_off("use_paged_context_fmha", "context_fmha_off")
-        elif model.quant_algo not in facts["algorithms"]:
+        if model.quant_algo not in facts["algorithms"]:
             if values["use_fp8_context_fmha"]:
-                self.turn_off("use_fp8_context_fmha", "fp8_context_needs_fp8")
-            if values["use_paged_context_fmha"] and fp8_cache:
-                self.turn_off("use_paged_context_fmha", "paged_context_off")
+                self.change("use_fp8_context_fmha", False, "fp8_context_needs_fp8")
         elif self.sm < facts["oldest_sm"]:
-            self.turn_off("use_fp8_context_fmha", "fp8_context_old_gpu")
-            if values["use_paged_context_fmha"] and fp8_cache:
-                self.turn_off("use_paged_context_fmha", "paged_context_off")
-        elif values["use_paged_context_fmha"] and values["use_fp8_context_fmha"] and not fp8_cache:
-            self.turn_off("use_fp8_context_fmha", "fp8_context_needs_cache")
-        elif values["use_paged_context_fmha"] and fp8_cache and not values["use_fp8_context_fmha"]:
-            values["use_fp8_context_fmha"] = True
-            self.say("fp8_context_on")
-        if values["use_paged_context_fmha"] and model.kv_cache_quant_algo == "INT8":
-            self.turn_off("use_paged_context_fmha", "paged_context_int8")
+            self.change("use_fp8_context_fmha", False, "fp8_context_old_gpu")
+        fp8_cache = model.kv_cache_quant_algo == "FP8"
+        if values["use_paged_context_fmha"] and fp8_cache and not values["use_fp8_context_fmha"]:
+            self.change("use_paged_context_fmha", False, "paged_context_off")
 
     def refuse_formats(self) -> None:
-        for name in ("integer_gpu", "smooth_quant_gpu", "channel_scale_gpu"):
-            entry = self._on_gpu(name)
-            if entry is None:
-                continue
-            kv_caches = entry.get("kv_caches", ())
-            if self.model.quant_algo in entry["algorithms"] or self.model.kv_cache_quant_algo in kv_caches:
+        for name in ("integer_gpu", "smooth_quant_gpu"):
+            oldest, newest = self.refusal(name)["sm"]
+            if oldest <= self.sm <= newest and self.model.quant_algo in self.refusal(name)["algorithms"]:
                 self.refuse(name)
         fuses = self.values["gemm_swiglu_plugin"] or self.values["low_latency_gemm_swiglu_plugin"]
         if fuses and not self.values["use_fused_mlp"]:
             self.refuse("swiglu_fused")
-
-    def plugins(self) -> None:
-        values, model = self.values, self.model
-        if model.quant_algo == "NVFP4" and not self.keeps_gemm:
-            self.say("nvfp4_gemm")
-            values["gemm_plugin"] = "nvfp4"
-        values["nccl_plugin"] = model.dtype if model.ranks > 1 else None

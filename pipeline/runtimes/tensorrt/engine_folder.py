@@ -21,7 +21,6 @@ class EngineFolder:
     """A built engine. Names are upstream's; sizes of the model are those of all ranks together."""
 
     version: str  # of TensorRT-LLM that built it
-    architecture: str  # LlamaForCausalLM, …
     dtype: str  # bfloat16, float16
     logits_dtype: str  # float32, float16
     quantization: str | None  # quant_algo: FP8, W4A16_AWQ, …
@@ -38,10 +37,8 @@ class EngineFolder:
     max_input_len: int
     max_seq_len: int  # with max_draft_len
     max_num_tokens: int
-    max_beam_width: int
     max_draft_len: int  # 0: it verifies no drafts
     verifies_drafts: bool  # built with speculative_decoding_mode draft_tokens_external
-    kv_cache_type: str  # PAGED; 1.2 may write it in lower case
     tokens_per_block: int
     use_paged_context_fmha: bool
     gather_context_logits: bool
@@ -81,7 +78,6 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     heads = model["num_attention_heads"]
     return {
         "version": config["version"],
-        "architecture": model["architecture"],
         "dtype": model["dtype"],
         "logits_dtype": model.get("logits_dtype", "float32"),
         "quantization": quantization.get("quant_algo"),
@@ -98,10 +94,8 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_input_len": build["max_input_len"],
         "max_seq_len": build["max_seq_len"],
         "max_num_tokens": build["max_num_tokens"],
-        "max_beam_width": build["max_beam_width"],
         "max_draft_len": build["max_draft_len"],
         "verifies_drafts": build["speculative_decoding_mode"] == speculative_modes()["draft_tokens_external"],
-        "kv_cache_type": build["kv_cache_type"].upper(),
         "tokens_per_block": plugins["tokens_per_block"],
         "use_paged_context_fmha": plugins["use_paged_context_fmha"],
         "gather_context_logits": build.get("gather_context_logits", False),

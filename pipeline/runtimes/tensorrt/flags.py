@@ -167,11 +167,9 @@ def _refuse_changes(
     runtime, sizes, known = runtime_settings(recipe), parallelism(recipe, role), offline_sizes(recipe)
     model = CheckpointConfig(
         architecture=known[role].architecture if role in known else None,
-        dtype="bfloat16",
         quant_algo=found.algorithm,
         kv_cache_quant_algo=found.kv_algorithm,
         tensor_parallel=sizes.tensor,
-        ranks=sizes.world,
     )
 
     def objections(entries: Sequence[str]) -> dict[str, str]:

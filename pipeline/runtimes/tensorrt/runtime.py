@@ -19,16 +19,20 @@ from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.plan.preflight.needs import weight_bytes
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.runtimes.base import EngineBuildRequest, Engines
+from pipeline.runtimes.base import EngineBuildRequest, Engines, preview
 from pipeline.runtimes.tensorrt import building
 from pipeline.runtimes.tensorrt.building import ENGINE
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.flags import runtime_settings
-from pipeline.runtimes.tensorrt.model_repository import EngineSources, launch_spec, package_engines
-from pipeline.runtimes.tensorrt.triton_models import EngineModelSettings, engine_models
+from pipeline.runtimes.tensorrt.model_repository import (
+    EngineModelSettings,
+    engine_models,
+    launch_spec,
+    package_engines,
+)
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings, settings_of
 from pipeline.store import Json
-from pipeline.triton.deployment import ENTRY, Deployment, DeploymentLimits, Requirements
+from pipeline.triton.deployment import Deployment, DeploymentLimits, Requirements
 from pipeline.triton.repository import content_digest
 
 
@@ -53,21 +57,9 @@ class TensorRTBackend:
         }
         settings = settings_of(recipe, engines[TARGET], engines.get(DRAFT))
         ids, limits = TokenIds(0, 0, (), target.vocab), _limits(recipe)
-        return Deployment(
-            name=recipe.name,
-            runtime="tensorrt",
-            entry_model=ENTRY,
-            models=tuple(config.name for config in engine_models(settings, ids)),
-            limits=limits,
-            tokenizer_dir="",
-            end_id=ids.end,
-            pad_id=ids.pad,
-            stop_token_ids=ids.stop,
-            digest="",
-            versions={},
-            requirements=requirements(recipe),
-            launch=launch_spec(settings, limits, ids, weights),
-        )
+        models = [config.name for config in engine_models(settings, ids)]
+        launch = launch_spec(settings, limits, ids, weights)
+        return preview(recipe, models, limits, requirements=requirements(recipe), launch=launch)
 
     def package_settings(self, recipe: Recipe) -> Mapping[str, Json]:
         """Raises UserError if the version or the GPU is not known, or there is no container for the version."""
@@ -89,7 +81,7 @@ class TensorRTBackend:
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
         """Raises StageError if recipe and engines disagree, or a file is missing."""
-        sources = EngineSources(
+        sources = Engines(
             target=engines.target / ENGINE,
             draft=engines.draft / ENGINE if engines.draft is not None else None,
             tokenizer=engines.tokenizer,

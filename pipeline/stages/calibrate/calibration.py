@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.contracts import checkpoint_files
-from pipeline.contracts.checkpoint import CheckpointLayout
+from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models import Architecture, CheckpointReader, Format
@@ -248,7 +247,7 @@ class _Calibration:
             size.expert,
         )
         with self._progress.task(f"reading {directory.name}/ again"):
-            checkpoint_files.check(directory, layout)
+            check_files(directory, layout)
         return _size(directory)
 
 

@@ -38,8 +38,8 @@ PROOFS = {
     "rt.spec_batch": ("serving/test_serving_draft.py::test_what_does_not_go_with_a_draft_is_refused_by_name",),
     "rt.logits_dtype": ("serving/test_engine_models.py::test_types_of_logits_are_the_same_all_the_way",),
     "rt.required_param_keys": (
-        "contracts/test_inflight_batcher_parameters.py::test_the_least_is_enough_and_each_part_of_it_is_needed",
-        "contracts/test_inflight_batcher_parameters.py::"
+        "contracts/test_inflight_batcher.py::test_the_least_is_enough_and_each_part_of_it_is_needed",
+        "contracts/test_inflight_batcher.py::"
         "test_keys_that_the_backend_reads_without_a_net_must_exist_but_may_be_empty",
     ),
     "llmapi.multi_gpu": ("serving/test_launch_gpu.py::test_what_holds_of_every_plan",),

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from pipeline.contracts import checkpoint
+from pipeline.contracts import read_facts
 from pipeline.contracts.rules import rule
 from pipeline.errors import InvalidInput
 from pipeline.models.architecture import FAMILIES
@@ -53,7 +53,7 @@ def test_the_classes_are_those_that_are_read_and_converted() -> None:
     facts = rule("model.class").facts
     assert set(facts["calibrated"]) == set(FAMILIES)
     assert set(facts["cpu"]) == set(FAMILIES) - {"MixtralForCausalLM"}
-    assert set(facts["converted"]) == set(checkpoint.facts()["architectures"]["names"])
+    assert set(facts["converted"]) == set(read_facts("checkpoint.yaml")["architectures"]["names"])
     assert set(rule("calibrate.formats").facts["fused_formats"]) == set(FORMATS)
 
 

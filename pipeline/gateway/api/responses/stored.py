@@ -177,8 +177,8 @@ class NoStoredResponses:
 
 def _not_stored() -> ApiError:
     text = (
-        "This server stores no responses (--stored-responses 0), so none can be read, continued or referred to; send "
-        "the whole conversation as input"
+        "This server stores no responses (gateway.stored_responses: 0), so none can be read, continued or referred to; "
+        "send the whole conversation as input"
     )
     return ApiError(501, text, code="responses_not_stored")
 

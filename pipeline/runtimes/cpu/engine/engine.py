@@ -101,11 +101,7 @@ class Engine:
                 self._inbox.put(lambda: self._compile(request, forward))
 
     def cancel(self, request_id: str) -> None:
-        """End a request before the next step; its last output says CANCELLED. Unknown ids are ignored.
-
-        Args:
-            request_id: `id` of a request that was submitted.
-        """
+        """End a request before the next step; its last output says CANCELLED. Unknown ids are ignored."""
         self._inbox.put(lambda: self._cancel(request_id))
 
     def stats(self) -> EngineStats:

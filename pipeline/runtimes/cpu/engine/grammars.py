@@ -72,11 +72,6 @@ class Grammars:
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, budget: GrammarBudget | None = None) -> None:
         """
-        Args:
-            vocabulary: Tokens of the model.
-            vocab_size: Tokens that the model has logits for.
-            budget: Budget of each guide.
-
         Raises:
             ValueError: llguidance does not know this kind of tokenizer.
         """
@@ -117,10 +112,6 @@ class Grammars:
 
     def matcher(self, guide: Guide, ends: Collection[int] = ()) -> Matcher:
         """Make a matcher at the beginning of an answer, which may take as long as the budget allows.
-
-        Args:
-            guide: Form of the answer.
-            ends: Tokens that end the answer where the form allows.
 
         Raises:
             InvalidRequest: The guide is no form, cannot be held to, or is over budget.
@@ -232,11 +223,6 @@ class _Workers:
 
     def compile(self, guide: Guide, cpu_s: float, niceness: int) -> tuple[str, int]:
         """Compile a guide in a worker.
-
-        Args:
-            guide: Form of answers.
-            cpu_s: Processor time it may take.
-            niceness: Niceness of the worker.
 
         Returns:
             The grammar as llguidance takes it, and the bytes that compiling it took.

@@ -97,10 +97,6 @@ class SamplingParams:
     def next_top_p(self, top_p: float, token: int) -> float:
         """Compute what `top_p` becomes after `token`; 0 stays "not set".
 
-        Args:
-            top_p: Value before the token.
-            token: Id of the token that was chosen.
-
         Returns:
             The lower value, or the request's own `top_p` where the token is `top_p_reset_id`.
         """

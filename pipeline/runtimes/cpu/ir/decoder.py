@@ -6,21 +6,19 @@ Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 from openvino import Type
 from openvino.op import util
 
-from pipeline.models import Architecture, Rope
+from pipeline.models import Architecture
 from pipeline.models.tensors import Array
 from pipeline.progress import Task
-from pipeline.runtimes.cpu.ir.nodes import (
+from pipeline.runtimes.cpu.ir.weights import (
     Node,
+    Weights,
     f32,
     i64,
     name_nodes,
@@ -29,7 +27,6 @@ from pipeline.runtimes.cpu.ir.nodes import (
     split_heads,
     swap_heads,
 )
-from pipeline.runtimes.cpu.ir.weights import Weights
 
 
 def decoder(architecture: Architecture, weights: Weights, task: Task) -> ov.Model:
@@ -42,7 +39,7 @@ class _Decoder:
         self._arch, self._weights = architecture, weights
         self._inputs = Inputs.make()
         self._attention = Attention(self._inputs, architecture)
-        inverse = inverse_frequencies(architecture.rope, architecture.head_dim)
+        inverse = architecture.rope.inverse_frequencies(architecture.head_dim)
         self._cosine, self._sine = tables(self._inputs.position_ids, inverse)
 
     def build(self, task: Task) -> ov.Model:
@@ -202,31 +199,6 @@ class Attention:
         repeats = i64([1, 1, heads // kv_heads, 1, 1])
         grouped = ops.broadcast(ops.unsqueeze(everything, i64(2)), repeats, broadcast_spec="BIDIRECTIONAL")
         return ops.reshape(grouped, i64([0, heads, -1, head_dim]), special_zero=True)
-
-
-def inverse_frequencies(rope: Rope, head_dim: int) -> Array:
-    """[head_dim / 2] float32: the radians by which one position turns each pair of channels."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    inverse = (1.0 / rope.theta**exponents).astype(np.float32)
-    scaling = rope.scaling or {}
-    if rope.kind == "llama3":
-        return _llama3(inverse, scaling)
-    if rope.kind == "linear":
-        return inverse / np.float32(scaling["factor"])
-    assert rope.kind == "default", rope.kind
-    return inverse
-
-
-def _llama3(inverse: Array, scaling: Mapping[str, float]) -> Array:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    context, factor = scaling["original_max_position_embeddings"], scaling["factor"]
-    wavelength = 2 * math.pi / inverse
-    kept = (context / wavelength - low) / (high - low)  # share of the unstretched frequency
-    between = (1 - kept) * inverse / factor + kept * inverse
-    outside = np.where(wavelength > context / low, inverse / factor, inverse)
-    is_between = (wavelength >= context / high) & (wavelength <= context / low)
-    return np.where(is_between, between, outside).astype(np.float32)
 
 
 def tables(position_ids: Node, inverse: Array) -> tuple[Node, Node]:

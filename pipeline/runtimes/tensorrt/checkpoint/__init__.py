@@ -23,11 +23,6 @@ __all__ = ["FORMATS", "MODEL_TYPES", "RankCheckpoint", "convert", "describe", "s
 def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progress) -> Mapping[str, Json]:
     """Write `into`/`sizes.folder`: config.json and one safetensors file a rank; return the facts of it.
 
-    Args:
-        checkpoint: Folder of an unquantized checkpoint in the Hugging Face layout.
-        sizes: Numbers of GPUs that the model is spread over.
-        into: Folder in which the new one is made.
-
     Returns:
         Ranks, bytes of all of them, type of the weights, and tensors in a rank.
 

@@ -55,9 +55,6 @@ def describe(model: Architecture) -> dict[str, Any]:
     `hidden_act`: a gated feed-forward is implied by "silu" for Llama and Qwen; experts and Phi-3 say "swiglu"
     (models/llama/config.py, models/phi3/config.py).
 
-    Args:
-        model: Its family, which is one of `MODEL_TYPES`, and its sizes.
-
     Returns:
         Keys and values of config.json; `rank_config` adds the rest of the file.
     """

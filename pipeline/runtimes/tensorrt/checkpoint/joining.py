@@ -16,16 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.contracts import checkpoint_files
-from pipeline.contracts.checkpoint import CheckpointLayout
+from pipeline.contracts.checkpoint import CheckpointLayout, faults_of
 from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, CheckpointQuantization, CheckpointReader, TensorFiles
 from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES as RANK_DTYPES
 from pipeline.runtimes.tensorrt.checkpoint.config import stored_dtype
-from pipeline.runtimes.tensorrt.checkpoint.layout import parts
-from pipeline.runtimes.tensorrt.checkpoint.parts import Part, Rank, Scale
+from pipeline.runtimes.tensorrt.checkpoint.layout import Part, Rank, Scale, parts
 
 # Attention has one parameter for both (layers/attention.py: kv_cache_scaling_factor); these two are not read.
 _UNREAD = (".k_cache_scaling_factor", ".v_cache_scaling_factor")
@@ -72,7 +70,7 @@ class RankCheckpoint(CheckpointReader):
             self.sizes.pipeline,
             self.sizes.expert,
         )
-        return checkpoint_files.faults_of(self.directory, layout)
+        return faults_of(self.directory, layout)
 
 
 def _sizes(mapping: Mapping[str, int]) -> Parallelism:

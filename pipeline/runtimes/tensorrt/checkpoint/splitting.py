@@ -9,16 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.contracts.checkpoint import CheckpointLayout
-from pipeline.contracts.checkpoint_files import check
+from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES, rank_config, stored_dtype
-from pipeline.runtimes.tensorrt.checkpoint.layout import parts
-from pipeline.runtimes.tensorrt.checkpoint.parts import Part, Rank, Scale, Slice
+from pipeline.runtimes.tensorrt.checkpoint.layout import Part, Rank, Scale, Slice, parts
 from pipeline.store import Json
 
 FORMATS = (Format.NONE, Format.FP8)  # of linear layers that can be divided
@@ -28,11 +26,6 @@ def split(
     source: CheckpointReader, sizes: Parallelism, folder: Path, progress: Progress
 ) -> Mapping[str, Json]:
     """Write config.json and one file a rank into `folder`, which must not exist; return the facts of it.
-
-    Args:
-        source: The checkpoint, unquantized or FP8.
-        sizes: Numbers of GPUs that the model is spread over.
-        folder: Folder to write; folders above it are made.
 
     Returns:
         Ranks, bytes of all of them, type of the weights, and tensors in a rank.
@@ -67,7 +60,7 @@ def split(
     layout = CheckpointLayout(
         model, dtype, quantization.format, None, cache, sizes.tensor, sizes.pipeline, sizes.expert
     )
-    check(folder, layout, values=False)
+    check_files(folder, layout, values=False)
     return {"ranks": sizes.world, "bytes": total, "dtype": stored_dtype(model), "tensors": len(ranks[0])}
 
 

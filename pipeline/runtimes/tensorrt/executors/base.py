@@ -65,9 +65,6 @@ class Executor(Protocol):
     def check(self, version: str) -> None:
         """Check, before any work is done, that this machine can run a job for that version of TensorRT-LLM.
 
-        Args:
-            version: Full version of TensorRT-LLM, such as "1.2.1".
-
         Raises:
             UserError: It cannot; the text says why, and what would do.
         """
@@ -141,11 +138,5 @@ class BuildJob:
 
 
 def timing_cache_file(caches: Path, version: str, gpu: str) -> Path:
-    """Return where the store keeps the cache that builders of this version on this GPU share.
-
-    Args:
-        caches: Folder of the store that outlives artifacts.
-        version: Release of TensorRT-LLM.
-        gpu: As the recipe names it, such as "h100-sxm-80g".
-    """
+    """Return where the store keeps the cache that builders of this version on this GPU share."""
     return caches / "timing" / f"{version}-{gpu}.cache"

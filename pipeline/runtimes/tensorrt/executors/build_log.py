@@ -14,10 +14,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
-from typing import Any
 
-from pipeline.resources import parse_yaml
+from pipeline.contracts import read_facts
 
 
 @dataclass(slots=True)
@@ -33,7 +31,6 @@ class LogReader:
     """
 
     engines: int = 0  # ranks that are written
-    complete: bool = False  # whether the builder said that it is through
     peak_memory_mib: float | None = None  # of host memory, the largest that it reported
     warnings: list[str] = field(default_factory=list)  # each once
 
@@ -46,8 +43,6 @@ class LogReader:
             self.warnings.append(text)
         if patterns.engine_done.search(text):
             self.engines += 1
-        elif patterns.all_done.search(text):
-            self.complete = True
         elif found := patterns.peak_memory.search(text):
             self.peak_memory_mib = max(self.peak_memory_mib or 0.0, float(found[1]) + float(found[2]))
         for pattern, said in patterns.phases:
@@ -62,15 +57,13 @@ class _Patterns:
     warning: str
     phases: tuple[tuple[re.Pattern[str], str], ...]
     engine_done: re.Pattern[str]
-    all_done: re.Pattern[str]
     peak_memory: re.Pattern[str]
 
 
 @cache
 def _patterns() -> _Patterns:
-    file = resources.files("pipeline.contracts") / "data" / "build_log.yaml"
-    data: dict[str, Any] = parse_yaml(file.read_text("utf-8"))
-    single = {name: re.compile(data[name]["pattern"]) for name in ("engine_done", "all_done", "peak_memory")}
+    data = read_facts("build_log.yaml")
+    single = {name: re.compile(data[name]["pattern"]) for name in ("engine_done", "peak_memory")}
     return _Patterns(
         prefix=re.compile(data["prefix"]["pattern"]),
         warning=data["prefix"]["warning"],
@@ -92,38 +85,26 @@ class BuildError:
     cause: str
     fix: str
     drops_timing_cache: bool  # whether a build without the kept cache may go well
-    sources: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.fix}"
 
 
-def build_errors() -> tuple[BuildError, ...]:
-    """List all known failures, the likeliest cause first."""
-    return _errors()
-
-
 def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
-    """Find known failures in the output of a builder that failed, at most three.
-
-    Args:
-        lines: Lines of its output.
-        exit_code: 128 + signal for a killed one.
-    """
+    """Find known failures in the lines of a builder that failed, at most three; a killed one ends with 128 + signal."""
     found: dict[str, BuildError] = {}
     said = [line.strip() for line in lines]
-    for error in _errors():
+    for error in build_errors():
         if any(pattern.search(line) for pattern in error.patterns for line in said):
             found[error.id] = error
     if not found:  # a worker that is killed makes its parent fail with a text of its own
-        found = {error.id: error for error in _errors() if exit_code in error.exit_codes}
+        found = {error.id: error for error in build_errors() if exit_code in error.exit_codes}
     return tuple(found.values())[:_SHOWN]
 
 
 @cache
-def _errors() -> tuple[BuildError, ...]:
-    file = resources.files("pipeline.contracts") / "data" / "build_errors.yaml"
-    data: dict[str, Any] = parse_yaml(file.read_text("utf-8"))
+def build_errors() -> tuple[BuildError, ...]:
+    """List all known failures, the likeliest cause first."""
     return tuple(
         BuildError(
             id=entry["id"],
@@ -132,7 +113,6 @@ def _errors() -> tuple[BuildError, ...]:
             cause=entry["cause"],
             fix=entry["fix"],
             drops_timing_cache=entry.get("drops_timing_cache", False),
-            sources=tuple(entry["source"]),
         )
-        for entry in data["errors"]
+        for entry in read_facts("build_errors.yaml")["errors"]
     )
