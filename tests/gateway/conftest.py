@@ -38,7 +38,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
 from pipeline.recipe.deployment import MetricNames, Spread
-from tests.support.http import http, openai_client
+from tests.support.http_clients import http, openai_client
 from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for

@@ -14,7 +14,7 @@ import pytest
 from pipeline.client.testing import Ending, Reply
 from tests.gateway.conftest import Running, Start, keyed
 from tests.gateway.test_gateway_requests import CALLING, HERMES
-from tests.support.http import http
+from tests.support.http_clients import http
 
 TRACK = {
     "name": "track",

@@ -30,7 +30,7 @@ from pipeline.gateway.api.responses.request import ResponseRequest
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, ModelRequest
 from pipeline.gateway.errors import ApiError
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 
 HERMES = "{% for message in messages %}{{ message.content }}{% endfor %}<tool_call>{{ tools | tojson }}"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -25,7 +25,7 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_gateway_requests import CALLING, HERMES
-from tests.support.http import http_client
+from tests.support.http_clients import http_client
 
 # Difference -> why it is there. Of a field: "unknown" to the type, or what pydantic says of its value.
 KNOWN = {

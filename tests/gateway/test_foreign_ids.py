@@ -13,7 +13,7 @@ import pytest
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from tests.gateway.conftest import Running, Start, keyed
-from tests.support.http import http, http_client
+from tests.support.http_clients import http, http_client
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 LINE = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}

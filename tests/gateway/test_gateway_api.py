@@ -19,7 +19,7 @@ from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, keyed
-from tests.support.http import http, http_client
+from tests.support.http_clients import http, http_client
 from tests.support.waiting import wait_for
 
 

@@ -19,7 +19,7 @@ from pipeline.cli.cache import command
 from pipeline.client.testing import Reply
 from tests.gateway.conftest import Running, Start, keyed
 from tests.support.cache_asking import Fine, Letters, broken
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.client.testing import Ending, Received, Reply
 from tests.gateway.conftest import Upstream
-from tests.support.http import openai_client
+from tests.support.http_clients import openai_client
 from tests.support.waiting import wait_for
 
 PROGRAM = """

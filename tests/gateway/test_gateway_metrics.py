@@ -15,7 +15,7 @@ from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Start
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 SHOP = Tenant("shop", TenantLimits())

@@ -21,7 +21,7 @@ from pipeline.gateway.http_server import ConnectionLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.servers

@@ -12,7 +12,7 @@ import pytest
 from pipeline.client import PromptLogProbs
 from pipeline.client.testing import Received, Reply, bls
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
 CONTINUED = [*QUESTION, {"role": "assistant", "content": "It is "}]

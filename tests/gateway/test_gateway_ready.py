@@ -14,7 +14,7 @@ from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start, tiny
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline.gateway.access_log import JsonFormatter
 from pipeline.printable import PrintableFormatter
 from tests.gateway.conftest import Running, Start, keyed
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 QUESTION = [{"role": "user", "content": "Hi"}]

@@ -14,7 +14,7 @@ import pytest
 from pipeline.client.testing import Ending, Received, Reply
 from tests.gateway.conftest import Running, Start, Upstream
 from tests.gateway.test_gateway_metrics import samples
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.names import Names, use_names
 from tests.support.waiting import wait_for
 

@@ -24,7 +24,7 @@ from pipeline.gateway.settings import TRACES_VARIABLES
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.traces import Span, Tracer, make_tracer, parse_traceparent
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.otlp import Receiver, receiving
 from tests.support.waiting import wait_for
 

@@ -14,7 +14,7 @@ from pipeline.errors import InvalidInput
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.web import AllowedHosts
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 
 CHAT = "/v1/chat/completions"
 QUESTION = '{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}'

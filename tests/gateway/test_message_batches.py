@@ -15,7 +15,7 @@ from pipeline.gateway.api.batches import message_batches
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("short_polls")

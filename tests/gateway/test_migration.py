@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.client.testing import Ending, FakeServer, Received, Reply, bls, llmapi
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 # Chunks of one answer, and how many tokens each has: text may wait for the tokens after it.

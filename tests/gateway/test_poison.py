@@ -22,7 +22,7 @@ from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.shared_redis import RedisBuckets
 from tests.gateway.conftest import Running, Start, Upstream, keyed
 from tests.gateway.test_gateway_batches import create, lines, read, wait_until
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.servers import RedisServer, Unavailable
 from tests.support.waiting import wait_for
 

@@ -20,7 +20,7 @@ from pipeline.triton.running import RunningServer, State
 from tests.gateway.conftest import Start, Upstream
 from tests.support import waiting
 from tests.support.deployments import ADDRESSES
-from tests.support.http import http
+from tests.support.http_clients import http
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:

@@ -41,7 +41,7 @@ from tests.gateway.test_gateway_batches import (
 )
 from tests.gateway.test_gateway_responses import create as respond
 from tests.gateway.test_gateway_responses import events_of
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.servers import Servers
 from tests.support.state_gateway import gateway_process
 from tests.support.state_places import StatePlace

@@ -19,7 +19,7 @@ from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.shared_redis import BucketTake, RedisBuckets
 from tests.gateway.conftest import Running, Start, keyed
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.servers import RedisServer, Unavailable
 from tests.support.waiting import wait_for
 

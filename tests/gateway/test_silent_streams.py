@@ -15,7 +15,7 @@ from pipeline.client.testing import Ending, Received, Reply
 from pipeline.gateway.api import model_answer
 from pipeline.gateway.api.sse import WriteCoalescer
 from tests.gateway.conftest import Running, Start
-from tests.support.http import http_client
+from tests.support.http_clients import http_client
 
 MESSAGES = [{"role": "user", "content": "Where is my parcel?"}]
 BODIES = {

@@ -38,7 +38,7 @@ from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.reading import read_tokenizer
 from tests.gateway.conftest import Running, Start
 from tests.support import nasty_tokenizers
-from tests.support.http import http
+from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.client.testing import Received, Reply
 from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_SHOWN, MAX_TOKENS
 from tests.gateway.conftest import TEMPLATE, Running, Start
-from tests.support.http import http
+from tests.support.http_clients import http
 
 CHAT, TEXT, RESPONSES, MESSAGES = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",

@@ -24,7 +24,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 from pipeline.recipe.response_cache import PgvectorSettings
 from tests.gateway.conftest import Upstream, tiny
-from tests.support.http import openai_client
+from tests.support.http_clients import openai_client
 
 
 @contextmanager
