@@ -39,8 +39,9 @@ def cache(tmp_path: Path) -> Iterator[SqliteBackend]:
     backend.close()
 
 
-def test_the_database_and_the_files_beside_it(cache: SqliteBackend) -> None:
-    beside = sorted(cache.path.parent.iterdir())
+@pytest.mark.usefixtures("cache")
+def test_the_database_and_the_files_beside_it(tmp_path: Path) -> None:
+    beside = sorted(tmp_path.iterdir())
     assert [path.name for path in beside] == ["cache.db", "cache.db-shm", "cache.db-wal"]
     assert [oct(mode(path)) for path in beside] == ["0o600"] * 3
 
@@ -60,19 +61,22 @@ def test_the_database_is_private_before_sqlite_opens_it(
     assert set(found) == {"0o600"}
 
 
+@pytest.mark.usefixtures("cache")
 def test_a_database_of_an_earlier_version_is_tightened(
-    cache: SqliteBackend, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in cache.path.parent.iterdir():
+    database = tmp_path / "cache.db"
+    for path in tmp_path.iterdir():
         path.chmod(0o644)
-    SqliteBackend(cache.path).close()
-    assert {oct(mode(path)) for path in cache.path.parent.iterdir()} == {"0o600"}
-    assert f"{cache.path} could be read by others (mode 0644): it is now 0600" in caplog.text
+    SqliteBackend(database).close()
+    assert {oct(mode(path)) for path in tmp_path.iterdir()} == {"0o600"}
+    assert f"{database} could be read by others (mode 0644): it is now 0600" in caplog.text
 
 
-def test_what_is_exported_tells_the_tenant(cache: SqliteBackend, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cache")
+def test_what_is_exported_tells_the_tenant(tmp_path: Path) -> None:
     into = tmp_path / "answers.jsonl"
-    result = CliRunner().invoke(command, ["export", str(cache.path), "--output", str(into)])
+    result = CliRunner().invoke(command, ["export", str(tmp_path / "cache.db"), "--output", str(into)])
     assert result.exit_code == 0, result.output
     assert oct(mode(into)) == "0o600"
     assert json.loads(into.read_text())["tenant"] == question("Why?", tenant="shop").tenant.hex()

@@ -6,7 +6,7 @@ Two recipes are equal when they say the same; where they were read from (`proven
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -78,6 +78,14 @@ class RecipeProvenance:
         name = self.file.stem if packaged().get(self.file.stem) == self.file else str(self.file)
         return (name, *(word for override in self.overrides for word in ("--set", override)))
 
+    @property
+    def build_words(self) -> tuple[str, ...]:
+        """`words` for a build, without overrides of sections that nothing which is built depends on."""
+        kept = tuple(
+            one for one in self.overrides if re.split("[.=]", one, maxsplit=1)[0] not in SERVED_SECTIONS
+        )
+        return replace(self, overrides=kept).words
+
     def __str__(self) -> str:
         return " ".join(
             [str(self.file), *(["with"] if self.overrides else []), *(f"--set {o}" for o in self.overrides)]
@@ -139,6 +147,11 @@ class Recipe(RecipeSection):
     def words(self) -> tuple[str, ...]:
         """Arguments that name it on a command line; `RECIPE`, as in help texts, for one that was read from no file."""
         return self._provenance.words or ("RECIPE",)
+
+    @property
+    def build_words(self) -> tuple[str, ...]:
+        """Arguments that name it for `pipeline build`: `words` without what only starts read."""
+        return self._provenance.build_words or ("RECIPE",)
 
     def read_from(self, provenance: RecipeProvenance) -> Self:
         """Return the same recipe, with where it came from.

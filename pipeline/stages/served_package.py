@@ -77,7 +77,7 @@ def choose_package(
         if seen.deployment is None:
             return ChosenPackage(seen.package, Deployment.load(seen.package), recipe, argv)
         allowing = (part for rule in sorted(wanted.allowed) for part in ("--allow", rule))
-        lines = [f"Before: {shlex.join(('pipeline', 'build', *argv, *allowing))}"]
+        lines = [f"Before: {shlex.join(('pipeline', 'build', *recipe.build_words, *store.words, *allowing))}"]
         lines += [f"Where the package will be is not known: {seen.note}"] if seen.note else []
         return ChosenPackage(seen.package, seen.deployment, recipe, argv, built=False, note="\n".join(lines))
     prepared = prepare(recipe, store, progress=progress, allowed=wanted.allowed)

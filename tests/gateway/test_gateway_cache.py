@@ -152,7 +152,7 @@ def test_what_a_person_marks_as_wrong_is_counted_when_metrics_are_read(start: St
     assert f"{line} 0.0" in http.get(f"{running.url}/metrics").text
     marked = CliRunner().invoke(
         command,
-        ["review", str(backend.path), "--pairs", str(tmp_path / "pairs.jsonl")],
+        ["review", str(tmp_path / "cache.db"), "--pairs", str(tmp_path / "pairs.jsonl")],
         input="w\n",
     )
     assert marked.exit_code == 0, marked.output

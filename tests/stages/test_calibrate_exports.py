@@ -51,7 +51,7 @@ def digests(folder: Path) -> dict[str, str]:
 def test_the_hugging_face_export(calibrations: Calibrations, form: str) -> None:
     folder = calibrations.calibrated(form) / "hf"
     checkpoint = CheckpointReader(folder)
-    checkpoint.check_files()
+    checkpoint.check()
     assert checkpoint.quantization.format == form
     assert checkpoint.quantization.group_size == (64 if "awq" in form else None)
     source = calibrations.source()
@@ -307,7 +307,7 @@ def test_format_none_is_the_checkpoint_itself(calibrations: Calibrations) -> Non
 def test_tied_embeddings_and_an_odd_vocabulary(calibrations: Calibrations) -> None:
     folder = calibrations.calibrated("int4_awq", architecture="qwen3", tied=True, vocab=501)
     checkpoint = CheckpointReader(folder / "hf")
-    checkpoint.check_files()
+    checkpoint.check()
     assert "lm_head.weight" not in checkpoint.tensors
     assert config(folder / "hf")["vocab_size"] == 501
     assert config(folder / "trtllm-tp2")["vocab_size"] == 512
