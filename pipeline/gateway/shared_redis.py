@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -338,8 +339,11 @@ class RedisLosses:
             counted: called with the number of losses that all gateways together know of.
         """
 
+        noted = time.monotonic()
+
         async def count() -> None:
-            words = [repr(ran_s), self._forget_s]
+            # Until it is sent, time goes on: the server works out when the request began.
+            words = [repr(ran_s + time.monotonic() - noted), self._forget_s]
             counted(int(await self._redis.run(self._count, [f"pipeline:losses:{digest}"], words)))
 
         self._start(count())

@@ -227,9 +227,7 @@ class TritonServer(ServerAddresses):
                 self._close_shared_memory()
                 return
             self.stop()
-            taken = self.ports.movable and any(
-                _ADDRESS_TAKEN in line for line in triton_log.errors(self.log_file, noise=launch.noise)
-            )
+            taken = self._lost_port(launch)
             if taken:
                 self.ports = self.ports.moved()
             by_signal = code > 128
@@ -304,9 +302,12 @@ class TritonServer(ServerAddresses):
             if all(is_ready(way, timeout_s=_READY_TIMEOUT_S) for way in ways) and self._listens():
                 return None
             self.keep_ports_open()
-            if triton_log.contains(self.log_file, launch.gave_up):
+            lost_port = self._lost_port(launch)
+            if lost_port or triton_log.contains(self.log_file, launch.gave_up):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return self._guard.wait(_GIVING_UP_S)
+                if lost_port:
+                    return 1  # Triton 24.10 may hang then instead of ending
                 raise self.failure("Triton gave up while it started")
             if stopping is not None and stopping.is_set():
                 raise StartCancelled("Triton was told to stop before it was ready")
@@ -314,6 +315,11 @@ class TritonServer(ServerAddresses):
                 raise self.failure(f"Triton was not ready within {self.start_deadline_s:g} s")
             time.sleep(_POLL_S)
         return code
+
+    def _lost_port(self, launch: Launch) -> bool:
+        """Tell whether somebody took one of the ports, none of which was asked for, before Triton did."""
+        errors = triton_log.errors(self.log_file, noise=launch.noise) if self.ports.movable else ()
+        return any(_ADDRESS_TAKEN in line for line in errors)
 
     def _listens(self) -> bool:
         """Tell whether this server holds its ports: another may have taken one while it loaded, and Triton says that it

@@ -126,7 +126,7 @@ class RunningServer:
             recipe = tuple(map(str, known.get("recipe", ())))
             return cls(**{**known, **paths, "pid": int(data["pid"]), "recipe": recipe})
         except (UnreadableFile, ValueError, TypeError, KeyError) as error:
-            if not file.exists():
+            if isinstance(error.__cause__, FileNotFoundError) or not file.exists():
                 return None
             raise ServerError(f"{file}: is not a record of a server ({error}); remove it") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from pipeline.cache.redis_server import RedisAddress
 from pipeline.client.testing import Ending, Received, Reply
@@ -252,8 +253,12 @@ def test_gateways_that_share_limits_count_together(start: Start, kind: str) -> N
             )
             for _ in range(3)
         ]
+        counted = redis.Redis(port=server.port, protocol=2)
         for running in gateways[:2]:
             assert '"upstream_lost"' in complete(running.url, "poison", "bad", stream=True).text
+            # A request that is sent before the loss is known may have been lost with the same server.
+            wait_for(lambda: counted.keys("pipeline:losses:*"), "the count of a loss", 60)
+        counted.close()
         for running in gateways:
             # It hears of it within about a second.
             wait_for(lambda at=running: at.served.queue.lost_servers.judge._held != {}, "the quarantine", 60)

@@ -88,7 +88,6 @@ def test_a_port_that_is_taken(copy: Path) -> None:
             TritonServer.of_package(copy, ports=ports, log_file=copy / "log").start()
 
 
-@pytest.mark.slow
 def test_a_port_that_is_lost_between_choice_and_start_is_chosen_again(copy: Path) -> None:
     server = TritonServer.of_package(copy, ports=Ports.free(), log_file=copy / "log")
     first = server.ports

@@ -47,7 +47,10 @@ def compared(
     return read_metrics(into)
 
 
-@pytest.mark.parametrize("form", ["fp8", "int8_sq", "int4_awq", "w4a8_awq"])
+@pytest.mark.parametrize(
+    "form",
+    ["fp8", "int4_awq", *(pytest.param(one, marks=pytest.mark.slow) for one in ("int8_sq", "w4a8_awq"))],
+)
 def test_every_format_stays_near_the_original_in_both_exports(
     calibrations: Calibrations, tmp_path: Path, form: str
 ) -> None:
