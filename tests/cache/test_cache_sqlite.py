@@ -1,4 +1,4 @@
-"""What is particular to the backend in a file: other versions, foreign files, readers beside a writer."""
+"""Properties of the backend in a file alone: other versions, foreign files, readers beside a writer."""
 
 from __future__ import annotations
 

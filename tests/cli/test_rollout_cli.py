@@ -69,7 +69,7 @@ def test_the_path_of_the_file_drops_them_all(store: Store, file: Path) -> None:
 
 
 def test_values_of_sections_that_no_package_depends_on_stay_without_a_word(store: Store, file: Path) -> None:
-    """What a start is told, such as a log, is no reason to be told of a rollout."""
+    """Settings of a start, such as a log, are not named by a rollout."""
     of_start = ("gateway.max_waiting=3", "triton.log=/tmp/log")
     name, server = find_running("tiny-cpu", (), store)
     server = replace(server, recipe=(str(file), *(word for one in of_start for word in ("--set", one))))

@@ -1,4 +1,4 @@
-"""What only the asyncio client can meet: tasks that are cancelled, a busy loop, many streams in one thread."""
+"""Cases that only the asyncio client meets: tasks that are cancelled, a busy loop, many streams in one thread."""
 
 from __future__ import annotations
 

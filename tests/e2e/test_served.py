@@ -1,4 +1,4 @@
-"""What a real Triton server answers: the engine's tokens, with speculation and without."""
+"""Answers of a real Triton server: the engine's tokens, with speculation and without."""
 
 from __future__ import annotations
 

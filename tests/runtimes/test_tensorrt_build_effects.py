@@ -1,4 +1,4 @@
-"""What the builder makes of flags of ours: every rewrite and refusal on both sides of its edge."""
+"""Effects of our flags in the builder: every rewrite and refusal on both sides of its edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our entry model takes and tells beyond upstream's, on a real server: token ids, stops, biases, log probs of
+"""Inputs and outputs of our entry model beyond upstream's, on a real server: token ids, stops, biases, log probs of
 prompts, tokens that were in the KV cache."""
 
 from __future__ import annotations

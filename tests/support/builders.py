@@ -63,7 +63,7 @@ def script_in(folder: Path, engines: Sequence[RemoteEngine]) -> Path:
 
 
 def run_script(script: Path, *, code: int = 0, **environment: str) -> str:
-    """What it said."""
+    """Its output."""
     done = subprocess.run(
         [script],
         cwd=script.parent,

@@ -1,4 +1,4 @@
-"""What tests ask of a hub on loopback, and what comes of it.
+"""Requests that tests send to a hub on loopback, and their answers.
 
 As a program, a fetch to be killed: `fetching.py STORE ORG/NAME` prints the artifact's path, and all else that can be
 printed: progress, log messages of every level, warnings, and a traceback with its causes.

@@ -39,7 +39,7 @@ class Instruction:
 
     @property
     def arguments(self) -> list[str]:
-        """What is not a flag."""
+        """Words that are no flags."""
         return self.rest.split()[len(self.flags) :]
 
 

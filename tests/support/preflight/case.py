@@ -128,7 +128,7 @@ def tokenizers(
     draft_files: Mapping[str, str] = FILES,
     draft_ids: Ids = IDS,
 ) -> Models:
-    """What is known of the models, and these tokenizers."""
+    """Facts of the models, with these tokenizers."""
 
     def change(known: dict[str, ModelFacts]) -> Mapping[str, ModelFacts]:
         found = {
