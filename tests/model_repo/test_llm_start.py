@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -96,10 +97,11 @@ def test_settings_say_whether_it_streams_where_the_config_does_not(
     monkeypatch.setattr(
         sys.modules["triton_python_backend_utils"], "get_model_dir", lambda: str(tmp_path), raising=False
     )
-    monkeypatch.delitem(sys.modules, "model", raising=False)
-    import model
-
-    monkeypatch.delitem(sys.modules, "model")
+    spec = spec_from_file_location("llmapi_model", SOURCES / "llmapi" / "1" / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    model = module_from_spec(spec)
+    spec.loader.exec_module(model)
     said: dict[str, Any] = {}
     config = SimpleNamespace(
         set_model_transaction_policy=said.update, set_max_batch_size=lambda size: said.update(size=size)
