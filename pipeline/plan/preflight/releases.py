@@ -80,7 +80,7 @@ def _instances(context: Context) -> Iterator[Objection]:
         yield Objection(
             ("runtime.instances", VERSION),
             f"must be 1: the llmapi model of TensorRT-LLM {runtime.version} cannot spread instances over GPUs",
-            "remove runtime.instances, or choose a version that can",
+            f"remove runtime.instances, or set {VERSION} to {llmapi.versions_where(llmapi.has_instances)}",
         )
 
 

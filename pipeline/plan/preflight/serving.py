@@ -72,7 +72,9 @@ def _prompt_log_probs(context: Context) -> Iterator[Objection]:
     lacks = runtime.kind == "pytorch" and not context.release_problem
     if lacks and not llmapi.returns_context_logits(runtime.version):
         yield Objection(
-            (key, VERSION), f"needs logits of prompts, which TensorRT-LLM {runtime.version} does not return"
+            (key, VERSION),
+            f"needs logits of prompts, which TensorRT-LLM {runtime.version} does not return",
+            f"set {VERSION} to {llmapi.versions_where(llmapi.returns_context_logits)}",
         )
 
 
