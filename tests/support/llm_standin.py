@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.contracts import llmapi, read_facts
 from pipeline.contracts.version_range import entries_in
 
+ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent / "standin" / "tensorrt_llm"
 
 
@@ -34,7 +35,8 @@ def write_standin(folder: Path, version: str) -> None:
     shutil.copytree(SOURCES, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     calls = {name: _parameters(signature(name, version)) for name in _calls()}
     attributes = {name: facts["names"] for name, facts in read_facts("llm_calls.yaml")["attributes"].items()}
-    made = {"version": version, "calls": calls, "attributes": attributes}
+    # The stub would find the package that is installed.
+    made = {"version": version, "calls": calls, "attributes": attributes, "root": str(ROOT)}
     (package / "release.json").write_text(json.dumps(made), encoding="utf-8")
 
 

@@ -22,11 +22,14 @@ from typing import Any
 import tokenizers
 import torch
 
-from pipeline.contracts import llm_args
 from tensorrt_llm.llmapi import RequestError
 from tensorrt_llm.llmapi.llm_utils import Decoding
 from tensorrt_llm.release import ATTRIBUTES, VERSION, method, signature
 from tensorrt_llm.sampling_params import SamplingParams
+
+# isort: split
+# Found by `release`, which knows where it lies.
+from pipeline.contracts import llm_args
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"  # a token each
 EMOJI = "emoji"  # a word of a prompt whose answer has characters of several tokens

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _RELEASE = json.loads((Path(__file__).parent / "release.json").read_text(encoding="utf-8"))
+sys.path.insert(0, _RELEASE["root"])
 VERSION: str = _RELEASE["version"]
 ATTRIBUTES: dict[str, list[str]] = _RELEASE["attributes"]
 
