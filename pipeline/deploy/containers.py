@@ -125,9 +125,10 @@ def server_container(
         environment["PIPELINE_HTTP_PORT"] = str(HTTP)
         environment["PIPELINE_ALLOWED_HOSTS"] = ",".join(names)
     stage = "serve" if nodes == 1 else "group"
-    image, build = options.triton.image or f"pipeline-{stage}:{__version__}", ()
-    if options.triton.image is None and base is not None:
-        build = base.build_command(stage, image)
+    image = options.triton.image or f"pipeline-{stage}:{__version__}"
+    # The recipe's own image is somebody else's to build.
+    base = None if options.triton.image is not None else base
+    build = () if base is None else base.build_command(stage, image)
     return ServerContainer(image, environment, ports, start_s, stop_s, gpus, shm_mib, ulimits, build)
 
 
