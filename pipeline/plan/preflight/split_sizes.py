@@ -55,10 +55,10 @@ def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
 
 
 def padded_features(sizes: ModelSizes, tensor: int, multiple: int) -> dict[str, tuple[int, int]]:
-    """Sizes of linear layers that an engine pads: what it is about -> the size, and the padded one.
+    """Find the sizes of linear layers that an engine pads: name of a size -> the size, and the padded one.
 
     Args:
-        multiple: that each rank's inputs and outputs must be of.
+        multiple: Inputs and outputs of a rank are padded to multiples of it.
 
     >>> from pipeline.contracts.models import known_model
     >>> padded_features(known_model("Qwen/Qwen2.5-72B-Instruct"), 4, 128)
