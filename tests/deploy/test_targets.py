@@ -107,7 +107,9 @@ def test_an_image_that_is_built_first_is_named_with_its_command() -> None:
     """Compose and Kubernetes build a stage that serves on it; `docker run` and `pipeline serve` take it as it is."""
     (version,) = [one.trtllm for one in joined()][-1:]
     image = serving_image(version, "pytorch")
-    made = gpu_deployment(LaunchSpec(mode="llmapi", engine_models=("tensorrt_llm",), weights_gib=8), version=version)
+    made = gpu_deployment(
+        LaunchSpec(mode="llmapi", engine_models=("tensorrt_llm",), weights_gib=8), version=version
+    )
     assert made.requirements is not None
     made = made.model_copy(
         update={"requirements": made.requirements.model_copy(update={"image": image.name})}
