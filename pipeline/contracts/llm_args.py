@@ -64,6 +64,27 @@ def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     return tuple(_faults(version, _fields(version, ARGUMENTS), arguments, ""))
 
 
+def has_argument(version: str, name: str) -> bool:
+    """Tell whether a version has an argument, such as "kv_cache_config.dtype"; of speculation, in any way to do it.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    first, *inner = name.split(".")
+    fields = [_fields(version, ARGUMENTS)]
+    for part in (first, *inner):
+        kinds = {kind for one in fields if (kind := one.get(part)) is not None}
+        if not kinds:
+            return False
+        models = {kind.removesuffix(" | null") for kind in kinds}
+        if "speculation" in models:
+            decoding = {entry["model"] for entry in _entries("decoding_types", version)}
+            fields = [{"decoding_type": "str"}, *(_fields(version, model) for model in decoding)]
+        else:
+            fields = [_fields(version, model) for model in models if model in _data()["models"]]
+    return True
+
+
 def _faults(
     version: str, fields: Mapping[str, str], given: Mapping[str, Any], prefix: str
 ) -> Iterator[Fault]:
