@@ -1,4 +1,4 @@
-"""What becomes of the settings of an engine in TensorRT-LLM's LLM API, by release.
+"""Settings of an engine, and what says the same in TensorRT-LLM's LLM API, by release.
 
 The facts are data (`data/migration.yaml`, each with its source). `llm_args` says which arguments a release has.
 

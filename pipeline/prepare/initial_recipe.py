@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from pipeline.contracts import engine_memory, migration
+from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu as gpu_of
+from pipeline.contracts.releases import half
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
@@ -141,8 +142,6 @@ class _Draft:
             self.gpu, self.gpus = machine_gpu(seen)
             self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
         self.gpus = wanted.gpus or self.gpus
-        if wanted.runtime == "tensorrt":
-            self.reasons["runtime.kind"] = f"as asked for; {migration.note('kind').because}"
         return wanted.runtime or "pytorch"
 
     # What it runs
@@ -333,6 +332,8 @@ class _Draft:
     ) -> None:
         assert best.best is not None, "it serves"
         reasons = self.reasons
+        if kind != "cpu":
+            reasons["runtime.kind"] = half(kind)
         reasons["runtime.version"] = f"the newest release with runtime {kind} whose container is known"
         fewer = {
             one.gpus: one.best.batch if one.best is not None else 0

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.contracts import gpus, llm_args
 from pipeline.contracts import migration as contract
 from pipeline.contracts.migration import documents
-from pipeline.contracts.releases import container, require_runtime
+from pipeline.contracts.releases import container, half, require_runtime
 from pipeline.contracts.rules import rule
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.plan.plan import DRAFT, TARGET
@@ -138,15 +138,15 @@ class _Work:
         return recipe_of_values(_with_formats(self.values, changed), (), str(self.file))
 
     def objections(self, **changed: Any) -> tuple[Finding, ...]:
-        """What stops it."""
+        """Findings of preflight that stop it."""
         return tuple(one for one in read_recipe_facts(self.recipe(**changed)).findings() if one.stops)
 
     # What changes whatever the recipe says
 
     def move(self, why: str) -> None:
         """Name the other runtime, and leave out what is of engines alone. `why`: reason for the release."""
-        kind, newest = contract.note("kind"), contract.note("version")
-        self._set("runtime.kind", "pytorch", kind.because, kind.sources)
+        newest = contract.note("version")
+        self._set("runtime.kind", "pytorch", half("tensorrt"), newest.sources)
         if self.version != self.runtime.version:
             driver = f"; its container needs driver {container(self.version).driver}"
             self._set("runtime.version", self.version, why + driver, newest.sources)
@@ -154,7 +154,7 @@ class _Work:
             name, _, value = entry.partition("=")
             fact = contract.setting("flags", name)
             reason = fact.reason if fact else f"trtllm-build {self.runtime.version} has no such flag"
-            sources = fact.sources if fact else kind.sources
+            sources = fact.sources if fact else newest.sources
             self._note_removal(f"runtime.build_flags[{name}]", value or True, reason, sources)
         self._drop("runtime.build_flags")
         for key, note in contract.removed_keys().items():
