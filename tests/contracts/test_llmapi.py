@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.contracts import llmapi
+from pipeline.contracts.version_range import is_candidate
 from pipeline.errors import UserError
+from tests.support.llm_standin import signature
 
 
 @pytest.mark.parametrize("version", llmapi.versions())
@@ -20,7 +22,7 @@ def test_a_version_has_what_the_older_ones_have(version: str) -> None:
 
 def test_instances() -> None:
     assert not llmapi.has_instances("1.2.1")
-    assert llmapi.has_instances("1.3.0")
+    assert llmapi.versions_where(llmapi.has_instances) == "1.3.0rc29 and 1.4.0rc1"
 
 
 def test_settings_of_the_model() -> None:
@@ -42,10 +44,31 @@ def test_our_own_tensors_come_as_the_llm_api_heeds_them(version: str) -> None:
     names = [tensor.name for tensor in (*own.inputs, *upstream.inputs)]
     assert len(set(names)) == len(names)
     assert all(tensor.optional for tensor in own.inputs)
-    newest = version == "1.3.0"
+    newest = is_candidate(version)
     for name in ("min_p", "repetition_penalty", "bad"):
         assert (f"sampling_param_{name}" in names) is newest
     assert ("presence_penalty" in llmapi.ignored_sampling(version)) is not newest
     outputs = [tensor.name for tensor in own.outputs]
     assert "output_ids" in outputs
     assert ("prompt_log_probs" in outputs) is llmapi.returns_context_logits(version)
+
+
+# Input -> argument of SamplingParams, where it has another name.
+ARGUMENTS = {"logit_bias_token_ids": "embedding_bias", "logit_bias_values": "embedding_bias"}
+
+
+@pytest.mark.parametrize("version", llmapi.versions())
+def test_each_input_is_an_argument_that_the_llm_api_of_the_release_has(version: str) -> None:
+    inputs = {
+        tensor.name for tensor in (*llmapi.tensors(version).inputs, *llmapi.own_tensors(version).inputs)
+    }
+    sampling = {name.removeprefix("sampling_param_") for name in inputs if name.startswith("sampling_param_")}
+    assert {ARGUMENTS.get(name, name) for name in sampling} <= signature(
+        "SamplingParams", version
+    ).parameters.keys()
+    call = list(signature("LLM.generate_async", version).parameters)
+    assert {"lora_request", "streaming"} <= {*call}
+    assert call.index("lora_request") == 2, "where upstream's model passed `streaming`"
+    assert ("priority" in inputs) is ("priority" in call)
+    lora = signature("LoRARequest", version).parameters
+    assert {name.replace("lora_int_id", "lora_id") for name in lora} <= inputs

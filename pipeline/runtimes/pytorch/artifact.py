@@ -21,6 +21,8 @@ import yaml
 from pipeline.contracts import engine_memory, llm_args, llmapi
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.models import CheckpointQuantization, Format, TensorFiles
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import TARGET
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.store import Json
 from pipeline.store.files import link_or_copy, walk
@@ -56,6 +58,17 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
         "enable_chunked_prefill": recipe.scheduler.chunked_context,
         "cuda_graph_config": _cuda_graphs(recipe),
     }
+    if recipe.scheduler.max_queue_delay_us:
+        arguments["batch_wait_timeout_ms"] = recipe.scheduler.max_queue_delay_us / 1000
+        if not llm_args.has_argument(runtime.version, "batch_wait_timeout_ms"):
+            having = [
+                one for one in llm_args.versions() if llm_args.has_argument(one, "batch_wait_timeout_ms")
+            ]
+            raise UserError(
+                f"recipe {recipe.name}: scheduler.max_queue_delay_us = {recipe.scheduler.max_queue_delay_us}: "
+                f"TensorRT-LLM {runtime.version} does not wait to batch requests (remove it, or set runtime.version to "
+                f"one of {', '.join(having)})"
+            )
     speculation, two_models = _speculation(recipe)
     arguments["disable_overlap_scheduler"] = _without_overlap(recipe, two_models)
     if recipe.guided_decoding:
@@ -64,7 +77,7 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
             raise UserError(
                 f"recipe {recipe.name}: guided_decoding = true: TensorRT-LLM {runtime.version} cannot hold answers to "
                 "a form where tokens are proposed (remove guided_decoding or the speculation, or set runtime.version "
-                "to 1.2.0 or newer)"
+                f"to {llmapi.versions_where(llmapi.guides_with_speculation)})"
             )
     if speculation is not None:
         arguments["speculative_config"] = speculation
@@ -118,7 +131,9 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
         "dtype": recipe.quantization.kv_cache,
     }
     if recipe.kv_cache.host_memory_gib:
-        config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB)
+        # Each rank takes as much as it is told.
+        ranks = parallelism(recipe, TARGET).world
+        config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB / ranks)
     return config
 
 
@@ -133,22 +148,25 @@ def _speculation(recipe: Recipe) -> tuple[dict[str, Any] | None, bool]:
     """The settings (None: no speculation), and whether two models run in turns."""
     runtime, draft = _runtime(recipe), recipe.draft
     method: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any] = {}
     if draft is not None:
-        method, settings = draft.method, {"max_draft_len": draft.max_draft_tokens}
+        method, length = draft.method, draft.max_draft_tokens
     elif runtime.speculation is None:
         return None, False
     elif runtime.speculation.method == "mtp":
-        method, settings = "mtp", {"num_nextn_predict_layers": runtime.speculation.layers}
+        method, length = "mtp", runtime.speculation.layers
     else:
-        method = "ngram"
-        settings = {
-            "max_draft_len": runtime.speculation.max_draft_tokens,
-            "max_matching_ngram_size": runtime.speculation.max_matching_tokens,
-        }
+        method, length = "ngram", runtime.speculation.max_draft_tokens
+        settings["max_matching_ngram_size"] = runtime.speculation.max_matching_tokens
     way = llm_args.speculation(runtime.version, method)
-    checkpoint = {way.draft_key: DRAFT} if way.draft_key is not None else {}
-    return {"decoding_type": way.decoding_type, **settings, **checkpoint, **way.extra}, way.two_models
+    if way.draft_key is not None:
+        settings[way.draft_key] = DRAFT
+    return {
+        "decoding_type": way.decoding_type,
+        way.length_key: length,
+        **settings,
+        **way.extra,
+    }, way.two_models
 
 
 def _without_overlap(recipe: Recipe, two_models: bool) -> bool:
@@ -163,7 +181,8 @@ def _without_overlap(recipe: Recipe, two_models: bool) -> bool:
     if unguided and wanted:
         raise UserError(
             f"recipe {recipe.name}: runtime.overlap_scheduler = true: TensorRT-LLM {_runtime(recipe).version} cannot "
-            "overlap scheduling with guided decoding (remove runtime.overlap_scheduler or guided_decoding)"
+            "overlap scheduling with guided decoding (remove runtime.overlap_scheduler or guided_decoding, or set "
+            f"runtime.version to {llmapi.versions_where(llmapi.guides_with_overlap)})"
         )
     return two_models or unguided or wanted is False
 
