@@ -60,7 +60,7 @@ CacheKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What a layer keeps of a sequence: numbers for each token, or a state of a fixed size.
+    """Memory of a sequence in a layer: numbers for each token, or a state of a fixed size.
 
     Attributes:
         numbers: For each token that is kept, in all heads.
@@ -69,7 +69,7 @@ class Cache:
         every: Tokens that share one entry.
         is_bounded: Whether servers keep no more than the window. Those that keep all count it as any other.
         state: Bytes, whatever the length of the sequence; ranks share them.
-        bytes_each: Of a number; 0: as the KV cache's type says.
+        bytes_each: Bytes of a number; 0: as the KV cache's type says.
     """
 
     kind: CacheKind

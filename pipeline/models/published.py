@@ -1,4 +1,4 @@
-"""In which format each weight of a published checkpoint lies, and its KV cache, whoever quantized it.
+"""Formats of a published checkpoint's weights, one by one, and of its KV cache, whoever quantized it.
 
 It is said by `quantization_config` of config.json (also within `text_config`) and by hf_quant_config.json beside it,
 which in many of NVIDIA's checkpoints is the only statement. A method that is not among those below is refused by name:

@@ -32,7 +32,7 @@ _UNITS = {"B": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, slots=True)
 class LayerCaches:
-    """What layers of one kind keep of a sequence.
+    """Bytes that layers of one kind keep of a sequence.
 
     Attributes:
         layers: Number of layers.
@@ -75,7 +75,7 @@ class CheckpointSummary:
 
     @property
     def caches(self) -> tuple[LayerCaches, ...]:
-        """What each kind of layers keeps, on one GPU."""
+        """Bytes that each kind of layers keeps, on one GPU."""
         assert self.sizes is not None, "the caller looked"
         found: dict[tuple[CacheKind, int], list[Cache]] = {}
         for block in self.sizes.blocks:

@@ -1,4 +1,4 @@
-"""What a family says, and the parts that many families share: heads, windows, feed-forwards, embeddings."""
+"""Description of a family, and the parts that many families share: heads, windows, feed-forwards, whole layers."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def decoder_layer(
     Args:
         bias: On queries, keys and values; None: as `attention_bias` says.
         output_bias: On the output projection; None: as `attention_bias` says.
-        norm: Of queries and keys: "head", "all", or "" for none.
+        norm: Norm of queries and keys: over each "head", over "all" of them, or "" for none.
     """
 
     def layer(values: ConfigValues, index: int) -> Block:
