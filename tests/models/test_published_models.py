@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.models.blocks import WeightTensor
-from pipeline.models.families import FAMILIES
-from pipeline.models.published import METHODS
+from pipeline.contracts import engine_memory
+from pipeline.models.published import ALGORITHMS
 from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.memory.tensors import (
@@ -23,6 +22,7 @@ from pipeline.plan.memory.tensors import (
     published_bytes_by_format,
     sequence_state_bytes,
 )
+from pipeline.plan.performance import EngineSpeed
 from tests.support.hub_configs import hub_configs, hub_counts, library_counts
 
 REPOSITORIES = sorted(hub_configs())
@@ -323,7 +323,12 @@ def test_two_statements_that_disagree_are_refused() -> None:
     assert fault.key == "quantization_config.quant_algo"
 
 
-def test_every_family_and_method_has_a_name() -> None:
-    assert all(name.endswith(("ForCausalLM", "ForConditionalGeneration", "Eagle3")) for name in FAMILIES)
-    assert {"modelopt", "compressed-tensors", "fp8"} <= set(METHODS)
-    assert WeightTensor("mlp", 2, 3).parameters == 6
+def test_the_bytes_of_every_format_are_known() -> None:
+    """Also of formats that none of the checkpoints here has, and what their products are computed in."""
+    assert set(ALGORITHMS.values()) <= set(engine_memory.formats())
+    model = read("Qwen/Qwen3-8B")
+    for form in engine_memory.formats():
+        assert (
+            EngineSpeed.of(ModelSpec("target", model, format=form), "b200-sxm-180g", "pytorch").decode(1, 1)
+            > 0
+        )

@@ -23,13 +23,17 @@ from pipeline.models.config_values import MAX_LAYERS, ConfigValues
 from pipeline.models.families.base import Family, heads_of, hidden_size
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+# As transformers 5 writes them.
+_OTHERS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def _kinds(
     values: ConfigValues, pattern: str = "hybrid_override_pattern", listed: str = "layers_block_type"
 ) -> list[str]:
     letters = values.word(pattern)
-    kinds = [_LETTERS.get(one, one) for one in letters] if letters else values.texts(listed)
+    kinds = [_LETTERS.get(one, one) for one in letters]
+    if not letters:
+        kinds = [_OTHERS.get(one, one) for one in values.texts(listed)]
     if unknown := sorted(set(kinds) - set(_LETTERS.values())):
         known = f"known are {', '.join(_LETTERS)} and {', '.join(_LETTERS.values())}"
         values.refuse(pattern if letters else listed, f"has layers that are not known: {unknown[:8]}", known)

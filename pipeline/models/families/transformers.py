@@ -82,7 +82,7 @@ def _mimo_v2(values: ConfigValues, index: int) -> Block:
     heads, kv_heads, head_dim = heads_of(values)
     if windowed:
         heads = values.size("swa_num_attention_heads", default=heads)
-        kv_heads = values.size("swa_num_key_value_heads", default=kv_heads)
+        kv_heads = values.size("swa_num_key_value_heads", default=2 * kv_heads)
         head_dim = values.size("swa_head_dim", default=head_dim)
     value_dim = values.size(f"{place}v_head_dim", "v_head_dim", default=head_dim)
     sinks = values.flag(
@@ -90,10 +90,10 @@ def _mimo_v2(values: ConfigValues, index: int) -> Block:
     )
     window = values.size("sliding_window", default=0, least=0) if windowed else 0
     mixer = attention(hidden, heads, kv_heads, head_dim, value_dim=value_dim, sinks=sinks, window=window)
-    sparse = values.get("moe_layer_freq")
-    is_sparse = (
-        values.sizes("moe_layer_freq")[index : index + 1] == [1] if isinstance(sparse, list) else index > 0
-    )
+    feeds, listed = layer_kinds(values, "mlp_layer_types"), values.get("moe_layer_freq")
+    is_sparse = feeds[index] == "sparse" if feeds else index > 0
+    if isinstance(listed, list):
+        is_sparse = values.sizes("moe_layer_freq")[index : index + 1] == [1]
     inner = values.size("moe_intermediate_size")
     feed = (
         experts(hidden, inner, values.size("n_routed_experts"), score_bias=True)

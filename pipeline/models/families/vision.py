@@ -107,6 +107,8 @@ def gemma3(values: ConfigValues) -> Block:
 
 def gemma4(values: ConfigValues) -> Block:
     """Gemma 4: norms of each head's queries and keys, four norms a layer, positions along two axes."""
+    if not values.says("vision_config"):
+        return Block()
     v = values.inner("vision_config", "gemma4_vision")
     width = v.size("hidden_size")
     head = v.size("head_dim")
@@ -161,19 +163,23 @@ def pixtral(values: ConfigValues) -> Block:
 def kimi(values: ConfigValues) -> Block:
     """Kimi K2.5 and newer: MoonViT with positions in three dimensions, and a projector of merged patches."""
     v = values.inner("vision_config", "kimi_k25_vision")
-    width = v.size("vt_hidden_size")
+    width = v.size("vt_hidden_size", "hidden_size")
     heads = v.size("qkv_hidden_size", default=width)
     bias, norm_bias = v.flag("attn_bias", True), v.word("norm_type", "layernorm") == "layernorm"
     mlp_bias = v.flag("linear_bias", True)
     layer = _matrix("wqkv", 3 * heads, width, bias=bias) + _matrix("wo", width, heads, bias=bias)
-    inner = v.size("vt_intermediate_size")
+    inner = v.size("vt_intermediate_size", "intermediate_size")
     layer += feed_forward(width, inner, kind="vision", projections=_FC, bias=mlp_bias)
     layer += norms(width, "norm0", "norm1", bias=norm_bias)
     found = _matrix("patch_embed.proj", width, 3 * v.size("patch_size") ** 2,
                     bias=v.flag("patch_embed_proj_bias", True))  # fmt: skip
-    positions = v.size("init_pos_emb_height") * v.size("init_pos_emb_width") * width
+    positions = (
+        v.size("init_pos_emb_height", "pos_emb_height")
+        * v.size("init_pos_emb_width", "pos_emb_width")
+        * width
+    )
     found += Block((vector("vision", "patch_embed.pos_emb", positions),))
-    found += _tower("encoder.blocks", v.size("vt_num_hidden_layers"), layer)
+    found += _tower("encoder.blocks", v.size("vt_num_hidden_layers", "num_hidden_layers"), layer)
     found += norms(width, "encoder.final_layernorm", bias=norm_bias)
     kernel = v.sizes("merge_kernel_size") or [2, 2]
     merged = width
