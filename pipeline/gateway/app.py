@@ -28,16 +28,17 @@ from pipeline.gateway.api.models import ModelEndpoints
 from pipeline.gateway.api.parsing import MAX_BODY_BYTES
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
+from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.context import EndpointFamily, GatewayContext, GatewayParts
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_server import ConnectionLimits, HttpServer
+from pipeline.gateway.http_server import HttpServer
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.operations import DescriptionEndpoints, FalseHitEndpoints, OperationEndpoints
 from pipeline.gateway.readiness import ModelStatus
+from pipeline.gateway.redis_losses import RedisLosses
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.web import (
     AllowedHosts,

@@ -27,7 +27,8 @@ from pipeline.bench.tune.report import (
 from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads, trial_name
 from pipeline.bench.tune.search_space import Settings, Value, variant
 from pipeline.bench.tune.study import TrialRecord, TuneStudy
-from pipeline.documents import apply_overrides, read_document
+from pipeline.documents import read_document
+from pipeline.overrides import apply_overrides
 from pipeline.recipe import Recipe, packaged
 from pipeline.recipe.catalog import annotated_yaml, write_recipe
 from pipeline.recipe.validators import RecipeValues
