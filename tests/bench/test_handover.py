@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.lengths import Lengths
-from pipeline.bench.settings import Load, LoadSettings
+from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
 from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.search import SearchOptions

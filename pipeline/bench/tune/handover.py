@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.bench.load_settings import LoadSettings, section_argv
 from pipeline.bench.result import BenchResult
-from pipeline.bench.settings import LoadSettings, section_argv
 from pipeline.bench.tune.conclusion import final_rounds
 from pipeline.bench.tune.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
 from pipeline.bench.tune.search_space import Settings

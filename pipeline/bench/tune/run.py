@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.result import BenchResult
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
 from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
 from pipeline.bench.tune.handover import hand_over, take_results
