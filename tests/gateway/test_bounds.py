@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.api.messages import CountTokensRequest
+from pipeline.gateway.api.messages_request import CountTokensRequest
 from pipeline.gateway.api.parsing import (
     MAX_ALL_WORD_CHARS,
     MAX_BODY_BYTES,
