@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 from pipeline.gateway.access_log import AccessLog, log_request
 from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
 from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
+from pipeline.gateway.api.bounds import MAX_BODY_BYTES
 from pipeline.gateway.api.chat import CompletionEndpoints
 from pipeline.gateway.api.embeddings import EmbeddingEndpoints
 from pipeline.gateway.api.messages import MessageEndpoints
 from pipeline.gateway.api.models import ModelEndpoints
-from pipeline.gateway.api.parsing import MAX_BODY_BYTES
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
 from pipeline.gateway.client_connection import ConnectionLimits

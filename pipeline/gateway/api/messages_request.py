@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.gateway.api.parsing import Messages, OpenModel, Shape, Tools, Words, raise_faults, unsupported
+from pipeline.gateway.api.bounds import Messages, Tools, Words
+from pipeline.gateway.api.parsing import OpenModel, Shape, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.translated import (
     OF_CHATS_ALONE,
