@@ -10,7 +10,8 @@ import click
 
 from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import print_json, print_rich
-from pipeline.contracts.releases import TRACKS, Release, Track, candidate_lines, containers, release, releases
+from pipeline.contracts import llm_args
+from pipeline.contracts.releases import TRACKS, Release, Track, containers, half, release, releases
 from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
@@ -49,6 +50,9 @@ def command(
 ) -> None:
     """Print the releases of TensorRT-LLM with their runtimes, containers and pins, or check one combination.
 
+    A release candidate is marked. Below the table stands which runtime upstream works on, and which facts of a release
+    rest on something other than its own files.
+
     With a GPU, a format, or a VERSION and a runtime it says whether the combination exists, and why not; then exit code
     2 if it does not.
 
@@ -82,8 +86,8 @@ def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
 
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     if as_json:
-        rows = [asdict(one) for one in chosen]
-        print_json({"releases": rows, "candidates": list(candidate_lines())})
+        rows = [asdict(one) | {"arguments_rest_on": _rests_on(one)} for one in chosen]
+        print_json({"releases": rows, "runtimes": {track: half(track) for track in TRACKS}})
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -104,32 +108,31 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     for one in chosen:
         table.add_row(*_row(one))
     print_rich(table)
-    refused: dict[str, list[str]] = {}  # reason -> releases
+    for track in TRACKS:
+        if len(chosen) > 1 or track not in chosen[0].tracks or track == "tensorrt":
+            click.echo(half(track))
     for one in chosen:
-        for track, reason in one.refusals.items():
-            refused.setdefault(f"without {track}: {reason}", []).append(one.version)
-    for reason, of in refused.items():
-        click.echo(f"{', '.join(of)} {reason}")
+        if (text := _rests_on(one)) is not None:
+            click.echo(f"{one.version}: its arguments of the LLM API rest on {text}.")
     shown = {c.release for one in chosen for c in one.containers}
     for disputed in containers():
         if disputed.conflict and (len(chosen) > 1 or disputed.release in shown):
             click.echo(
                 f"* {disputed.release}: {disputed.conflict}; what is really inside is looked up before loading"
             )
-    if len(chosen) > 1:
-        click.echo(
-            "Candidates of what follows are taken too, by their whole name: "
-            + ", ".join(candidate_lines())
-            + "rcN"
-        )
+
+
+def _rests_on(one: Release) -> str | None:
+    return llm_args.rests_on(one.version) if "pytorch" in one.tracks else None
 
 
 def _row(one: Release) -> tuple[str, ...]:
     shown = ", ".join(f"{c.release or c.image}{'*' if c.conflict else ''}" for c in one.containers)
     oldest = one.containers[0].driver if one.containers else ""
     tensorrt = one.tensorrt or ("not known" if "tensorrt" in one.tracks else "none")
-    pins = (pin or "not known" for pin in (one.torch, one.cuda, one.modelopt))
-    return (one.version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
+    pins = (one.torch or "not known", one.cuda or "not known", one.modelopt or "none")
+    version = f"{one.version} candidate" if one.candidate else one.version
+    return (version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
 
 
 def _print_answers(answers: list[Compatibility], as_json: bool) -> None:
