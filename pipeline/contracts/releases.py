@@ -9,7 +9,7 @@ The facts are data (`data/releases.yaml`, each with its source). A release, or a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.contracts import read_facts
@@ -34,6 +34,8 @@ class TritonContainer:
     driver: str  # the oldest that it runs with
     python: str
     conflict: str | None  # why it is not known what is inside
+    joins: tuple[str, str] | None = None  # TensorRT-LLM's own image and Triton's, of which it is to be built
+    unseen: str | None = None  # what nobody has shown of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +110,21 @@ def containers() -> tuple[TritonContainer, ...]:
     return tuple(_container(entry) for entry in _data()["containers"])
 
 
+def joined() -> tuple[TritonContainer, ...]:
+    """List the images of our own, which the Dockerfile makes of TensorRT-LLM's container and Triton's."""
+    return tuple(
+        replace(
+            _container({**entry, "image": f"pipeline-triton:{entry['trtllm']}"}),
+            joins=(entry["trtllm_image"], entry["triton_image"]),
+            unseen=entry["unseen"],
+        )
+        for entry in _data()["joined"]
+    )
+
+
 def _release(entry: Mapping[str, Any]) -> Release:
     version: str = entry["version"]
-    carrying = tuple(one for one in containers() if one.trtllm == version)
-    if "image" in entry:
-        carrying = (_container({**entry, "trtllm": version, "release": None}),)
+    carrying = tuple(one for one in (*joined(), *containers()) if one.trtllm == version)
     return Release(
         version=version,
         candidate=entry.get("candidate", False),

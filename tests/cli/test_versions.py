@@ -67,7 +67,8 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
          "1.2.1 tensorrt: yes, nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
         (("0.21.0", "--runtime", "pytorch"), 2, "0.21.0 is not supported; the oldest is 1.0.0"),
         (("1.3.0rc29", "--runtime", "tensorrt"), 2, "with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1. Engines"),
-        (("1.4.0rc1", "--runtime", "pytorch", "--gpu", "b200-sxm-180g", "--quantization", "nvfp4"), 0, "yes, nvcr.io/"),
+        (("1.4.0rc1", "--runtime", "pytorch", "--gpu", "b200-sxm-180g", "--quantization", "nvfp4"), 0,
+         "yes, pipeline-triton:1.4.0rc1"),
         (("2.0.0", "--runtime", "pytorch"), 2, "2.0.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1"),
         (("1.2.1", "--runtime", "tensorrt", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 2,
          "refuses INT4 AWQ weights on compute capability 10.0 to 11.9 [builder]"),
@@ -110,3 +111,15 @@ def test_all_reasons_at_once(run: Run) -> None:
     )
     assert done.code == 2
     assert len(done.json[0]["reasons"]) == 2
+
+
+def test_an_image_that_is_built_first_is_printed_with_its_command(run: Run) -> None:
+    shipped, joined = run("versions", "1.2.1").out, run("versions", "1.4.0rc1").out
+    assert "pytorch is served in pipeline-triton:1.2.1, which is built first" in shipped
+    assert "--build-arg TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in shipped
+    for image in ("TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1", "PLAIN_TRITON_IMAGE=nvcr.io/"):
+        assert f"--build-arg {image}" in joined
+    assert "built and run by nobody that we know of" in joined
+    row = run("versions", "1.2.1", "--json").json["releases"][0]
+    assert row["images"]["tensorrt"]["why"] is None
+    assert row["images"]["pytorch"]["arguments"] == {"TRITON_IMAGE": row["images"]["tensorrt"]["name"]}

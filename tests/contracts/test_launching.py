@@ -43,6 +43,10 @@ def test_every_release_can_be_started(version: str) -> None:
             "/dev/shm",
         ),
         ("All nodes which are allocated for this job are already filled.", "fewer slots"),
+        (
+            "ImportError: cannot import name 'PartReasoningText' from 'openai.types.responses'",
+            "openai is older",
+        ),
         ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "no driver"),
     ],
 )
