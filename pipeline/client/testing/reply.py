@@ -186,7 +186,7 @@ class _Responses:
         self._requested = {name for name, values in received.tensors.items() if values == [True]}
         self._wanted = {tensor.name for tensor in request.outputs} or set(model.outputs)
         self._outputs = model.outputs
-        self._alternatives = next(iter(received.tensors.get(LOG_PROBS_INPUT, ())), None)
+        self._alternatives: int | None = next(iter(received.tensors.get(LOG_PROBS_INPUT, ())), None)
         if RETURN_TOKEN_IDS in model.inputs and RETURN_TOKEN_IDS not in self._requested:
             self._wanted.discard(TOKEN_IDS)
 
@@ -218,7 +218,7 @@ class _Responses:
             ids_so_far += new_ids
             self._add(response, TOKEN_IDS, "INT32", ids_so_far if self._cumulative else new_ids)
             if self._alternatives is not None:
-                self._add_log_prob_rows(response, sum(counts[: index + 1]))
+                self._add_log_prob_rows(response, sum(counts[: index + 1]), self._alternatives)
             if index == 0 and reply.prompt_log_probs is not None:
                 self._add_prompt_log_probs(response, reply.prompt_log_probs)
             if "return_num_output_tokens" in self._requested:
@@ -246,17 +246,16 @@ class _Responses:
         response.parameters["triton_final_response"].bool_param = final
         return response
 
-    def _add_log_prob_rows(self, response: pb.ModelInferResponse, tokens: int) -> None:
-        """Add rows of each token's own log probability and the most probable ones, from the first token on."""
+    def _add_log_prob_rows(self, response: pb.ModelInferResponse, tokens: int, k: int) -> None:
+        """Add rows of each token's own log probability and the k most probable ones, from the first token on."""
         own, ids = self._reply.log_probs or (), self._reply.token_ids or range(tokens)
-        request, cells = TopLogProbsRequest(self._alternatives), list[tuple[int, float]]()
+        cells: list[tuple[int, float]] = []
         for at in range(min(tokens, len(own))):
             cells.append((ids[at], own[at]))
-            if self._alternatives and self._reply.logits:
-                row = self._reply.logits[at]
-                (top,) = request.read("FP32", encode("FP32", row), 1)
+            if k and self._reply.logits:
+                (top,) = TopLogProbsRequest(k).read("FP32", encode("FP32", self._reply.logits[at]), 1)
                 cells += top
-        columns = 1 + (self._alternatives if self._reply.logits else 0)
+        columns = 1 + (k if self._reply.logits else 0)
         self._add(response, LOG_PROB_ROWS, "FP32", [value for _, value in cells], columns)
         self._add(response, LOG_PROB_ROWS_IDS, "INT32", [token for token, _ in cells], columns)
 
