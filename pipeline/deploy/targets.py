@@ -1,4 +1,5 @@
-"""Files of each target; those for one machine are made here: a `docker run` script, a compose file, a systemd unit.
+"""Files of each target; those for one machine are made here: a `docker run` script, a compose file, a systemd unit, and
+a script that runs the package as a worker of NVIDIA Dynamo.
 
 The script runs NVIDIA's own image by the launch plan, as `pipeline serve` does it, and whoever runs it watches it. The
 compose file runs the images of our Dockerfile, with health checks by inference; it follows the Compose Specification
@@ -17,6 +18,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from pipeline.contracts import read_facts
 from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container
 from pipeline.deploy.kubernetes import kubernetes_files
 from pipeline.deploy.package import DeployedPackage
@@ -28,7 +30,7 @@ from pipeline.serving.launch_docker import docker_launch
 from pipeline.serving.ports import GRPC, Listeners, check_container_ports
 
 _USER_HOME = "/var/lib/pipeline"
-DeployTarget = Literal["docker", "compose", "systemd", "kubernetes"]
+DeployTarget = Literal["docker", "compose", "systemd", "kubernetes", "dynamo"]
 
 
 def deployment_files(
@@ -60,6 +62,8 @@ def deployment_files(
             return {f"pipeline-{package.name}.service": systemd_unit(package, options, program)}
         case "kubernetes":
             return kubernetes_files(package, options)
+        case "dynamo":
+            return {"dynamo.sh": dynamo_script(package, options, program)}
 
 
 def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
@@ -132,7 +136,58 @@ def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Seque
     Args:
         program: Beginning of a command line that starts `pipeline` on this machine.
     """
-    recipe, deploy = options.recipe, package.recipe.deploy
+    deploy = package.recipe.deploy
+    command = (
+        *_serve_command(package, options, program, ("--store", _USER_HOME)),
+        *("--host", deploy.host, "--port", str(deploy.port)),
+        *_serve_choices(options),
+    )
+    return render(
+        "pipeline.service",
+        name=package.name,
+        unit=f"pipeline-{package.name}.service",
+        home=_USER_HOME,
+        user=deploy.user,
+        memory=options.triton.memory,
+        in_container=package.deployment.requirements is not None,
+        program=shlex.join(program),
+        command=" ".join(map(exec_argument, command)),
+    )
+
+
+def dynamo_script(package: DeployedPackage, options: ServeOptions, program: Sequence[str]) -> str:
+    """Write a script that runs Triton by `pipeline serve`, a worker of Dynamo in front of it, and Dynamo's frontend.
+
+    Args:
+        program: Beginning of a command line that starts `pipeline` on this machine.
+
+    Raises:
+        UserError: Triton's gRPC is off.
+    """
+    if options.ports.grpc is None:
+        raise UserError("a worker of Dynamo asks Triton over gRPC: --set serving.grpc=true")
+    deploy, recipe = package.recipe.deploy, options.recipe
+    store = recipe[recipe.index("--store") :] if "--store" in recipe else ()
+    command = (*_serve_command(package, options, program, store), "--no-gateway", *_serve_choices(options))
+    return render(
+        "dynamo.sh",
+        name=package.name,
+        facts=read_facts("dynamo.yaml"),
+        serve=Markup(shell_lines(command)),
+        python=shlex.quote(str(Path(program[0]).with_name("python"))),
+        folder=shlex.quote(str(package.folder.absolute())),
+        triton=f"127.0.0.1:{options.ports.grpc}",
+        host=deploy.host,
+        port=deploy.port,
+        reached="127.0.0.1" if deploy.host == "0.0.0.0" else deploy.host,
+    )
+
+
+def _serve_command(
+    package: DeployedPackage, options: ServeOptions, program: Sequence[str], store: Sequence[str]
+) -> tuple[str, ...]:
+    """Make the command that serves a package on ports that stay the same."""
+    recipe = options.recipe
     if "--store" in recipe:
         recipe = recipe[: recipe.index("--store")]
     # What is free at the start would be another port each time.
@@ -146,23 +201,16 @@ def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Seque
         if port is not None and port != getattr(package.recipe.triton, key)
     }
     overrides = () if recipe else package.recipe.provenance.overrides
-    command = (
+    return (
         *(*program, "serve", *recipe),
-        *("--package", str(package.folder.absolute()), "--store", _USER_HOME),
+        *("--package", str(package.folder.absolute()), *store),
         *(part for override in overrides for part in ("--set", override)),
         *(part for key, port in ports.items() for part in ("--set", f"triton.{key}={port}")),
-        *("--host", deploy.host, "--port", str(deploy.port)),
+    )
+
+
+def _serve_choices(options: ServeOptions) -> tuple[str, ...]:
+    return (
         *(("--gpus", ",".join(map(str, options.gpus))) if options.gpus else ()),
         *(argument for rule in sorted(options.allowed) for argument in ("--allow", rule)),
-    )
-    return render(
-        "pipeline.service",
-        name=package.name,
-        unit=f"pipeline-{package.name}.service",
-        home=_USER_HOME,
-        user=deploy.user,
-        memory=options.triton.memory,
-        in_container=package.deployment.requirements is not None,
-        program=shlex.join(program),
-        command=" ".join(map(exec_argument, command)),
     )
