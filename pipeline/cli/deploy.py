@@ -99,7 +99,7 @@ def command(
         reporter(silent=options["as_json"]), preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
-    package = _package(chosen, store, details=kind == "kubernetes")
+    package = _package(chosen, store, details=kind in ("kubernetes", "dynamo"))
     serving = ServeOptions(
         _usual_ports(package.recipe), package.recipe.triton, gpus, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
@@ -113,7 +113,7 @@ def command(
             # A person's own stays as it is.
             if not (kind == "kubernetes" and name.startswith(SITE) and (output / name).exists())
         ]
-        written = output.absolute() if kind == "kubernetes" else paths[0]
+        written = output.absolute() if len(paths) > 1 else paths[0]
     if options["as_json"]:
         print_json(
             {

@@ -1,5 +1,4 @@
-"""Files of each target; those for one machine are made here: a `docker run` script, a compose file, a systemd unit, and
-a script that runs the package as a worker of NVIDIA Dynamo.
+"""Files of each target; those for one machine are made here: a `docker run` script, a compose file, a systemd unit.
 
 The script runs NVIDIA's own image by the launch plan, as `pipeline serve` does it, and whoever runs it watches it. The
 compose file runs the images of our Dockerfile, with health checks by inference; it follows the Compose Specification
@@ -18,8 +17,8 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from pipeline.contracts import read_facts
 from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container
+from pipeline.deploy.dynamo import dynamo_graph, dynamo_script
 from pipeline.deploy.kubernetes import kubernetes_files
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import exec_argument, render
@@ -63,7 +62,17 @@ def deployment_files(
         case "kubernetes":
             return kubernetes_files(package, options)
         case "dynamo":
-            return {"dynamo.sh": dynamo_script(package, options, program)}
+            recipe = options.recipe
+            store = recipe[recipe.index("--store") :] if "--store" in recipe else ()
+            serve = (
+                *_serve_command(package, options, program, store),
+                "--no-gateway",
+                *_serve_choices(options),
+            )
+            files = {"dynamo.sh": dynamo_script(package, options, program, serve)}
+            if package.deployment.requirements or options.triton.image:
+                files["graph.yaml"] = dynamo_graph(package, options)
+            return files
 
 
 def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
@@ -152,34 +161,6 @@ def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Seque
         in_container=package.deployment.requirements is not None,
         program=shlex.join(program),
         command=" ".join(map(exec_argument, command)),
-    )
-
-
-def dynamo_script(package: DeployedPackage, options: ServeOptions, program: Sequence[str]) -> str:
-    """Write a script that runs Triton by `pipeline serve`, a worker of Dynamo in front of it, and Dynamo's frontend.
-
-    Args:
-        program: Beginning of a command line that starts `pipeline` on this machine.
-
-    Raises:
-        UserError: Triton's gRPC is off.
-    """
-    if options.ports.grpc is None:
-        raise UserError("a worker of Dynamo asks Triton over gRPC: --set serving.grpc=true")
-    deploy, recipe = package.recipe.deploy, options.recipe
-    store = recipe[recipe.index("--store") :] if "--store" in recipe else ()
-    command = (*_serve_command(package, options, program, store), "--no-gateway", *_serve_choices(options))
-    return render(
-        "dynamo.sh",
-        name=package.name,
-        facts=read_facts("dynamo.yaml"),
-        serve=Markup(shell_lines(command)),
-        python=shlex.quote(str(Path(program[0]).with_name("python"))),
-        folder=shlex.quote(str(package.folder.absolute())),
-        triton=f"127.0.0.1:{options.ports.grpc}",
-        host=deploy.host,
-        port=deploy.port,
-        reached="127.0.0.1" if deploy.host == "0.0.0.0" else deploy.host,
     )
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's frontend, as its wheel is, in front of packages of `cpu`: by the script that `pipeline deploy` writes."""
+"""NVIDIA Dynamo's frontend, from its wheel, in front of a package of `cpu`, by the script of `pipeline deploy`."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_stream_goes_on_with_the_other_worker_when_a_server_dies(frontend: Fro
     assert [text + "".join(stream) for text, stream in zip(texts, streams, strict=True)] == [whole, whole]
 
 
-def test_the_facts_are_those_of_the_wheel(ai_dynamo: Program, frontend: Frontend) -> None:
+def test_the_facts_are_those_of_the_wheel(ai_dynamo: Program) -> None:
     facts = read_facts("dynamo.yaml")
     python = ai_dynamo.command("python")
     version = ai_dynamo.call(

@@ -1,4 +1,4 @@
-"""What a worker of NVIDIA Dynamo makes of requests and answers; the frontend itself is in tests/clients/test_dynamo.py."""
+"""Requests and answers of a worker of NVIDIA Dynamo; tests/clients/test_dynamo.py has the frontend itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEPLOYMENT = gpu_deployment(LaunchSpec()).model_copy(
     update={"end_id": 5, "stop_token_ids": (2,), "guided_decoding": True}
 )
 FIELDS = {name: tuple(one["names"]) for name, one in read_facts("dynamo.yaml")["request"].items()}
-PLAIN = {"max_tokens": DEPLOYMENT.limits.max_output_tokens, "token_ids": True}
+PLAIN = {"max_tokens": DEPLOYMENT.limits.max_output_tokens, "temperature": 1.0, "token_ids": True}
 # Values that ask for something; a field that is not here must be refused by its name, whatever it holds.
 OBEYED: dict[str, tuple[Any, dict[str, Any]]] = {
     "temperature": (0.5, {"temperature": 0.5}),
@@ -66,6 +66,10 @@ def test_each_field_is_obeyed_left_to_the_frontend_or_refused_by_name(section: s
             assert read_request({section: {field: NEUTRAL[field]}}, DEPLOYMENT) == PLAIN
         with pytest.raises(Refused, match=rf"\b{field} = 3\b"):
             read_request({section: {field: 3}}, DEPLOYMENT)
+
+
+def test_an_empty_nucleus_is_greedy() -> None:
+    assert read_request({"sampling_options": {"top_p": 0.0}}, DEPLOYMENT) == PLAIN | {"temperature": 0.0}
 
 
 def test_a_request_without_wishes_and_one_with_too_many() -> None:

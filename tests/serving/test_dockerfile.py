@@ -42,11 +42,11 @@ def test_what_builds_and_serves_is_made_from_the_newest_container_with_engines()
     assert FILE.arguments["TRITON_IMAGE"] == NEWEST.image
     assert {stage.name: stage.image for stage in FILE.stages} == {
         "wheel": "${PYTHON_IMAGE}", "build": "${TRITON_IMAGE}", "serve": "${TRITON_IMAGE}",
-        "group": "serve", "gateway": "${PYTHON_IMAGE}", "accept": "serve",
+        "group": "serve", "gateway": "${PYTHON_IMAGE}", "dynamo": "${PYTHON_IMAGE}", "accept": "serve",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["build", "serve", "group", "gateway", "accept"])
+@pytest.mark.parametrize("name", ["build", "serve", "group", "gateway", "dynamo", "accept"])
 def test_what_is_run_is_not_root(name: str) -> None:
     users = FILE.stage(name).all("USER")
     assert users

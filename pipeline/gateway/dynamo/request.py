@@ -13,23 +13,16 @@ from typing import Any
 from pipeline.client import Chunk, Refused, Sampling, Stats
 from pipeline.triton.deployment import Deployment
 
-_SAMPLING = {
-    name: name
-    for name in (
-        "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "length_penalty",
-    )
+# Fields that both sides call by one name.
+_SAME = {
+    "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "length_penalty", "max_tokens", "min_tokens", "ignore_eos",
 }  # fmt: skip
-_CONDITIONS = {name: name for name in ("max_tokens", "min_tokens", "ignore_eos")}
 _STOP_IDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 # The frontend looks for stop texts itself, and cancels the request.
 _FRONTENDS = {
-    "stop",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "formatted_prompt",
-    "return_tokens_as_token_ids",
-}
+    "stop", "include_stop_str_in_output", "skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids",
+}  # fmt: skip
 # Values that ask for nothing.
 _NEUTRAL: Mapping[str, Any] = {"n": 1, "best_of": 1, "use_beam_search": False}
 
@@ -43,18 +36,23 @@ def read_request(request: Mapping[str, Any], deployment: Deployment) -> Sampling
     options, conditions, output = (
         request.get(name) or {} for name in ("sampling_options", "stop_conditions", "output_options")
     )
-    sampling: dict[str, Any] = {"max_tokens": deployment.limits.max_output_tokens, "token_ids": True}
+    # Defaults of OpenAI's API, as the gateway has them.
+    sampling: dict[str, Any] = {
+        "max_tokens": deployment.limits.max_output_tokens, "temperature": 1.0, "token_ids": True,
+    }  # fmt: skip
     faults = [name for name in ("multi_modal_data", "prefill_result", "encoder_result") if request.get(name)]
-    for section, names in ((options, _SAMPLING), (conditions, _CONDITIONS), (output, {})):
-        for name, value in section.items():
-            if value is None or name in _FRONTENDS or value == _NEUTRAL.get(name):
-                continue
-            if name in names:
-                sampling[names[name]] = value
-            elif name not in (*_STOP_IDS, "guided_decoding", "logprobs"):
-                faults.append(f"{name} = {value!r}")
+    for name, value in (*options.items(), *conditions.items(), *output.items()):
+        if value is None or name in _FRONTENDS or value == _NEUTRAL.get(name):
+            continue
+        if name in _SAME:
+            sampling[name] = value
+        elif name not in (*_STOP_IDS, "guided_decoding", "logprobs"):
+            faults.append(f"{name} = {value!r}")
     if sampling.get("top_k") == -1:
         sampling["top_k"] = 0
+    if sampling.get("top_p") == 0:
+        del sampling["top_p"]
+        sampling["temperature"] = 0.0
     ends = {deployment.end_id, *deployment.stop_token_ids}
     stops = {id for name in _STOP_IDS for id in conditions.get(name) or ()} - ends
     if stops:
@@ -97,7 +95,7 @@ def write_chunk(chunk: Chunk, stats: Stats, prompt_tokens: int) -> dict[str, Any
     """Translate a chunk of an answer.
 
     Args:
-        stats: those of the stream, complete with its last chunk.
+        stats: statistics of the stream, complete with its last chunk.
         prompt_tokens: number of tokens of the request.
     """
     written: dict[str, Any] = {"index": 0, "token_ids": list(chunk.token_ids or ())}
