@@ -149,9 +149,16 @@ for _name, _pattern, _first in _SCALARS:
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), _first)
 
 
-def dump_yaml(data: Any) -> str:
-    """Write values as text that `read_document` reads back as the same values."""
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+def dump_yaml(data: Any, *, flow: bool = False) -> str:
+    """Write values as text that `read_document` reads back as the same values.
+
+    Args:
+        flow: write one line, `{key: value}`.
+    """
+    width = 1 << 20 if flow else 110
+    text: str = yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow
+    )
     return text
 
 

@@ -77,6 +77,25 @@ def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     return tuple(fault for fault, sure in _judge(version, arguments) if sure)
 
 
+def has_argument(version: str, name: str) -> bool:
+    """Tell whether a version has an argument, such as "kv_cache_config.dtype"; of speculation, in any way to do it.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    fields = [_fields(version, ARGUMENTS)]
+    for part in name.split("."):
+        kinds = {kind.removesuffix(" | null") for one in fields if (kind := one.get(part)) is not None}
+        if not kinds:
+            return False
+        if "speculation" in kinds:
+            decoding = {entry["model"] for entry in _entries("decoding_types", version)}
+            fields = [{"decoding_type": "str"}, *(_fields(version, model) for model in decoding)]
+        else:
+            fields = [_fields(version, model) for model in kinds if model in _data()["models"]]
+    return True
+
+
 def unverified(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     """List the arguments that a version may have or lack, because its own file is not at hand.
 

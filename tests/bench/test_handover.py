@@ -11,13 +11,14 @@ import pytest
 
 from pipeline.bench.lengths import Lengths
 from pipeline.bench.settings import Load, LoadSettings
-from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
+from pipeline.bench.tune.conclusion import conclude, write_tuned
 from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.search import SearchOptions
 from pipeline.bench.tune.search_space import SearchSpace, search_space
 from pipeline.bench.tune.study import TuneStudy, open_study
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.catalog import sibling_file
 from pipeline.store import Store
 from tests.support.tuning import Fake, FakeRunner, level, result
 
@@ -122,7 +123,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
     assert "throughput +30.0%" in text
     with pytest.raises(UserError, match="--force"):
         write_tuned(recipe, report, file, force=False)
-    assert tuned_file(recipe) == Path("tiny-cpu-tuned.yaml").absolute()
+    assert sibling_file(recipe, "tuned") == Path("tiny-cpu-tuned.yaml").absolute()
 
 
 def give(results: Path, study: TuneStudy) -> None:

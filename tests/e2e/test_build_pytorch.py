@@ -98,3 +98,22 @@ def test_what_the_version_cannot_do_is_refused_before_anything_is_made(tmp_path:
     assert done.returncode == 2, done.stderr
     assert "TensorRT-LLM 1.2.1 cannot spread instances over GPUs" in done.stderr
     assert not list((tmp_path / "store").glob("artifacts/*"))
+
+
+def test_a_migrated_recipe_builds_and_what_keeps_both_from_being_compared(
+    built: dict[str, Path], folder: Path
+) -> None:
+    engines, new = folder / "engines.yaml", folder / "engines-pytorch.yaml"
+    runtime = RECIPE["runtime"] | {"kind": "tensorrt"}
+    engines.write_text("# ours\n" + yaml.safe_dump(RECIPE | {"runtime": runtime}))
+    done = pipeline("migrate", str(engines), store=folder / "store")
+    assert done.returncode == 0, done.stderr
+    assert new.read_text().startswith("# ours\n")
+    done = pipeline("build", str(new), "--json", store=folder / "store")
+    assert done.returncode == 0, done.stderr
+    steps = {step["step"]: Path(step["artifact"]) for step in json.loads(done.stdout)["steps"]}
+    assert steps["package"] == built["package"], "the recipe says what one that was written by hand does"
+    refused = pipeline("migrate", str(engines), "--check", store=folder / "store")
+    assert refused.returncode == 2
+    assert "runtime tensorrt: its package is not built" in refused.stderr
+    assert "runtime pytorch: " in refused.stderr, "this machine has no such GPU, or no Docker that has one"

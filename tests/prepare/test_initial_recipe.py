@@ -62,9 +62,9 @@ def run(*words: str) -> Result:
 @pytest.mark.parametrize(
     ("request_", "place", "form", "draft"),
     [
-        (InitRequest(source=LLAMA_8B, gpu="l4-24g"), "1 x l4-24g", "fp8", False),
+        (InitRequest(source=LLAMA_8B, gpu="l4-24g", runtime="tensorrt"), "1 x l4-24g", "fp8", False),
         (
-            InitRequest(source=LLAMA_8B, gpu="b300-sxm-288g", runtime="pytorch"),
+            InitRequest(source=LLAMA_8B, gpu="b300-sxm-288g"),
             "1 x b300-sxm-288g",
             "fp8",
             True,
@@ -112,6 +112,7 @@ def test_the_gpus_of_this_machine_are_taken(store: Store, monkeypatch: pytest.Mo
     first = initial_recipe(InitRequest(source=LLAMA_70B, runtime="tensorrt"), store)
     assert first.place == "2 x h100-sxm-80g"
     assert first.reasons["runtime.gpu"] == "what this machine has: 2 x NVIDIA H100 80GB HBM3"
+    assert "frozen" in first.reasons["runtime.kind"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pipeline.bench.result import BenchResult
 from pipeline.bench.run import run_bench
 from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
-from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
+from pipeline.bench.tune.conclusion import conclude, write_tuned
 from pipeline.bench.tune.handover import HandedOverTrials, hand_over, take_results
 from pipeline.bench.tune.report import TuneReport
 from pipeline.bench.tune.search import SearchOptions, TrialJudgement, Watch, search
@@ -36,6 +36,7 @@ from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import SERVED_SECTIONS, Recipe
+from pipeline.recipe.catalog import sibling_file
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.serving.served import ServedDeployment
 from pipeline.stages import Builder, StepOutcome
@@ -225,7 +226,7 @@ class SearchPlan:
         except InvalidInput as error:
             faults += error.faults
         named = settings.outputs(".yaml", ".yml")
-        output = named[0] if named else tuned_file(recipe)
+        output = named[0] if named else sibling_file(recipe, "tuned")
         if output.exists() and not settings.force and not may_exist:
             fix = "give --force to overwrite it, or name another file"
             faults.append(Fault("exists", key="--output", value=str(output), fix=fix))

@@ -21,6 +21,8 @@ import yaml
 from pipeline.contracts import engine_memory, llm_args, llmapi
 from pipeline.errors import InvalidInput, StageError, UserError
 from pipeline.models import CheckpointQuantization, Format, TensorFiles
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import TARGET
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.store import Json
 from pipeline.store.files import link_or_copy, walk
@@ -56,6 +58,17 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
         "enable_chunked_prefill": recipe.scheduler.chunked_context,
         "cuda_graph_config": _cuda_graphs(recipe),
     }
+    if recipe.scheduler.max_queue_delay_us:
+        arguments["batch_wait_timeout_ms"] = recipe.scheduler.max_queue_delay_us / 1000
+        if not llm_args.has_argument(runtime.version, "batch_wait_timeout_ms"):
+            having = [
+                one for one in llm_args.versions() if llm_args.has_argument(one, "batch_wait_timeout_ms")
+            ]
+            raise UserError(
+                f"recipe {recipe.name}: scheduler.max_queue_delay_us = {recipe.scheduler.max_queue_delay_us}: "
+                f"TensorRT-LLM {runtime.version} does not wait to batch requests (remove it, or set runtime.version to "
+                f"one of {', '.join(having)})"
+            )
     speculation, two_models = _speculation(recipe)
     arguments["disable_overlap_scheduler"] = _without_overlap(recipe, two_models)
     if recipe.guided_decoding:
@@ -118,7 +131,9 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
         "dtype": recipe.quantization.kv_cache,
     }
     if recipe.kv_cache.host_memory_gib:
-        config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB)
+        # Each rank takes as much as it is told.
+        ranks = parallelism(recipe, TARGET).world
+        config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB / ranks)
     return config
 
 
