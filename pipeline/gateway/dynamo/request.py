@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pipeline.client import Chunk, Refused, Sampling, Stats
 from pipeline.triton.deployment import Deployment
@@ -71,7 +71,7 @@ def read_request(request: Mapping[str, Any], deployment: Deployment) -> Sampling
             sampling |= form
     if faults:
         raise Refused(f"not supported by this worker: {'; '.join(faults)}")
-    return Sampling(**sampling)  # type: ignore[typeddict-item]
+    return cast(Sampling, sampling)
 
 
 def _guide(guide: Mapping[str, Any]) -> dict[str, str] | None:
