@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from pipeline import __version__
 from pipeline.contracts import read_facts
-from pipeline.deploy.cluster import make_cluster
+from pipeline.deploy.kubernetes import make_cluster
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import render, yaml_block
 from pipeline.errors import UserError
