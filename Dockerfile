@@ -12,7 +12,7 @@
 # compose.yaml has them for any. Another version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions VERSION` prints the
 # command. Where no image of NVIDIA's has Triton and that TensorRT-LLM, it is the stage `joined`, made of the other two.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
-ARG TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1
+ARG TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29
 ARG PLAIN_TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.08-py3
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 

@@ -16,7 +16,7 @@ import grpc
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.sampling import PARAMETERS, Layout
+from pipeline.client.sampling import LOG_PROBS_INPUT, PARAMETERS, Layout
 from pipeline.client.tensors import datatype_name
 from pipeline.client.testing.reply import Received, Reply, read_request, stream_reply
 
@@ -52,8 +52,8 @@ def _sampling_inputs(layout: Layout, *, upstream: bool) -> dict[str, str]:
         for parameter in PARAMETERS.values()
         if not (upstream and layout in parameter.own)
         for name, datatype in parameter.inputs(layout).items()
-        # A package has it only where its recipe says so.
-        if name != "sampling_param_prompt_logprobs"
+        # A package has the one only where its recipe says so, the other since TensorRT-LLM 1.3.
+        if name not in ("sampling_param_prompt_logprobs", LOG_PROBS_INPUT)
     }
 
 
