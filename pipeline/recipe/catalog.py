@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema
 
-from pipeline.documents import apply_overrides, dump_yaml, read_document
+from pipeline.documents import dump_yaml, read_document
 from pipeline.errors import InvalidInput, UserError
+from pipeline.overrides import apply_overrides
 from pipeline.recipe.library import headline, packaged
 from pipeline.recipe.loading import load_recipe
 from pipeline.recipe.recipe import Recipe, RecipeProvenance

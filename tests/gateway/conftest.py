@@ -24,9 +24,9 @@ from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import StoredResponses
 from pipeline.gateway.api.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_server import ConnectionLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower

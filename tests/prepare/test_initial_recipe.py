@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from huggingface_hub import constants
 from safetensors.numpy import save
 
 from pipeline.cli.main import cli
@@ -20,10 +19,9 @@ from pipeline.prepare import initial_recipe as room
 from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
 from pipeline.recipe import HubSource, LocalSource, load_recipe
 from pipeline.recipe.catalog import annotated_yaml
-from pipeline.sources import hub_errors
 from pipeline.store import Store
 from tests.support import CHECKPOINTS
-from tests.support.hub import TOKENIZER, LoopbackHub
+from tests.support.hub import TOKENIZER, LoopbackHub, asked_hub
 from tests.support.machines import h100s
 
 LLAMA_8B, LLAMA_70B = (
@@ -45,12 +43,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01))
+    with asked_hub(monkeypatch, tmp_path) as running:
         yield running
 
 

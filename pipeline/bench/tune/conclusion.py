@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.bench.settings import Load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.tune.objective import Confirmation, Score, gain_of, score
 from pipeline.bench.tune.report import (
     Recommendation,
