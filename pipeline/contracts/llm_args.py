@@ -1,8 +1,9 @@
 """Arguments of TensorRT-LLM's LLM API on its PyTorch backend: which a release has, and of which types.
 
 The facts are data (`data/llm_args.yaml`, each with its source). `check` accepts or refuses an argument by its name and
-type; what upstream's validators demand beyond that is left to upstream. Where the file of a version is not at hand, an
-argument that it may have is not refused: `unverified` lists it. A version is added by adding data.
+type; what upstream's validators demand beyond that is left to upstream. A version that is newer than all that was read
+may have arguments that nobody here has seen: they are not refused, `unverified` lists them. A version is added by adding
+data.
 
 >>> [str(fault) for fault in check("1.2.1", {"model": "m", "max_batchsize": 8})]
 ['max_batchsize = 8: is not an argument in TensorRT-LLM 1.2.1 (did you mean max_batch_size?)']
@@ -107,7 +108,7 @@ def has_argument(version: str, name: str) -> bool:
 
 
 def unverified(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """List the arguments that a version may have or lack, because its own file is not at hand.
+    """List the arguments that a version may have, because it is newer than all that was read.
 
     Raises:
         UserError: the version is not known.
@@ -125,14 +126,12 @@ def _judge(version: str, arguments: Mapping[str, Any]) -> Iterator[_Judgement]:
 
 
 def _objections(version: str, model: str, given: Mapping[str, Any], prefix: str) -> Iterator[_Judgement]:
-    fields, perhaps = _fields(version, model), _fields(version, model, unverified=True)
+    fields = _fields(version, model)
     for name, value in given.items():
-        key, kinds = prefix + name, fields.get(name) or perhaps.get(name)
+        key, kinds = prefix + name, fields.get(name)
         if kinds is None:
             fault = Fault("is not an argument in", key=key, value=value)
-            yield _not_known(version, fault, name, [*fields, *perhaps], _having(model, name, value))
-        elif name not in fields or (not _fits(value, kinds) and _fits(value, perhaps.get(name, ""))):
-            yield _unverified(version, key, value)
+            yield _not_known(version, fault, name, list(fields), _having(model, name, value))
         elif isinstance(value, Mapping) and (inside := kinds.removesuffix(" | null")) == "speculation":
             yield from _objections_to_speculation(version, value)
         elif isinstance(value, Mapping) and inside in _data()["models"]:
@@ -173,7 +172,8 @@ def _not_known(
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if not (having or near) and _entry(version).get("newer"):
-        return _unverified(version, fault.key, fault.value)
+        text = f"is not certain to be taken by TensorRT-LLM {version}, whose own file was not at hand"
+        return replace(fault, problem=text), False
     fix = f"did you mean {near[0]}?" if near and not (having or fault.fix) else fault.fix
     fix = "; ".join(filter(None, (_those(having), fix)))
     return replace(fault, problem=f"{fault.problem} TensorRT-LLM {version}", fix=fix), True
@@ -181,11 +181,6 @@ def _not_known(
 
 def _those(having: Sequence[str]) -> str:
     return f"TensorRT-LLM {listed(having)} take{'' if having[1:] else 's'} it" if having else ""
-
-
-def _unverified(version: str, key: str, value: Any) -> _Judgement:
-    text = f"is not certain to be taken by TensorRT-LLM {version}, whose own file was not at hand"
-    return Fault(text, key=key, value=value), False
 
 
 def _fits(value: Any, kinds: str) -> bool:
@@ -215,14 +210,11 @@ def _is(value: Any, kind: str) -> bool:
     return name == "any"
 
 
-def _fields(version: str, model: str, *, unverified: bool = False) -> dict[str, str]:
-    """Name -> type of all fields of a model of the data; `unverified`: of those that the version may have besides."""
+def _fields(version: str, model: str) -> dict[str, str]:
+    """Name -> type of all fields of a model of the data."""
     models = _data()["models"]
     entries = [*(models[_BASE] if model.endswith(_DECODING) else ()), *models[model]]
-    found = entries_in(entries, version, versions())
-    if unverified:
-        found = (entry for entry in entries if version in entry.get("perhaps", ()))
-    return {entry["name"]: entry["type"] for entry in found}
+    return {entry["name"]: entry["type"] for entry in entries_in(entries, version, versions())}
 
 
 def _entries(section: str, version: str) -> Iterator[Mapping[str, Any]]:

@@ -41,7 +41,7 @@ FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
-UNVERIFIED = arguments(cache_transceiver_config={"agent_bounce_buffer_enable": True})
+UNVERIFIED = arguments(quite_another_thing=1)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
@@ -81,8 +81,8 @@ CASES = [
     Case("release.frozen", None, NVFP4),
     Case("release.candidate", "note", NVFP4, ("runtime.version=1.4.0rc1",)),
     Case("release.candidate", None, NVFP4),
-    Case("release.evidence", "note", NVFP4),
-    Case("release.evidence", None, NVFP4, ("runtime.version=1.1.0",)),
+    Case("release.evidence", "note", NVFP4, ("runtime.version=1.4.0rc1",)),
+    Case("release.evidence", None, NVFP4),
     Case("gpu.known", None, FP8),
     Case("gpu.known", "error", FP8, ("runtime.gpu=h100",)),
     Case("sm.fp8", "error", FP8, ("runtime.gpu=a100-sxm-80g",)),
@@ -335,6 +335,6 @@ CASES = [
     Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
     Case("llmapi.own_arguments", None, NVFP4),
     Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={enable_attention_dp: true}",)),
-    Case("llmapi.unverified", None, NVFP4, emitted=UNVERIFIED),
-    Case("llmapi.unverified", "warning", NVFP4, CANDIDATE, emitted=UNVERIFIED),
+    Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
+    Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
 ]  # fmt: skip
