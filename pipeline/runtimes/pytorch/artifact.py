@@ -12,14 +12,15 @@ KV cache's format is given where the recipe names one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipeline.contracts import engine_memory, llm_args, llmapi
-from pipeline.errors import InvalidInput, StageError, UserError
+from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.models import CheckpointQuantization, Format, TensorFiles
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
@@ -81,10 +82,29 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
             )
     if speculation is not None:
         arguments["speculative_config"] = speculation
-    faults = llm_args.check(runtime.version, arguments)
+    faults = [*_merge(runtime.llm_args, arguments, "")]
+    faults += llm_args.check(runtime.version, arguments)
     if faults:
-        raise InvalidInput(f"recipe {recipe.name}: arguments for TensorRT-LLM {runtime.version}", faults)
+        of_recipe = [replace(fault, key=f"runtime.llm_args.{fault.key}") for fault in faults]
+        raise InvalidInput(f"recipe {recipe.name}: arguments for TensorRT-LLM {runtime.version}", of_recipe)
     return arguments
+
+
+def _merge(given: Mapping[str, Any], into: dict[str, Any], prefix: str) -> Iterator[Fault]:
+    """Add `runtime.llm_args` to the arguments that the recipe makes; yield what it may not have."""
+    for name, value in given.items():
+        path, made = prefix + name, into.get(name)
+        if (reason := llm_args.decided().get(path)) is not None:
+            yield Fault(f"may not be given: {reason}", key=path, value=value, fix="remove it")
+        elif isinstance(value, Mapping) and (name not in into or isinstance(made, Mapping)):
+            into[name] = dict(made or {})
+            yield from _merge(value, into[name], f"{path}.")
+        elif name in into:
+            yield Fault(
+                f"is {made} already, by the recipe's other fields", key=path, value=value, fix="remove it"
+            )
+        else:
+            into[name] = value
 
 
 def draft_tokens(recipe: Recipe) -> int:
@@ -93,7 +113,9 @@ def draft_tokens(recipe: Recipe) -> int:
     if recipe.draft is not None:
         return recipe.draft.max_draft_tokens
     if runtime.speculation is None:
-        return 0
+        own = runtime.llm_args.get("speculative_config")
+        length = own.get("max_draft_len") if isinstance(own, Mapping) else None
+        return length if isinstance(length, int) else 0
     return (
         runtime.speculation.layers
         if runtime.speculation.method == "mtp"

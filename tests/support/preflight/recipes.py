@@ -329,6 +329,11 @@ CASES = [
     Case("rt.max_batch_llmapi", "error", NVFP4, emitted=package(config="max_batch_size: 8\n")),
     Case("llmapi.unknown_keys", None, NVFP4),
     Case("llmapi.unknown_keys", "error", NVFP4, emitted=arguments(max_batchsize=8)),
+    Case("rt.kv_host_tier", None, NVFP4),
+    Case("rt.kv_host_tier", "note", NVFP4, CANDIDATE),
+    Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
+    Case("llmapi.own_arguments", None, NVFP4),
+    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={enable_attention_dp: true}",)),
     Case("llmapi.unverified", None, NVFP4, emitted=arguments(per_request_spec_decode_stats=True)),
     Case("llmapi.unverified", "warning", NVFP4, CANDIDATE, emitted=arguments(per_request_spec_decode_stats=True)),
 ]  # fmt: skip
