@@ -59,7 +59,7 @@ def kubernetes_files(package: DeployedPackage, options: ServeOptions) -> dict[st
         UserError: No image carries its runtime.
         InvalidInput: It cannot be run in a cluster like that; all reasons.
     """
-    cluster = _make_cluster(package, options)
+    cluster = make_cluster(package, options)
     own = cluster.settings
     rules = rules_file([cluster.recipe], TimeScale(), cluster.namespace)
     rendered = [
@@ -128,7 +128,7 @@ def _built_recipe(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def _make_cluster(package: DeployedPackage, options: ServeOptions) -> Cluster:
+def make_cluster(package: DeployedPackage, options: ServeOptions) -> Cluster:
     """Decide what a deployment in a cluster has.
 
     Raises:

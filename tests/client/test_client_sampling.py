@@ -62,7 +62,9 @@ def test_every_parameter_reaches_its_tensor() -> None:
 
 def test_the_likeliest_tokens_are_read_from_logits() -> None:
     with pytest.raises(Refused, match="does not take top_log_probs"):
-        sent(llmapi(), **UNGUIDED)
+        sent(llmapi(upstream=True), **{**UNGUIDED, "ignore_eos": None})
+    assert sent(llmapi(), **UNGUIDED)["sampling_param_logprobs"] == [3]
+    assert sent(llmapi(), max_tokens=4, log_probs=True)["sampling_param_logprobs"] == [0]
     assert sent(bls(), **UNGUIDED)["return_generation_logits"] == [True]
     request = build_request(read_signature(bls()), "Hi", read_sampling(UNGUIDED), request_id="r1")
     assert "generation_logits" in {output.name for output in request.outputs}

@@ -65,7 +65,7 @@ def test_the_artifacts(built: dict[str, Path]) -> None:
 def test_the_package_is_served(built: dict[str, Path], tmp_path: Path) -> None:
     deployment = Deployment.load(built["package"])
     assert deployment.requirements is not None
-    assert deployment.requirements.image.startswith("nvcr.io/nvidia/tritonserver:")
+    assert deployment.requirements.image == "pipeline-triton:1.2.1"
     assert (deployment.requirements.sm, deployment.requirements.gpus) == (90, 1)
     assert deployment.limits.max_draft_tokens == 3
     package = tmp_path / "package"

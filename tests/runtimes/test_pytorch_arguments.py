@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,21 @@ def test_overlap_that_upstream_has_not_is_refused() -> None:
     with pytest.raises(UserError, match=r"runtime\.overlap_scheduler = true: TensorRT-LLM 1\.2\.1 cannot"):
         llm_arguments(recipe("1.2.1", runtime=runtime, draft=DRAFT))
     assert not llm_arguments(recipe("1.2.1", runtime=runtime, draft=EAGLE))["disable_overlap_scheduler"]
+
+
+def test_ranks_share_the_host_memory_and_arrivals_are_awaited() -> None:
+    sections: dict[str, Any] = {
+        "kv_cache": {"host_memory_gib": 6.0},
+        "scheduler": {"max_queue_delay_us": 2500},
+        "runtime": {"tensor_parallel": 2, "pipeline_parallel": 2},
+    }
+    made = llm_arguments(recipe("1.2.1", **copy.deepcopy(sections)))
+    assert made["kv_cache_config"]["host_cache_size"] == 6 * 2**30 // 4
+    assert made["batch_wait_timeout_ms"] == 2.5
+    with pytest.raises(
+        UserError, match=r"max_queue_delay_us = 2500: TensorRT-LLM 1\.1\.0 does not wait .* 1\.2\.0, 1\.2\.1"
+    ):
+        llm_arguments(recipe("1.1.0", **copy.deepcopy(sections)))
 
 
 def test_a_version_without_the_runtime_is_refused() -> None:

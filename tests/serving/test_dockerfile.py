@@ -44,7 +44,7 @@ def test_what_builds_and_serves_is_made_from_the_newest_container_with_engines()
     assert FILE.arguments["TRITON_IMAGE"] == NEWEST.image
     assert {stage.name: stage.image for stage in FILE.stages} == {
         "wheel": "${PYTHON_IMAGE}", "build": "${TRITON_IMAGE}", "models": "${TRITON_IMAGE}", "serve": "models",
-        "group": "serve", "gateway": "${PYTHON_IMAGE}", "accept": "serve",
+        "group": "serve", "gateway": "${PYTHON_IMAGE}", "dynamo": "${PYTHON_IMAGE}", "accept": "serve",
         "plain-triton": "${PLAIN_TRITON_IMAGE}", "joined": "${TRTLLM_IMAGE}",
     }  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_triton_is_joined_with_what_its_check_looks_for() -> None:
     assert modules(shlex.split(run)).count("pipeline.machine.image_build") == 2
 
 
-@pytest.mark.parametrize("name", ["build", "serve", "group", "gateway", "accept"])
+@pytest.mark.parametrize("name", ["build", "serve", "group", "gateway", "dynamo", "accept"])
 def test_what_is_run_is_not_root(name: str) -> None:
     users = FILE.stage(name).all("USER")
     assert users

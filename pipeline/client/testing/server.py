@@ -16,7 +16,7 @@ import grpc
 from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.client.sampling import LOG_PROBS_INPUT, PARAMETERS, Layout
+from pipeline.client.sampling import PARAMETERS, Layout
 from pipeline.client.tensors import datatype_name
 from pipeline.client.testing.reply import Received, Reply, read_request, stream_reply
 
@@ -44,6 +44,7 @@ _LLMAPI_INPUTS = {
 }  # fmt: skip
 _OWN_LLMAPI_INPUTS = {"prompt_token_ids": "INT32*", "prior_output_ids": "INT32*"}
 _LLMAPI_OUTPUTS = {"text_output": "STRING", "finish_reason": "STRING"}
+_OWN_LLMAPI_OUTPUTS = {"output_ids": "INT32", "log_probs": "FP32", "log_probs_ids": "INT32"}
 
 
 def _sampling_inputs(layout: Layout, *, upstream: bool) -> dict[str, str]:
@@ -52,8 +53,8 @@ def _sampling_inputs(layout: Layout, *, upstream: bool) -> dict[str, str]:
         for parameter in PARAMETERS.values()
         if not (upstream and layout in parameter.own)
         for name, datatype in parameter.inputs(layout).items()
-        # A package has the one only where its recipe says so, the other since TensorRT-LLM 1.3.
-        if name not in ("sampling_param_prompt_logprobs", LOG_PROBS_INPUT)
+        # A package has it only where its recipe says so.
+        if name != "sampling_param_prompt_logprobs"
     }
 
 
@@ -101,7 +102,7 @@ def llmapi(
     """
     inputs, outputs = _LLMAPI_INPUTS | _sampling_inputs("llmapi", upstream=upstream), _LLMAPI_OUTPUTS
     if not upstream:
-        inputs, outputs = inputs | _OWN_LLMAPI_INPUTS, outputs | {"output_ids": "INT32"}
+        inputs, outputs = inputs | _OWN_LLMAPI_INPUTS, outputs | _OWN_LLMAPI_OUTPUTS
     config = _config(name, inputs, outputs, required={"text_input"})
     config.model_transaction_policy.decoupled = decoupled
     return config
