@@ -9,6 +9,7 @@ vision towers, multi-token prediction layers, and whatever else a checkpoint may
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -128,12 +129,9 @@ def layer_tensors(sizes: ModelSizes, index: int) -> Iterator[WeightTensor]:
         )  # joins those of three layers of the target
 
 
-def all_tensors(sizes: ModelSizes) -> Iterator[WeightTensor]:
-    """Yield every tensor of a model."""
-    yield from embedding_tensors(sizes)
-    for index in range(sizes.layers):
-        yield from layer_tensors(sizes, index)
-    yield from output_tensors(sizes)
+def layer_kinds(sizes: ModelSizes, layers: range) -> Counter[int]:
+    """Count the layers that are alike, those with experts and those without: index of one of a kind -> how many."""
+    return Counter(0 if index < sizes.dense_layers else sizes.dense_layers for index in layers)
 
 
 def parameter_counts(sizes: ModelSizes) -> dict[Kind, int]:
@@ -144,8 +142,11 @@ def parameter_counts(sizes: ModelSizes) -> dict[Kind, int]:
     8030261248
     """
     found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-    for tensor in all_tensors(sizes):
+    for tensor in (*embedding_tensors(sizes), *output_tensors(sizes)):
         found[tensor.kind] += tensor.parameters
+    for index, count in layer_kinds(sizes, range(sizes.layers)).items():
+        for tensor in layer_tensors(sizes, index):
+            found[tensor.kind] += count * tensor.parameters
     return found
 
 
@@ -221,8 +222,8 @@ def weight_lines(model: ModelSpec, stage: int) -> tuple[MemoryLine, ...]:
         stage: Pipeline stage, from 0.
     """
     held: dict[str, int] = dict.fromkeys(KINDS, 0)
-    for tensor in _held(model, stage):
-        held[tensor.kind] += _bytes(tensor, model)
+    for tensor, count in _held(model, stage):
+        held[tensor.kind] += count * _bytes(tensor, model)
     sources = engine_memory.sources("weights")
     lines = tuple(
         MemoryLine("weights", model.role, kind, size, _formula(model, kind), sources)
@@ -254,7 +255,8 @@ def mxfp4_padding(model: ModelSpec) -> int:
     )
     padded = replace(model, sizes=replace(model.sizes, hidden=hidden, intermediate=inner))
     experts = [
-        sum(_bytes(tensor, one) for tensor in _held(one, 0) if tensor.is_expert) for one in (padded, model)
+        sum(count * _bytes(tensor, one) for tensor, count in _held(one, 0) if tensor.is_expert)
+        for one in (padded, model)
     ]
     return experts[0] - experts[1]
 
@@ -273,16 +275,17 @@ def stage_layers(model: ModelSpec, stage: int) -> range:
     return range(first, first + each + (stage < more))
 
 
-def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
+def _held(model: ModelSpec, stage: int) -> Iterator[tuple[WeightTensor, int]]:
+    """Yield each tensor of a stage with its count: layers of a kind are alike."""
     sizes = model.sizes
     if stage == 0:
-        yield from embedding_tensors(sizes)
-    for index in stage_layers(model, stage):
-        yield from layer_tensors(sizes, index)
+        yield from ((tensor, 1) for tensor in embedding_tensors(sizes))
+    for index, count in layer_kinds(sizes, stage_layers(model, stage)).items():
+        yield from ((tensor, count) for tensor in layer_tensors(sizes, index))
     if stage == model.split.pipeline - 1:
-        yield from output_tensors(sizes)
+        yield from ((tensor, 1) for tensor in output_tensors(sizes))
         if sizes.tied and (model.copies_tied or stage > 0):
-            yield WeightTensor("lm_head", sizes.vocab, sizes.hidden, "vocabulary")
+            yield WeightTensor("lm_head", sizes.vocab, sizes.hidden, "vocabulary"), 1
 
 
 def _bytes(tensor: WeightTensor, model: ModelSpec) -> int:

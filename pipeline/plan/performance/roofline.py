@@ -26,6 +26,7 @@ from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import (
     WeightTensor,
     kv_token_bytes,
+    layer_kinds,
     layer_tensors,
     output_tensors,
     rank_part,
@@ -139,27 +140,35 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
     """Count what a model asks of a rank, by the token and by the step."""
     sizes, split = model.sizes, model.split
     held = stage_layers(model, 0)
-    matrices = [tensor for index in held for tensor in layer_tensors(sizes, index) if tensor.columns > 1]
-    dense = [tensor for tensor in matrices if not tensor.is_expert]
-    experts = [tensor for tensor in matrices if tensor.is_expert]
+    # With the number of layers that have each.
+    matrices = [
+        (tensor, count)
+        for index, count in layer_kinds(sizes, held).items()
+        for tensor in layer_tensors(sizes, index)
+        if tensor.columns > 1
+    ]
+    dense = [one for one in matrices if not one[0].is_expert]
+    experts = [one for one in matrices if one[0].is_expert]
     share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
-    heads = _output(model)
+    heads = [(tensor, 1) for tensor in _output(model)]
     return ModelLoad(
         layers=len(held),
         stages=split.pipeline,
         ranks=split.tensor,
-        dense_bytes=sum(_bytes(tensor, model) for tensor in (*dense, *heads)),
-        expert_bytes=sum(_bytes(tensor, model) for tensor in experts),
+        dense_bytes=sum(count * _bytes(tensor, model) for tensor, count in (*dense, *heads)),
+        expert_bytes=sum(count * _bytes(tensor, model) for tensor, count in experts),
         experts=sizes.experts,
         experts_per_token=sizes.experts_per_token,
-        quantized_ops=sum(_ops(tensor, model) for tensor in dense if tensor.format(model.format) != "none")
-        + share * sum(_ops(tensor, model) for tensor in experts),
-        plain_ops=sum(_ops(tensor, model) for tensor in dense if tensor.format(model.format) == "none"),
-        output_ops=sum(_ops(tensor, model) for tensor in heads),
+        quantized_ops=sum(
+            count * _ops(one, model) for one, count in dense if one.format(model.format) != "none"
+        )
+        + share * sum(count * _ops(tensor, model) for tensor, count in experts),
+        plain_ops=sum(count * _ops(one, model) for one, count in dense if one.format(model.format) == "none"),
+        output_ops=sum(_ops(tensor, model) for tensor, _ in heads),
         arithmetic=_arithmetic(model.format, rates),
         kv_bytes=kv_token_bytes(model),
         pair_ops=4 * sizes.heads * sizes.head_dim * len(held) / split.tensor,
-        activation_bytes=sum(_activations(tensor, model, share) for tensor in matrices),
+        activation_bytes=sum(count * _activations(one, model, share) for one, count in matrices),
         exchange_bytes=sizes.hidden * _ACTIVATION_BYTES,
         exchanges=2 * len(held) if split.tensor > 1 else 0,
     )
