@@ -17,10 +17,11 @@ from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.triton.running import RunningServer, State
-from tests.gateway.conftest import Start, Upstream
+from tests.gateway.conftest import Start
 from tests.support import waiting
 from tests.support.deployments import ADDRESSES
 from tests.support.http_clients import http
+from tests.support.scripted_model import Upstream
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:
