@@ -9,8 +9,11 @@
 #     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8001-8002:8001-8002 pipeline-serve
 #
 # `pipeline deploy RECIPE --target docker` writes the exact line for a package, `--target compose` all services for it;
-# compose.yaml has them for any. Another version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions` names it.
+# compose.yaml has them for any. Another version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions VERSION` prints the
+# command. Where no image of NVIDIA's has Triton and that TensorRT-LLM, it is the stage `joined`, made of the other two.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
+ARG TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1
+ARG PLAIN_TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.08-py3
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 # The wheel, made once for all.
@@ -22,6 +25,20 @@ COPY model_repo model_repo
 COPY calibration calibration
 COPY recipes recipes
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+# TensorRT-LLM's own image with Triton's server and Python backend in it, and the libraries that those are linked with: what
+# upstream's docker/Dockerfile.multi and install_triton.sh do for their tests of the Triton model. docs/adr/0019 says why not
+# the other way round.
+FROM ${PLAIN_TRITON_IMAGE} AS plain-triton
+FROM ${TRTLLM_IMAGE} AS joined
+COPY --from=plain-triton /opt/tritonserver/bin /opt/tritonserver/bin
+COPY --from=plain-triton /opt/tritonserver/lib /opt/tritonserver/lib
+COPY --from=plain-triton /opt/tritonserver/backends/python /opt/tritonserver/backends/python
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends \
+        datacenter-gpu-manager-4-cuda13 libarchive-dev libb64-dev libnuma-dev libre2-dev libxml2-dev \
+    && rm -rf /var/lib/apt/lists/*
+ENV PATH=/opt/tritonserver/bin:${PATH}
 
 # The extras hub and calibrate in an environment of its own, because it pins torch and ModelOpt for itself; trtllm-build is the
 # image's. The store is a volume: what was built outlives the container.
@@ -40,16 +57,23 @@ USER 1000:1000
 ENTRYPOINT ["pipeline"]
 CMD ["--help"]
 
-# The core of pipeline beside the image's own Python, in which Triton runs the models: they need gRPC, the tensors' wire
-# format and a tokenizer there, and nothing that is there already may change for it. /opt/pipeline sees that Python's
-# packages, so that their versions can be checked. The extra gateway is for what stands in front of Triton's ports.
-FROM ${TRITON_IMAGE} AS serve
+# Packages that our models import, in the image's own Python, in which Triton runs them. Nothing that is there already changes
+# for it, but the pins of pipeline/contracts/data/images.yaml, which says why; and the build ends here if packages do not
+# agree, a module does not load or a library is missing. Triton alone serves a package with this image, too.
+FROM ${TRITON_IMAGE} AS models
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m pip list --format=freeze >/tmp/present.txt \
-    && python3 -m pip install --no-cache-dir --break-system-packages --constraint /tmp/present.txt \
-        "tritonclient[grpc]>=2.60" "tokenizers>=0.21" "jinja2>=3.1" \
-    && rm /tmp/present.txt \
-    && python3 -m venv --without-pip --system-site-packages /opt/pipeline \
+    wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
+    && PYTHONPATH="$wheel" python3 -m pipeline.machine.image_build prepare /tmp/image \
+    && python3 -m pip install --no-cache-dir --break-system-packages \
+        --constraint /tmp/image/constraints.txt --requirement /tmp/image/requirements.txt \
+    && PYTHONPATH="$wheel" python3 -m pipeline.machine.image_build check /tmp/image \
+    && rm -r /tmp/image
+
+# The core of pipeline beside that Python: /opt/pipeline sees its packages, so that their versions can be checked. The extra
+# gateway is for what stands in front of Triton's ports.
+FROM models AS serve
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip --system-site-packages /opt/pipeline \
     && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
     && python3 -m pip --python /opt/pipeline/bin/python install --no-cache-dir "${wheel}[gateway,objects]" \
     && ln -s /opt/pipeline/bin/pipeline /usr/local/bin/pipeline \

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.cli.main import cli
 from pipeline.client.sampling import PARAMETERS, is_neutral
+from pipeline.contracts.releases import TRACKS, half
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -152,6 +153,14 @@ def test_the_table_of_parameters_knows_each_one(monkeypatch: pytest.MonkeyPatch)
         ("tensorrt 1.2.1", "ignore_eos", "yes"),
         ("tensorrt 1.2.1", "prompt_log_probs", "serving.prompt_log_probs"),
         ("pytorch 1.2.1", "presence_penalty", "no"),
-        ("pytorch 1.3.0", "presence_penalty", "yes"),
+        ("pytorch 1.3.0rc29", "presence_penalty", "yes"),
     ):
         assert parameters.takes(title, name) == expected
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/status.md"])
+def test_both_pages_say_which_half_of_upstream_lives_where(page: str) -> None:
+    """They say it in the words of the contract, as the commands do."""
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").replace("`", "").split())
+    for track in TRACKS:
+        assert half(track) in text.replace("runtime.kind: ", "runtime.kind ")

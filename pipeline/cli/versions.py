@@ -10,7 +10,9 @@ import click
 
 from pipeline.cli.options import Verb, json_option
 from pipeline.cli.output import print_json, print_rich
-from pipeline.contracts.releases import TRACKS, Release, Track, candidate_lines, containers, release, releases
+from pipeline.contracts import llm_args
+from pipeline.contracts.images import ServingImage, serving_image
+from pipeline.contracts.releases import TRACKS, Release, Track, containers, half, release, releases
 from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
@@ -49,6 +51,9 @@ def command(
 ) -> None:
     """Print the releases of TensorRT-LLM with their runtimes, containers and pins, or check one combination.
 
+    A release candidate is marked. Below the table stands which runtime upstream works on, and which facts of a release
+    rest on something other than its own files.
+
     With a GPU, a format, or a VERSION and a runtime it says whether the combination exists, and why not; then exit code
     2 if it does not.
 
@@ -82,8 +87,13 @@ def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
 
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     if as_json:
-        rows = [asdict(one) for one in chosen]
-        print_json({"releases": rows, "candidates": list(candidate_lines())})
+        rows = [
+            asdict(one)
+            | {"arguments_rest_on": _rests_on(one)}
+            | {"images": {track: asdict(image) for track, image in _images(one).items()}}
+            for one in chosen
+        ]
+        print_json({"releases": rows, "runtimes": {track: half(track) for track in TRACKS}})
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -104,32 +114,52 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     for one in chosen:
         table.add_row(*_row(one))
     print_rich(table)
-    refused: dict[str, list[str]] = {}  # reason -> releases
+    for track in TRACKS:
+        if len(chosen) > 1 or track not in chosen[0].tracks or track == "tensorrt":
+            click.echo(half(track))
     for one in chosen:
-        for track, reason in one.refusals.items():
-            refused.setdefault(f"without {track}: {reason}", []).append(one.version)
-    for reason, of in refused.items():
-        click.echo(f"{', '.join(of)} {reason}")
+        if (text := _rests_on(one)) is not None:
+            click.echo(f"{one.version}: its arguments of the LLM API rest on {text}.")
     shown = {c.release for one in chosen for c in one.containers}
     for disputed in containers():
         if disputed.conflict and (len(chosen) > 1 or disputed.release in shown):
             click.echo(
                 f"* {disputed.release}: {disputed.conflict}; what is really inside is looked up before loading"
             )
-    if len(chosen) > 1:
-        click.echo(
-            "Candidates of what follows are taken too, by their whole name: "
-            + ", ".join(candidate_lines())
-            + "rcN"
-        )
+    _print_built(chosen)
+
+
+def _rests_on(one: Release) -> str | None:
+    return llm_args.rests_on(one.version) if "pytorch" in one.tracks else None
+
+
+def _print_built(chosen: list[Release]) -> None:
+    """Print which images are built before they serve; for one release also how, and what nobody has seen of it."""
+    built = [(one, track, image) for one in chosen for track, image in _images(one).items() if image.why]
+    if len(chosen) > 1 and built:
+        names = ", ".join(f"{one.version} {track}" for one, track, _ in built)
+        click.echo(f"Images that are built first (`pipeline versions VERSION` prints the command): {names}")
+        return
+    for one, track, image in built:
+        click.echo(f"{track} is served in {image.name}, which is built first: {image.why}")
+        click.echo("\n".join(f"  {line}" for line in image.build_command()))
+        for unseen in {container.unseen for container in one.containers if container.unseen}:
+            click.echo(f"  {unseen}")
+
+
+def _images(one: Release) -> dict[Track, ServingImage]:
+    """Image that serves a release, by runtime."""
+    return {track: serving_image(one.version, track) for track in one.tracks}
 
 
 def _row(one: Release) -> tuple[str, ...]:
-    shown = ", ".join(f"{c.release or c.image}{'*' if c.conflict else ''}" for c in one.containers)
+    marks = (("*" if c.conflict else " built" if c.joins else "") for c in one.containers)
+    shown = ", ".join(f"{c.release or c.image}{mark}" for c, mark in zip(one.containers, marks, strict=True))
     oldest = one.containers[0].driver if one.containers else ""
     tensorrt = one.tensorrt or ("not known" if "tensorrt" in one.tracks else "none")
-    pins = (pin or "not known" for pin in (one.torch, one.cuda, one.modelopt))
-    return (one.version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
+    pins = (one.torch or "not known", one.cuda or "not known", one.modelopt or "none")
+    version = f"{one.version} candidate" if one.candidate else one.version
+    return (version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
 
 
 def _print_answers(answers: list[Compatibility], as_json: bool) -> None:

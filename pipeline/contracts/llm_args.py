@@ -1,7 +1,8 @@
 """Arguments of TensorRT-LLM's LLM API on its PyTorch backend: which a release has, and of which types.
 
 The facts are data (`data/llm_args.yaml`, each with its source). `check` accepts or refuses an argument by its name and
-type; what upstream's validators demand beyond that is left to upstream. A version is added by adding data.
+type; what upstream's validators demand beyond that is left to upstream. Where the file of a version is not at hand, an
+argument that it may have is not refused: `unverified` lists it. A version is added by adding data.
 
 >>> [str(fault) for fault in check("1.2.1", {"model": "m", "max_batchsize": 8})]
 ['max_batchsize = 8: is not an argument in TensorRT-LLM 1.2.1 (did you mean max_batch_size?)']
@@ -10,12 +11,12 @@ type; what upstream's validators demand beyond that is left to upstream. A versi
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.contracts import read_facts
-from pipeline.contracts.version_range import entries_in, require_known
+from pipeline.contracts.version_range import entries_in, listed, require_known
 from pipeline.errors import Fault
 
 ARGUMENTS = "LlmArgs"
@@ -29,6 +30,7 @@ class SpeculationFormat:
     """How a way to propose tokens is written in `speculative_config`, and what it costs."""
 
     decoding_type: str
+    length_key: str  # the key of the tokens that are proposed in one round
     draft_key: str | None  # the key that names the checkpoint of a draft; None where there is no draft
     two_models: bool  # two models that run in turns, which upstream cannot overlap with scheduling
     extra: Mapping[str, Any] = field(default_factory=dict)  # settings that the version needs besides
@@ -36,7 +38,17 @@ class SpeculationFormat:
 
 def versions() -> tuple[str, ...]:
     """Versions of TensorRT-LLM whose arguments are known, oldest first."""
-    return tuple(_data()["versions"])
+    return tuple(entry["version"] for entry in _data()["versions"])
+
+
+def rests_on(version: str) -> str | None:
+    """Say what the arguments of a version were read from, or None if that is its own file.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    text: str | None = _entry(version).get("rests_on")
+    return text
 
 
 def require(version: str) -> None:
@@ -49,6 +61,7 @@ def speculation(version: str, method: str) -> SpeculationFormat:
     entry = next(entry for entry in _entries("speculation", version) if entry["method"] == method)
     return SpeculationFormat(
         decoding_type=entry["decoding_type"],
+        length_key=entry.get("length_key", "max_draft_len"),
         draft_key=entry.get("draft_key"),
         two_models=entry["two_models"],
         extra=dict(entry.get("extra", {})),
@@ -61,36 +74,90 @@ def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     Raises:
         UserError: the version is not known.
     """
-    return tuple(_faults(version, _fields(version, ARGUMENTS), arguments, ""))
+    return tuple(fault for fault, sure in _judge(version, arguments) if sure)
 
 
-def _faults(
-    version: str, fields: Mapping[str, str], given: Mapping[str, Any], prefix: str
-) -> Iterator[Fault]:
+def unverified(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """List the arguments that a version may have or lack, because its own file is not at hand.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    return tuple(fault for fault, sure in _judge(version, arguments) if not sure)
+
+
+# A fault, and whether it is sure that the version does not take the argument.
+_Judgement = tuple[Fault, bool]
+
+
+def _judge(version: str, arguments: Mapping[str, Any]) -> Iterator[_Judgement]:
+    require(version)
+    return _objections(version, ARGUMENTS, arguments, "")
+
+
+def _objections(version: str, model: str, given: Mapping[str, Any], prefix: str) -> Iterator[_Judgement]:
+    fields, perhaps = _fields(version, model), _fields(version, model, unverified=True)
     for name, value in given.items():
-        key, kind = prefix + name, fields.get(name, "").removesuffix(" | null")
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
-            text = f"is not an argument in TensorRT-LLM {version}"
-            yield Fault(text, key=key, value=value, fix=f"did you mean {near[0]}?" if near else "")
-        elif isinstance(value, Mapping) and kind == "speculation":
-            yield from _speculation_faults(version, value)
-        elif isinstance(value, Mapping) and kind in _data()["models"]:
-            yield from _faults(version, _fields(version, kind), value, f"{key}.")
-        elif not _fits(value, fields[name]):
-            yield Fault(f"must be {fields[name]}", key=key, value=value)
+        key, kinds = prefix + name, fields.get(name) or perhaps.get(name)
+        if kinds is None:
+            fault = Fault("is not an argument in", key=key, value=value)
+            yield _not_known(version, fault, name, [*fields, *perhaps], _having(model, name, value))
+        elif name not in fields or (not _fits(value, kinds) and _fits(value, perhaps.get(name, ""))):
+            yield _unverified(version, key, value)
+        elif isinstance(value, Mapping) and (inside := kinds.removesuffix(" | null")) == "speculation":
+            yield from _objections_to_speculation(version, value)
+        elif isinstance(value, Mapping) and inside in _data()["models"]:
+            yield from _objections(version, inside, value, f"{key}.")
+        elif not _fits(value, kinds):
+            fix = _those(_having(model, name, value))
+            yield Fault(f"must be {kinds}", key=key, value=value, fix=fix), True
 
 
-def _speculation_faults(version: str, given: Mapping[str, Any]) -> Iterator[Fault]:
+def _having(model: str, name: str, value: Any) -> list[str]:
+    """Versions that take a value as a field of a model."""
+    kinds = {version: _fields(version, model).get(name, "") for version in versions()}
+    nested = isinstance(value, Mapping)  # its own keys are judged where it is asked for
+    return [one for one, kind in kinds.items() if _fits(value, kind) or (nested and kind[:1].isupper())]
+
+
+def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterator[_Judgement]:
     models = {entry["name"]: entry["model"] for entry in _entries("decoding_types", version)}
-    chosen = given.get("decoding_type")
-    if chosen not in models:
-        text = "is missing" if chosen is None else f"is not known to TensorRT-LLM {version}"
-        fix = f"one of {', '.join(models)}"
-        yield Fault(text, key=f"{SPECULATION}.decoding_type", value=chosen, fix=fix)
-        return
-    fields = {"decoding_type": "str", **_fields(version, models[chosen])}
-    yield from _faults(version, fields, given, f"{SPECULATION}.")
+    key, chosen = f"{SPECULATION}.decoding_type", given.get("decoding_type")
+    fix = f"one of {', '.join(models)}"
+    if chosen is None:
+        yield Fault("is missing", key=key, fix=fix), True
+    elif chosen in models:
+        rest = {name: value for name, value in given.items() if name != "decoding_type"}
+        yield from _objections(version, models[chosen], rest, f"{SPECULATION}.")
+    else:
+        known = {one: {entry["name"] for entry in _entries("decoding_types", one)} for one in versions()}
+        having = [one for one, names in known.items() if chosen in names]
+        fault = Fault("is not known to", key=key, value=chosen, fix=fix)
+        yield _not_known(version, fault, str(chosen), list(models), having)
+
+
+def _not_known(
+    version: str, fault: Fault, name: str, known: Sequence[str], having: Sequence[str]
+) -> _Judgement:
+    """Judge a name that a version lacks, given the names that it has, and the versions that have this one.
+
+    A version newer than all that was read may have a name that none of them has, unless it is a misspelling.
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not (having or near) and _entry(version).get("newer"):
+        return _unverified(version, fault.key, fault.value)
+    fix = f"did you mean {near[0]}?" if near and not (having or fault.fix) else fault.fix
+    fix = "; ".join(filter(None, (_those(having), fix)))
+    return replace(fault, problem=f"{fault.problem} TensorRT-LLM {version}", fix=fix), True
+
+
+def _those(having: Sequence[str]) -> str:
+    return f"TensorRT-LLM {listed(having)} take{'' if having[1:] else 's'} it" if having else ""
+
+
+def _unverified(version: str, key: str, value: Any) -> _Judgement:
+    text = f"is not certain to be taken by TensorRT-LLM {version}, whose own file was not at hand"
+    return Fault(text, key=key, value=value), False
 
 
 def _fits(value: Any, kinds: str) -> bool:
@@ -120,16 +187,23 @@ def _is(value: Any, kind: str) -> bool:
     return name == "any"
 
 
-def _fields(version: str, model: str) -> dict[str, str]:
-    """Name -> type of all fields of a model of the data."""
+def _fields(version: str, model: str, *, unverified: bool = False) -> dict[str, str]:
+    """Name -> type of all fields of a model of the data; `unverified`: of those that the version may have besides."""
     models = _data()["models"]
-    base = models[_BASE] if model.endswith(_DECODING) else ()
-    found = entries_in([*base, *models[model]], version, versions())
+    entries = [*(models[_BASE] if model.endswith(_DECODING) else ()), *models[model]]
+    found = entries_in(entries, version, versions())
+    if unverified:
+        found = (entry for entry in entries if version in entry.get("perhaps", ()))
     return {entry["name"]: entry["type"] for entry in found}
 
 
 def _entries(section: str, version: str) -> Iterator[Mapping[str, Any]]:
     return entries_in(_data()[section], version, versions())
+
+
+def _entry(version: str) -> Mapping[str, Any]:
+    require(version)
+    return next(entry for entry in _data()["versions"] if entry["version"] == version)
 
 
 def _data() -> Mapping[str, Any]:

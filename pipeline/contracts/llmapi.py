@@ -8,12 +8,12 @@ The facts, behaviours among them, are data (`data/llmapi.yaml`, each with its so
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pipeline.contracts import read_facts
 from pipeline.contracts.inflight_batcher import ModelTensors, TensorSpec
-from pipeline.contracts.version_range import entries_in
+from pipeline.contracts.version_range import entries_in, listed
 
 
 def versions() -> tuple[str, ...]:
@@ -36,6 +36,11 @@ def tensors(version: str) -> ModelTensors:
 def triton_config(version: str) -> Mapping[str, Any]:
     """The model's own settings in model.yaml, with their defaults."""
     return {entry["name"]: entry["default"] for entry in _holding("triton_config", version)}
+
+
+def versions_where(holds: Callable[[str], bool]) -> str:
+    """Name the versions of which something is true, such as `has_instances`."""
+    return listed([version for version in versions() if holds(version)])
 
 
 def has_instances(version: str) -> bool:

@@ -1,6 +1,6 @@
 """Releases of TensorRT-LLM: which runtimes they have, what they are pinned to, and the containers that carry them.
 
-The facts are data (`data/releases.yaml`, each with its source). A release is added by adding data.
+The facts are data (`data/releases.yaml`, each with its source). A release, or a candidate, is added by adding data.
 
 >>> container("1.2.1").image
 'nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3'
@@ -9,15 +9,16 @@ The facts are data (`data/releases.yaml`, each with its source). A release is ad
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.contracts import read_facts
-from pipeline.contracts.version_range import release_of, unknown_version
+from pipeline.contracts.version_range import unknown_version
 from pipeline.errors import UserError
 
 Track = Literal["tensorrt", "pytorch"]
 TRACKS: tuple[Track, ...] = ("tensorrt", "pytorch")
+_PINS = ("tensorrt", "torch", "modelopt", "transformers", "cuda", "python", "commit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class TritonContainer:
     driver: str  # the oldest that it runs with
     python: str
     conflict: str | None  # why it is not known what is inside
+    joins: tuple[str, str] | None = None  # TensorRT-LLM's own image and Triton's, of which it is to be built
+    unseen: str | None = None  # what nobody has shown of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +43,39 @@ class Release:
     """One version of TensorRT-LLM. Pins are as the release declares them; None is not known, or not there."""
 
     version: str
+    candidate: bool  # a release candidate, which is not final
     tracks: tuple[Track, ...]
-    refusals: Mapping[Track, str]  # why a runtime is not offered
     tensorrt: str | None
     torch: str | None
     modelopt: str | None
     transformers: str | None
     cuda: str | None
     python: str | None
+    commit: str | None  # of NVIDIA/TensorRT-LLM, as its package names it
     containers: tuple[TritonContainer, ...]  # oldest first
 
 
 def releases() -> tuple[Release, ...]:
-    """List the stable releases, oldest first."""
-    return tuple(_release(entry, entry["version"]) for entry in _data()["releases"])
-
-
-def candidate_lines() -> tuple[str, ...]:
-    """List the versions of which only candidates exist, oldest first."""
-    return tuple(entry["line"] for entry in _data()["candidates"])
+    """List the releases, oldest first; candidates among them are later than every stable one."""
+    return tuple(map(_release, _data()["releases"]))
 
 
 def release(version: str) -> Release:
-    """Look up a release by its version, or a candidate (1.3.0rc4) of a version that has nothing else.
+    """Look up a release, or a candidate, by its version.
 
     Raises:
         UserError: it is not known; the text names those that are near.
     """
-    for entry in _data()["releases"]:
-        if entry["version"] == version:
-            return _release(entry, version)
-    for entry in _data()["candidates"]:
-        if entry["line"] == release_of(version) != version:
-            return _release(entry, version)
-    known = [entry["version"] for entry in _data()["releases"]] + [f"{line}rcN" for line in candidate_lines()]
-    raise unknown_version(version, known)
+    known = {one.version: one for one in releases()}
+    if version not in known:
+        raise unknown_version(version, tuple(known))
+    return known[version]
+
+
+def half(track: Track) -> str:
+    """Say in two sentences which releases a runtime lives in, and whether upstream still works on it."""
+    text: str = _data()["halves"][track]
+    return text
 
 
 def require_runtime(version: str, track: Track) -> Release:
@@ -86,9 +87,8 @@ def require_runtime(version: str, track: Track) -> Release:
     found = release(version)
     if track not in found.tracks:
         having = [one.version for one in releases() if track in one.tracks]
-        reason = found.refusals.get(track, "the release does not have it")
         raise UserError(
-            f"TensorRT-LLM {version} is not offered with runtime {track}: {reason}; with it: {', '.join(having)}"
+            f"TensorRT-LLM {version} is not offered with runtime {track}; with it: {', '.join(having)}. {half(track)}"
         )
     return found
 
@@ -110,20 +110,27 @@ def containers() -> tuple[TritonContainer, ...]:
     return tuple(_container(entry) for entry in _data()["containers"])
 
 
-def _release(entry: Mapping[str, Any], version: str) -> Release:
-    carrying = tuple(one for one in containers() if one.trtllm == version)
-    if "image" in entry:
-        image = {**entry, "image": entry["image"].format(version=version), "trtllm": version, "release": None}
-        carrying = (_container(image),)
+def joined() -> tuple[TritonContainer, ...]:
+    """List the images of our own, which the Dockerfile makes of TensorRT-LLM's container and Triton's."""
+    return tuple(
+        replace(
+            _container({**entry, "image": f"pipeline-triton:{entry['trtllm']}"}),
+            joins=(entry["trtllm_image"], entry["triton_image"]),
+            unseen=entry["unseen"],
+        )
+        for entry in _data()["joined"]
+    )
+
+
+def _release(entry: Mapping[str, Any]) -> Release:
+    version: str = entry["version"]
+    carrying = tuple(one for one in (*joined(), *containers()) if one.trtllm == version)
     return Release(
         version=version,
+        candidate=entry.get("candidate", False),
         tracks=tuple(entry["tracks"]),
-        refusals={track: entry[f"no_{track}"] for track in TRACKS if f"no_{track}" in entry},
         containers=carrying,
-        **{
-            name: entry.get(name)
-            for name in ("tensorrt", "torch", "modelopt", "transformers", "cuda", "python")
-        },
+        **{name: entry.get(name) for name in _PINS},
     )
 
 

@@ -1,6 +1,7 @@
-"""Which entries of a contract hold in a version: those that say neither `since` a later one nor `until` one so old.
+"""Order of TensorRT-LLM's versions, and which entries of a contract hold in one.
 
-A release candidate (1.3.0rc4) and a repaired release (1.2.1.post1) have what their release has.
+An entry holds from the version that it names as `since` until before the one that it names as `until`. A candidate
+(1.4.0rc1) is older than its release; a repaired release (1.2.1.post1) is newer.
 """
 
 from __future__ import annotations
@@ -33,43 +34,56 @@ def holds(version: str, since: str | None, until: str | None) -> bool:
     return (since is None or not precedes(version, since)) and (until is None or precedes(version, until))
 
 
-def release_of(version: str) -> str:
-    """Return the release that a candidate leads to, or that a post-release repairs.
+def listed(versions: Sequence[str]) -> str:
+    """Join versions as a sentence names them.
 
-    >>> release_of("1.3.0rc4"), release_of("1.2.1")
-    ('1.3.0', '1.2.1')
+    >>> listed(("1.2.0", "1.2.1", "1.3.0rc29"))
+    '1.2.0, 1.2.1 and 1.3.0rc29'
     """
-    return re.sub(r"(rc|\.post)\d+$", "", version)
+    return " and ".join(filter(None, (", ".join(versions[:-1]), *versions[-1:])))
+
+
+def is_candidate(version: str) -> bool:
+    """Tell whether a version is a release candidate, such as 1.4.0rc1."""
+    return "rc" in version
 
 
 def precedes(version: str, other: str) -> bool:
-    """Tell whether a version is older than a release; a candidate of the release is not.
+    """Tell whether a version is older than another.
 
-    >>> precedes("1.0.0", "1.1.0"), precedes("1.10.0", "1.2.0"), precedes("1.3.0rc4", "1.3.0")
-    (True, False, False)
+    >>> precedes("1.10.0", "1.2.0"), precedes("1.3.0rc4", "1.3.0rc29"), precedes("1.3.0rc29", "1.3.0")
+    (False, True, True)
     """
-    return _numbers(version) < _numbers(other)
+    return _order(version) < _order(other)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", release_of(version.removesuffix("rcN"))))
+def _order(version: str) -> tuple[tuple[int, ...], int, int]:
+    """Numbers; -1 for a candidate, 1 for a repair, else 0; and the number of the candidate or repair."""
+    numbers, kind, count = re.split(r"(rc|\.post|$)", version, maxsplit=1)
+    stage = {"rc": -1, ".post": 1}.get(kind, 0)
+    return tuple(map(int, numbers.split("."))), stage, int(count or 0)
 
 
 def require_known(version: str, versions: Sequence[str]) -> None:
     """Raise UserError if a contract does not know a version; the text names its neighbours."""
-    if release_of(version) not in versions:
+    if version not in versions:
         raise unknown_version(version, versions)
 
 
 def unknown_version(version: str, versions: Sequence[str]) -> UserError:
     """Make the error for a version that is not one of `versions`, which are sorted; it names those next to it.
 
+    The one before is a stable release, with the candidates between it and the version.
+
     >>> print(unknown_version("0.21.0", ("1.0.0", "1.1.0")), unknown_version("1.0.5", ("1.0.0", "1.1.0")), sep="; ")
     TensorRT-LLM 0.21.0 is not supported; the oldest is 1.0.0; TensorRT-LLM 1.0.5 is not known; known: 1.0.0, 1.1.0
+    >>> print(unknown_version("2.0.0", ("1.0.0", "1.1.0", "1.2.0rc3")))
+    TensorRT-LLM 2.0.0 is not known; known: 1.1.0, 1.2.0rc3
     """
-    own = _numbers(version)
-    if own < _numbers(versions[0]):
+    before = [known for known in versions if precedes(known, version)]
+    if not before:
         return UserError(f"TensorRT-LLM {version} is not supported; the oldest is {versions[0]}")
-    before = [known for known in versions if _numbers(known) < own][-1:]
-    after = [known for known in versions if _numbers(known) >= own][:1]
-    return UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(before + after)}")
+    stable = [number for number, known in enumerate(before) if not is_candidate(known)]
+    near = before[stable[-1] if stable else -1 :]
+    after = [known for known in versions if precedes(version, known)][:1]
+    return UserError(f"TensorRT-LLM {version} is not known; known: {', '.join(near + after)}")

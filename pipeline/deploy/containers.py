@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline import __version__
+from pipeline.contracts.images import ServingImage, named_image
 from pipeline.contracts.launching import launch_facts
 from pipeline.deploy.package import DeployedPackage
 from pipeline.errors import UserError
@@ -38,6 +39,7 @@ class ServerContainer:
         gpus: GPUs of its machine.
         shm_mib: Size of /dev/shm.
         ulimits: Name -> soft and hard limit; -1 is none.
+        build: Lines of the command that builds the image; empty for one of the recipe's.
     """
 
     image: str
@@ -48,6 +50,7 @@ class ServerContainer:
     gpus: int
     shm_mib: int
     ulimits: Mapping[str, int] = field(default_factory=dict)
+    build: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def server_container(
         UserError: No image carries its runtime.
         InvalidInput: It cannot be started like that; all reasons.
     """
-    required = deployment.requirements
+    required, base = deployment.requirements, base_image(deployment)
     if required is None and options.triton.image is None:
         raise UserError(
             f"{deployment.name} is for this machine's CPU, and {NO_CPU_IMAGE}, and --set triton.image=NAME names one "
@@ -121,8 +124,20 @@ def server_container(
         ports = {"http": HTTP, **ports}
         environment["PIPELINE_HTTP_PORT"] = str(HTTP)
         environment["PIPELINE_ALLOWED_HOSTS"] = ",".join(names)
-    image = options.triton.image or f"{'pipeline-serve' if nodes == 1 else 'pipeline-group'}:{__version__}"
-    return ServerContainer(image, environment, ports, start_s, stop_s, gpus, shm_mib, ulimits)
+    stage = "serve" if nodes == 1 else "group"
+    image = options.triton.image or f"pipeline-{stage}:{__version__}"
+    # The recipe's own image is somebody else's to build.
+    base = None if options.triton.image is not None else base
+    build = () if base is None else base.build_command(stage, image)
+    return ServerContainer(image, environment, ports, start_s, stop_s, gpus, shm_mib, ulimits, build)
+
+
+def base_image(deployment: Deployment) -> ServingImage | None:
+    """The image that a package was made for; None for one for a CPU."""
+    required, runtime = deployment.requirements, deployment.runtime
+    if required is None or runtime == "cpu":
+        return None
+    return named_image(required.image, required.tensorrt_llm, runtime)
 
 
 def gateway_container(

@@ -17,7 +17,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from pipeline.deploy.containers import NO_CPU_IMAGE, gateway_container, server_container
+from pipeline.deploy.containers import NO_CPU_IMAGE, base_image, gateway_container, server_container
 from pipeline.deploy.kubernetes import kubernetes_files
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import exec_argument, render
@@ -77,11 +77,12 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
         Path(), Listeners.at(options.ports, options.triton.address), f"{name}-", options.ports, options.triton.address,
         options.start_deadline_s(deployment),
     )  # fmt: skip
+    image, base = options.image_of(deployment), base_image(deployment)
     # The number of mpirun's slots there is not known here: ranks may be more than that.
     made = docker_launch(
         deployment,
         package.folder,
-        options.image_of(deployment),
+        image,
         start,
         devices=options.gpus,
         slots=0,
@@ -89,6 +90,8 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
     )
     return render(
         "docker-run.sh",
+        # One that is pulled needs no word.
+        base=base if base is not None and base.why and base.name == image else None,
         name=deployment.name,
         required=required,
         deadline_s=f"{start.deadline_s:.0f}",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.contracts.gpus import format_issues, gpu
-from pipeline.contracts.releases import Track, container, require_runtime
+from pipeline.contracts.images import serving_image
+from pipeline.contracts.releases import Track, require_runtime
 from pipeline.contracts.rules import Severity, rule
 from pipeline.errors import UserError
 
@@ -49,7 +50,7 @@ def check_compatibility(
     image, reasons = None, []
     try:
         require_runtime(version, runtime)
-        image = container(version).image
+        image = serving_image(version, runtime).name
     except UserError as error:
         reasons.append(CompatibilityIssue("error", str(error), rule("release").sources))
     if on is not None:

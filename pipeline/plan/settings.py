@@ -94,7 +94,8 @@ class InitSettings(Settings):
     )
     runtime: Literal["cpu", "tensorrt", "pytorch"] | None = Field(
         default=None,
-        description="By default cpu without a GPU, else tensorrt, and pytorch for what that does not run.",
+        description="By default cpu without a GPU, else tensorrt (engines, frozen at 1.2.1), and pytorch (the "
+        "LLM API, the half that lives) for what that does not run.",
     )
     name: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None, description="Name of the deployment; by default that of the model."

@@ -83,10 +83,10 @@ def machine_gpu(seen: Sequence[GpuFacts]) -> tuple[str, int]:
 
 
 def newest_release(kind: Track, device: str) -> str:
-    """The newest release that has the runtime, a container, and knows the GPU."""
+    """The newest stable release that has the runtime, a container, and knows the GPU."""
     reasons = []
     for one in reversed(releases()):
-        if not one.containers:
+        if one.candidate or not one.containers:
             continue
         judged = check_compatibility(one.version, kind, device)
         if judged.offered:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu as gpu_of
-from pipeline.contracts.releases import TRACKS
+from pipeline.contracts.releases import TRACKS, half
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
@@ -340,6 +340,8 @@ class _Draft:
     ) -> None:
         assert best.best is not None, "it serves"
         reasons = self.reasons
+        if kind != "cpu":
+            reasons["runtime.kind"] = half(kind)
         reasons["runtime.version"] = f"the newest release with runtime {kind} whose container is known"
         fewer = {
             one.gpus: one.best.batch if one.best is not None else 0

@@ -85,7 +85,7 @@ class _GpuRuntime(RecipeSection):
 
 
 class TensorRTRuntime(_GpuRuntime):
-    """Engines built ahead of time by trtllm-build, served by the C++ backend (TensorRT-LLM 1.0 to 1.2.1)."""
+    """Engines built ahead of time by trtllm-build, served by the C++ backend: frozen, TensorRT-LLM 1.0 to 1.2.1."""
 
     kind: Literal["tensorrt"] = Field(description="Which runtime this is.")
     build_flags: tuple[str, ...] = Field(
@@ -120,7 +120,7 @@ Speculation = Annotated[NGramSpeculation | MtpSpeculation, Field(discriminator="
 
 
 class PyTorchRuntime(_GpuRuntime):
-    """TensorRT-LLM's PyTorch backend behind the `llmapi` model (1.0 and newer)."""
+    """TensorRT-LLM's PyTorch backend behind the `llmapi` model (1.0 and newer, candidates of 1.3 and 1.4 too)."""
 
     kind: Literal["pytorch"] = Field(description="Which runtime this is.")
     cuda_graphs: bool = Field(default=True, description="Replay decoding steps as CUDA graphs.")

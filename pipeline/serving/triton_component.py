@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.errors import ServerError
+from pipeline.contracts.images import named_image
+from pipeline.errors import ServerError, UserError
 from pipeline.keeper import HealthIssue, StartCancelled
 from pipeline.machine.docker import find_image, pull_image
 from pipeline.machine.host import mpi_slots
@@ -204,9 +205,25 @@ def _docker_launcher(
     image = find_image(name)
     if image is None:
         _report(deployment, check_container(deployment, package, options, None), progress)
+        refuse_to_pull(deployment, name)
         image = pull_image(name, progress, deadline_s=options.triton.pull_timeout_s)
     _report(deployment, check_container(deployment, package, options, image), progress)
     return launcher(image.reference)
+
+
+def refuse_to_pull(deployment: Deployment, name: str) -> None:
+    """Refuse to pull an image that is built first.
+
+    Raises:
+        UserError: It is one; the text has the command, and why.
+    """
+    required, runtime = deployment.requirements, deployment.runtime
+    if required is None or runtime == "cpu":
+        return
+    image = named_image(name, required.tensorrt_llm, runtime)
+    if image.why is not None:
+        command = "\n".join(image.build_command())
+        raise UserError(f"{name} is built first, in a checkout of pipeline: {image.why}\n{command}")
 
 
 def _report(deployment: Deployment, findings: Sequence[Finding], progress: Progress) -> None:

@@ -48,7 +48,7 @@ _RUNTIMES: Mapping[str, Callable[[bool], ModelSignature]] = {
     "cpu": lambda _: _cpu(),
     "tensorrt 1.2.1": lambda prompts: _tensorrt("1.2.1", prompts),
     "pytorch 1.2.1": lambda prompts: _pytorch("1.2.1", prompts),
-    "pytorch 1.3.0": lambda prompts: _pytorch("1.3.0", prompts),
+    "pytorch 1.3.0rc29": lambda prompts: _pytorch("1.3.0rc29", prompts),
 }
 
 

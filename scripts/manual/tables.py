@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.contracts.gpus import gpus
-from pipeline.contracts.releases import candidate_lines as candidate_lines
-from pipeline.contracts.releases import releases
+from pipeline.contracts.llm_args import rests_on
+from pipeline.contracts.releases import TRACKS, half, releases
 from pipeline.recipe.library import headline, packaged
 
 
@@ -32,9 +32,9 @@ def releases_and_gpus() -> str:
         "",
         "What recipes may name as `runtime.version`, from `pipeline/contracts/data/releases.yaml`, where each row has",
         "its source. `pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq` says whether a",
-        f"combination exists, and why not. Of {', '.join(candidate_lines())} only candidates are known, such as"
-        f" `{candidate_lines()[0]}rc4`.",
+        "combination exists, and why not. A candidate is not final; `init` chooses none.",
         "",
+        *(line for track in TRACKS for line in (half(track), "")),
         "| release | runtimes | TensorRT | torch | ModelOpt | transformers | newest container | oldest driver |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -42,8 +42,13 @@ def releases_and_gpus() -> str:
         carrying = max(one.containers, key=lambda image: image.release or "", default=None)
         image, driver = (f"`{carrying.image}`", carrying.driver) if carrying else ("–", "–")
         pins = [pin or "–" for pin in (one.tensorrt, one.torch, one.modelopt, one.transformers)]
-        out.append(f"| {one.version} | {', '.join(one.tracks)} | {' | '.join(pins)} | {image} | {driver} |")
+        version = f"{one.version} (candidate)" if one.candidate else one.version
+        out.append(f"| {version} | {', '.join(one.tracks)} | {' | '.join(pins)} | {image} | {driver} |")
     out += [
+        "",
+        "The arguments of the LLM API of a release were read from its own `llm_args.py`, but for these:",
+        "",
+        *(f"- {one.version}: {text}" for one in releases() if (text := rests_on(one.version)) is not None),
         "",
         "## GPUs",
         "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.contracts.releases import releases
+from pipeline.contracts.releases import TRACKS, half, releases
 from tests.cli.conftest import Run
 
 
@@ -16,13 +16,17 @@ def test_the_matrix_has_a_row_a_release(run: Run) -> None:
         row = rows[one.version]
         for cell in (
             *one.tracks,
-            *(c.release for c in one.containers),
-            one.tensorrt,
+            *(c.release or c.image for c in one.containers),
+            one.tensorrt or "none",
             one.torch,
-            one.modelopt,
+            one.modelopt or "none",
+            "candidate" if one.candidate else "",
         ):
             assert cell is not None
             assert cell in row
+    for track in TRACKS:
+        assert half(track) in done.out
+    assert "1.2.1: its arguments of the LLM API rest on what a third party quotes" in done.out
     assert "26.03*" in rows["1.2.0"]
     assert "* 25.11: the support table says 1.0.3.2510, the backend's branch 1.2.0rc2" in done.out
 
@@ -30,8 +34,10 @@ def test_the_matrix_has_a_row_a_release(run: Run) -> None:
 def test_the_matrix_as_json(run: Run) -> None:
     found = run("versions", "--json").json
     assert [row["version"] for row in found["releases"]] == [one.version for one in releases()]
-    assert found["candidates"] == ["1.3.0"]
-    newest = found["releases"][-1]["containers"][-1]
+    assert [row["version"] for row in found["releases"] if row["candidate"]] == ["1.3.0rc29", "1.4.0rc1"]
+    stable = next(row for row in found["releases"] if row["version"] == "1.2.1")
+    assert "secondary evidence" in stable["arguments_rest_on"]
+    newest = stable["containers"][-1]
     assert newest["image"] == "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
     assert newest["driver"] == "590.44.01"
 
@@ -39,10 +45,12 @@ def test_the_matrix_as_json(run: Run) -> None:
 def test_one_release_and_one_runtime(run: Run) -> None:
     assert [row["version"] for row in run("versions", "1.1.0", "--json").json["releases"]] == ["1.1.0"]
     only = [row["version"] for row in run("versions", "--runtime", "pytorch", "--json").json["releases"]]
-    assert only == ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
-    candidate = run("versions", "1.3.0rc14")
-    assert "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc14" in candidate.out
-    assert "1.3.0rc14 without tensorrt" in candidate.out
+    assert only == [one.version for one in releases()]
+    engines = [row["version"] for row in run("versions", "--runtime", "tensorrt", "--json").json["releases"]]
+    assert engines == ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
+    candidate = run("versions", "1.3.0rc29")
+    assert "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29" in candidate.out
+    assert half("tensorrt") in candidate.out
 
 
 def test_an_unknown_release_names_near_ones(run: Run) -> None:
@@ -58,7 +66,10 @@ def test_an_unknown_release_names_near_ones(run: Run) -> None:
         (("1.2.1", "--runtime", "tensorrt"), 0,
          "1.2.1 tensorrt: yes, nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
         (("0.21.0", "--runtime", "pytorch"), 2, "0.21.0 is not supported; the oldest is 1.0.0"),
-        (("1.3.0rc14", "--runtime", "tensorrt"), 2, "1.2.1 is the last of them that has trtllm-build"),
+        (("1.3.0rc29", "--runtime", "tensorrt"), 2, "with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1. Engines"),
+        (("1.4.0rc1", "--runtime", "pytorch", "--gpu", "b200-sxm-180g", "--quantization", "nvfp4"), 0,
+         "yes, pipeline-triton:1.4.0rc1"),
+        (("2.0.0", "--runtime", "pytorch"), 2, "2.0.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1"),
         (("1.2.1", "--runtime", "tensorrt", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 2,
          "refuses INT4 AWQ weights on compute capability 10.0 to 11.9 [builder]"),
         (("1.2.1", "--gpu", "b200-sxm-180g", "--quantization", "int4_awq"), 0, "1.2.1 pytorch: yes"),
@@ -100,3 +111,15 @@ def test_all_reasons_at_once(run: Run) -> None:
     )
     assert done.code == 2
     assert len(done.json[0]["reasons"]) == 2
+
+
+def test_an_image_that_is_built_first_is_printed_with_its_command(run: Run) -> None:
+    shipped, joined = run("versions", "1.2.1").out, run("versions", "1.4.0rc1").out
+    assert "pytorch is served in pipeline-triton:1.2.1, which is built first" in shipped
+    assert "--build-arg TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in shipped
+    for image in ("TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1", "PLAIN_TRITON_IMAGE=nvcr.io/"):
+        assert f"--build-arg {image}" in joined
+    assert "built and run by nobody that we know of" in joined
+    row = run("versions", "1.2.1", "--json").json["releases"][0]
+    assert row["images"]["tensorrt"]["why"] is None
+    assert row["images"]["pytorch"]["arguments"] == {"TRITON_IMAGE": row["images"]["tensorrt"]["name"]}

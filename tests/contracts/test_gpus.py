@@ -59,7 +59,7 @@ def test_an_unknown_gpu_names_those_of_the_chip() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "refused"),
     [
-        ("b300-sxm-288g", "1.0.0", True), ("b300-sxm-288g", "1.1.0", False), ("b300-sxm-288g", "1.3.0rc14", False),
+        ("b300-sxm-288g", "1.0.0", True), ("b300-sxm-288g", "1.1.0", False), ("b300-sxm-288g", "1.3.0rc29", False),
         ("h100-sxm-80g", "1.0.0", False),
     ],
 )  # fmt: skip

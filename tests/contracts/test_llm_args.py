@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.contracts import read_facts
-from pipeline.contracts.llm_args import check, speculation, versions
+from pipeline.contracts.llm_args import check, rests_on, speculation, unverified, versions
 from pipeline.contracts.version_range import entries_in
 from pipeline.errors import UserError
 
@@ -25,8 +25,9 @@ def test_a_field_has_one_type_in_a_version_and_every_type_can_be_judged(version:
         known = [entry["name"] for entry in entries_in(fields, version, versions())]
         assert len(known) == len(set(known)), model
     for entry in entries_in(read_facts("llm_args.yaml")["decoding_types"], version, versions()):
-        (fault,) = said(version, speculative_config={"decoding_type": entry["name"], "no_such_key": 1})
-        assert fault.startswith("speculative_config.no_such_key = 1: is not an argument")
+        given = {"speculative_config": {"decoding_type": entry["name"], "max_draft_length": 1}}
+        (fault,) = said(version, **given)
+        assert fault.startswith("speculative_config.max_draft_length = 1: is not an argument")
     methods = [
         entry["method"]
         for entry in entries_in(read_facts("llm_args.yaml")["speculation"], version, versions())
@@ -39,10 +40,10 @@ def test_a_field_has_one_type_in_a_version_and_every_type_can_be_judged(version:
     [
         ("1.0.0", "draft_target", "DraftTarget", "speculative_model_dir"),
         ("1.2.1", "draft_target", "DraftTarget", "speculative_model"),
-        ("1.3.0rc4", "draft_target", "Draft_Target", "speculative_model"),
+        ("1.3.0rc29", "draft_target", "Draft_Target", "speculative_model"),
         ("1.1.0", "eagle3", "Eagle", "speculative_model_dir"),
-        ("1.3.0", "eagle3", "Eagle3", "speculative_model"),
-        ("1.3.0", "ngram", "NGram", None),
+        ("1.4.0rc1", "eagle3", "Eagle3", "speculative_model"),
+        ("1.3.0rc29", "ngram", "NGram", None),
     ],
 )
 def test_names_by_version(version: str, method: str, decoding_type: str, key: str | None) -> None:
@@ -64,8 +65,8 @@ def test_versions_that_are_not_taken_say_why() -> None:
          "max_batchsize = 8: is not an argument in TensorRT-LLM 1.2.1 (did you mean max_batch_size?)"),
         ("1.0.0", {"return_perf_metrics": True},
          "return_perf_metrics = True: is not an argument in TensorRT-LLM 1.0.0"),
-        ("1.2.0rc3", {"connector_config": None},
-         "connector_config: is not an argument in TensorRT-LLM 1.2.0rc3 (did you mean kv_connector_config?)"),
+        ("1.2.0", {"connector_config": None},
+         "connector_config: is not an argument in TensorRT-LLM 1.2.0 (TensorRT-LLM 1.0.0 and 1.1.0 take it)"),
         ("1.0.0", {"kv_cache_config": {"tokens_per_block": 64}},
          "kv_cache_config.tokens_per_block = 64: is not an argument"),
         ("1.2.1", {"kv_cache_config": {"max_attention_window": ["a"]}},
@@ -78,10 +79,22 @@ def test_versions_that_are_not_taken_say_why() -> None:
         ("1.2.1", {"kv_cache_config": 1}, "kv_cache_config = 1: must be KvCacheConfig"),
         ("1.2.1", {"speculative_config": 1}, "speculative_config = 1: must be speculation | null"),
         ("1.2.1", {"speculative_config": {}}, "speculative_config.decoding_type: is missing (one of MTP, NGram,"),
-        ("1.3.0", {"speculative_config": DRAFT},
-         "speculative_config.decoding_type = DraftTarget: is not known to TensorRT-LLM 1.3.0 (one of"),
+        ("1.3.0rc29", {"speculative_config": DRAFT},
+         "speculative_config.decoding_type = DraftTarget: is not known to TensorRT-LLM 1.3.0rc29 (TensorRT-LLM 1.0.0, "
+         "1.1.0, 1.2.0 and 1.2.1 take it; one of MTP, NGram, SA,"),
         ("1.2.0", {"speculative_config": DRAFT},
-         "speculative_config.speculative_model = d: is not an argument in TensorRT-LLM 1.2.0 (did you mean"),
+         "speculative_config.speculative_model = d: is not an argument in TensorRT-LLM 1.2.0 (TensorRT-LLM 1.2.1, "
+         "1.3.0rc29 and 1.4.0rc1 take it)"),
+        ("1.2.1", {"speculative_config": {"decoding_type": "SA", "max_draft_len": 3}},
+         "speculative_config.decoding_type = SA: is not known to TensorRT-LLM 1.2.1 (TensorRT-LLM 1.3.0rc29 and "
+         "1.4.0rc1 take it"),
+        ("1.2.1", {"gms_config": {}},
+         "gms_config = {}: is not an argument in TensorRT-LLM 1.2.1 (TensorRT-LLM 1.3.0rc29 and 1.4.0rc1 take it)"),
+        ("1.4.0rc1", {"sampler_type": "auto"},
+         "sampler_type = auto: is not an argument in TensorRT-LLM 1.4.0rc1 (TensorRT-LLM 1.2.0 and 1.2.1 take it)"),
+        ("1.4.0rc1", {"moe_config": {"backend": "WIDEEP"}}, "moe_config.backend = WIDEEP: must be choice[AUTO, "),
+        ("1.4.0rc1", {"speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers_from_model_config": 1}},
+         "speculative_config.num_nextn_predict_layers_from_model_config = 1: is not an argument in Tensor"),
     ],
 )  # fmt: skip
 def test_what_is_refused(version: str, arguments: dict[str, Any], fault: str) -> None:
@@ -98,6 +111,56 @@ def test_what_is_taken() -> None:
         said("1.2.1", kv_cache_config={"free_gpu_memory_fraction": 1}, moe_config={"load_balancer": 3}) == []
     )
     assert said("1.2.1", cuda_graph_config=None, max_batch_size=None, speculative_config=None) == []
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc29", "1.4.0rc1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"load_format": "GMS", "gms_config": {"mode": "ro"}},
+        {
+            "enable_attention_dp": True,
+            "attention_dp_config": {"kv_cache_routing_conversation_affinity": True},
+        },
+        {"moe_config": {"backend": "MEGAMOE_CUTEDSL"}},
+        {
+            "kv_cache_config": {
+                "use_kv_cache_manager_v2": "auto",
+                "block_reuse_config": {"policy": "per_request"},
+            }
+        },
+        {"speculative_config": {"decoding_type": "SA", "max_draft_len": 3, "enable_global_pool": True}},
+        {"speculative_config": {"decoding_type": "DFlash", "speculative_model": "d", "mask_token_id": 3}},
+        {"speculative_config": {"decoding_type": "MTP", "max_draft_len": 3, "sa_config": {"threshold": 4}}},
+        {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "d"}},
+    ],
+)
+def test_what_the_candidates_take(version: str, arguments: dict[str, Any]) -> None:
+    assert said(version, **arguments) == []
+    assert unverified(version, MODEL | arguments) == ()
+    assert said("1.2.1", **arguments) != []
+
+
+def test_what_lies_between_two_states_is_unverified_and_not_refused() -> None:
+    """Gone in the later state, new in it, or a value that is new in it; a version newer than both may have any name."""
+    for version, arguments in (
+        ("1.3.0rc29", {"speculative_config": {"decoding_type": "MTP", "mtp_eagle_one_model": True}}),
+        ("1.3.0rc29", {"speculative_config": {"decoding_type": "Eagle3", "eagle3_one_model": True}}),
+        ("1.3.0rc29", {"per_request_spec_decode_stats": True}),
+        ("1.3.0rc29", {"moe_config": {"backend": "CUTEDSL_FC12"}}),
+        ("1.4.0rc1", {"quite_another_thing": 1}),
+    ):
+        assert said(version, **arguments) == []
+        (fault,) = unverified(version, MODEL | arguments)
+        assert f"is not certain to be taken by TensorRT-LLM {version}" in str(fault)
+    assert said("1.4.0rc1", max_batchsize=1)[0].endswith("(did you mean max_batch_size?)")
+    assert said("1.3.0rc29", quite_another_thing=1) != []
+
+
+def test_secondary_evidence_is_said() -> None:
+    assert rests_on("1.0.0") is None
+    assert "secondary evidence" in (rests_on("1.2.1") or "")
+    assert "unverified" in (rests_on("1.3.0rc29") or "")
 
 
 def test_all_faults_at_once() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import pytest
 
 from pipeline.contracts import inflight_batcher, llm_args, llmapi
@@ -9,36 +12,40 @@ from pipeline.contracts import releases as releases_module
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import (
     TRACKS,
-    candidate_lines,
     container,
     containers,
+    half,
     release,
     releases,
     require_runtime,
 )
+from pipeline.contracts.version_range import precedes
 from pipeline.errors import UserError
 
-SUPPORTED = ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
+STABLE, CANDIDATES = ["1.0.0", "1.1.0", "1.2.0", "1.2.1"], ["1.3.0rc29", "1.4.0rc1"]
+SUPPORTED = [*STABLE, *CANDIDATES]
 
 
 def test_the_supported_releases_oldest_first() -> None:
     assert [one.version for one in releases()] == SUPPORTED
+    assert [one.version for one in releases() if one.candidate] == CANDIDATES
+    assert all(precedes(one, other) for one, other in pairwise(SUPPORTED))
+    assert [one.version for one in releases() if "tensorrt" in one.tracks] == STABLE
 
 
 def test_other_contracts_know_the_same_versions() -> None:
     of = {track: [one.version for one in releases() if track in one.tracks] for track in TRACKS}
     assert list(inflight_batcher.versions()) == of["tensorrt"]
-    assert list(llm_args.versions()) == [*of["pytorch"], *candidate_lines()]
-    assert set(llmapi.versions()) >= {*of["pytorch"], *candidate_lines()}
-    for version in [*SUPPORTED, *(f"{line}rc1" for line in candidate_lines())]:
-        assert launch_facts(version).server
+    assert list(llm_args.versions()) == list(llmapi.versions()) == of["pytorch"]
+    assert all(launch_facts(version).server for version in SUPPORTED)
 
 
-@pytest.mark.parametrize("version", [*SUPPORTED, "1.3.0rc14"])
+@pytest.mark.parametrize("version", SUPPORTED)
 def test_each_release_has_a_container_that_says_what_it_needs(version: str) -> None:
     found = container(version)
     assert found.trtllm == version
-    assert found.image.startswith("nvcr.io/nvidia/")
+    bases = found.joins or (found.image,)
+    assert all(base.startswith("nvcr.io/nvidia/") for base in bases)
     assert not found.image.endswith("latest")
     assert found.driver.count(".") == 2
 
@@ -54,10 +61,16 @@ def test_a_container_whose_content_is_disputed_is_the_last_resort() -> None:
     ("version", "track", "said"),
     [
         ("0.20.0", "pytorch", "0.20.0 is not supported; the oldest is 1.0.0$"),
-        ("0.21.0rc1", "tensorrt", "0.21.0rc1 is not supported; the oldest is 1.0.0$"),
-        ("1.3.0rc14", "tensorrt", "1.2.1 is the last of them that has trtllm-build.*with it: 1.0.0"),
-        ("1.2.9", "tensorrt", "1.2.9 is not known; known: 1.2.1, 1.3.0rcN"),
-        ("1.3.0", "pytorch", "not known; known: .*1.3.0rcN"),
+        ("1.0.0rc1", "tensorrt", "1.0.0rc1 is not supported; the oldest is 1.0.0$"),
+        ("1.2.1.post1", "tensorrt", "1.2.1.post1 is not known; known: 1.2.1, 1.3.0rc29$"),
+        (
+            "1.3.0rc29",
+            "tensorrt",
+            "with it: 1.0.0, 1.1.0, 1.2.0, 1.2.1.*frozen: TensorRT-LLM 1.2.1 is the last",
+        ),
+        ("1.3.0rc14", "pytorch", "1.3.0rc14 is not known; known: 1.2.1, 1.3.0rc29$"),
+        ("1.3.0", "pytorch", "1.3.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1$"),
+        ("2.0.0", "pytorch", "2.0.0 is not known; known: 1.2.1, 1.3.0rc29, 1.4.0rc1$"),
     ],
 )
 def test_what_is_not_offered_and_why(version: str, track: str, said: str) -> None:
@@ -65,14 +78,25 @@ def test_what_is_not_offered_and_why(version: str, track: str, said: str) -> Non
         require_runtime(version, "tensorrt" if track == "tensorrt" else "pytorch")
 
 
-def test_any_candidate_of_the_line_after_the_last_release() -> None:
-    assert release("1.3.0rc4").tracks == ("pytorch",)
-    assert container("1.3.0rc4").image == "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc4"
+def test_a_candidate_declares_what_it_needs() -> None:
+    for version, cuda in (("1.3.0rc29", "13.2.1"), ("1.4.0rc1", "13.4.1")):
+        found = release(version)
+        assert (found.torch, found.transformers, found.cuda) == (">=2.14.0a0,<=2.14.0", "==5.5.4", cuda)
+        assert found.modelopt is None
+        assert len(found.commit or "") == 40
+        joins = container(version).joins
+        assert joins is not None
+        assert joins[0] == f"nvcr.io/nvidia/tensorrt-llm/release:{version}"
+
+
+def test_each_half_is_said_in_two_sentences() -> None:
+    for track in TRACKS:
+        assert len(re.findall(r"\.(?= [A-Z]|$)", half(track))) == 2
 
 
 def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = releases_module._data()
-    fresh = {**facts["releases"][-1], "version": "1.4.0", "tracks": ["pytorch"], "no_tensorrt": "it is gone"}
+    fresh = {**facts["releases"][3], "version": "1.4.0", "tracks": ["pytorch"], "candidate": False}
     image = {
         **facts["containers"][-1],
         "release": "26.12",
@@ -88,5 +112,5 @@ def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> N
     assert [one.version for one in releases()] == [*SUPPORTED, "1.4.0"]
     assert require_runtime("1.4.0", "pytorch").tracks == ("pytorch",)
     assert container("1.4.0").image == "example/triton:26.12"
-    with pytest.raises(UserError, match="it is gone"):
+    with pytest.raises(UserError, match=r"1\.2\.1\. Engines .* are frozen"):
         require_runtime("1.4.0", "tensorrt")

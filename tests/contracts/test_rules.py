@@ -17,7 +17,7 @@ def test_ids_are_unique_over_groups() -> None:
     ("name", "runtime", "version", "holds"),
     [
         ("rt.ngram_size", "pytorch", "1.2.1", True),
-        ("rt.ngram_size", "pytorch", "1.3.0rc14", False),
+        ("rt.ngram_size", "pytorch", "1.3.0rc29", False),
         ("rt.ngram_size", "pytorch", None, True),
         ("rt.ngram_size", "tensorrt", "1.2.1", False),
         ("rt.required_param_keys", "tensorrt", "1.0.0", True),

@@ -18,12 +18,16 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from pipeline import __version__
+from pipeline.contracts.images import serving_image
+from pipeline.contracts.releases import joined
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.targets import DeployTarget, deployment_files
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
+from pipeline.serving.triton_component import refuse_to_pull
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 
@@ -97,6 +101,31 @@ def test_golden(name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_an_image_that_is_built_first_is_named_with_its_command() -> None:
+    """Compose and Kubernetes build a stage that serves on it; `docker run` and `pipeline serve` take it as it is."""
+    (version,) = [one.trtllm for one in joined()][-1:]
+    image = serving_image(version, "pytorch")
+    made = gpu_deployment(
+        LaunchSpec(mode="llmapi", engine_models=("tensorrt_llm",), weights_gib=8), version=version
+    )
+    assert made.requirements is not None
+    made = made.model_copy(
+        update={"requirements": made.requirements.model_copy(update={"image": image.name})}
+    )
+    (script,) = files("docker", made).values()
+    for line in image.build_command():
+        assert f"#   {line}" in script.splitlines()
+    assert f"  {image.name} \\" in script.splitlines()
+    (compose,) = files("compose", made).values()
+    for line in image.build_command("serve", f"pipeline-serve:{__version__}"):
+        assert f"#   {line}" in compose.splitlines()
+    own = files("docker", made, sets=("triton.image=registry/own:1",))
+    assert "docker build" not in "".join(own.values())
+    with pytest.raises(UserError, match=f"(?s){image.name} is built first.*docker build --target models"):
+        refuse_to_pull(made, image.name)
+    refuse_to_pull(made, "registry/own:1")
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name.startswith("compose")])

@@ -31,7 +31,7 @@ sources = st.one_of(
 )
 bits = {"effective_bits": st.floats(4, 16)}
 gpu = {
-    "version": st.sampled_from(["1.2.1", "1.0.0", "1.3.0rc2"]),
+    "version": st.sampled_from(["1.2.1", "1.0.0", "1.3.0rc29"]),
     "gpu": st.sampled_from(["l4", "h100-sxm-80g"]),
 }
 runtimes = st.one_of(

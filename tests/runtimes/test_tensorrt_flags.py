@@ -266,7 +266,7 @@ def test_unknown_versions_and_gpus() -> None:
     with pytest.raises(UserError, match="not known"):
         trtllm_build_flags(recipe(version="1.9.9"), "target")
     with pytest.raises(UserError, match="not offered with runtime tensorrt"):
-        trtllm_build_flags(recipe(version="1.3.0rc14"), "target")
+        trtllm_build_flags(recipe(version="1.3.0rc29"), "target")
     with pytest.raises(UserError, match="GPU h100 is not known"):
         trtllm_build_flags(recipe(on="h100"), "target")
 

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.contracts.images import image_facts, serving_image
 from pipeline.contracts.launching import launch_facts
-from pipeline.contracts.releases import container, releases
+from pipeline.contracts.releases import container, joined, releases
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.targets import deployment_files
+from pipeline.machine.image_build import CONSTRAINTS, REQUIREMENTS
 from pipeline.recipe import load_recipe
 from pipeline.recipe.library import packaged
 from pipeline.serving.launch import ServeOptions
@@ -31,6 +33,7 @@ from tests.support.pods import parse
 ROOT = Path(__file__).resolve().parents[2]
 FILE = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+JOINED = joined()
 ENGINE = gpu_deployment(LaunchSpec(mode="single", engine_models=("tensorrt_llm",)))
 NEWEST = max(
     (container(one.version) for one in releases() if "tensorrt" in one.tracks),
@@ -41,9 +44,34 @@ NEWEST = max(
 def test_what_builds_and_serves_is_made_from_the_newest_container_with_engines() -> None:
     assert FILE.arguments["TRITON_IMAGE"] == NEWEST.image
     assert {stage.name: stage.image for stage in FILE.stages} == {
-        "wheel": "${PYTHON_IMAGE}", "build": "${TRITON_IMAGE}", "serve": "${TRITON_IMAGE}",
+        "wheel": "${PYTHON_IMAGE}", "build": "${TRITON_IMAGE}", "models": "${TRITON_IMAGE}", "serve": "models",
         "group": "serve", "gateway": "${PYTHON_IMAGE}", "accept": "serve",
+        "plain-triton": "${PLAIN_TRITON_IMAGE}", "joined": "${TRTLLM_IMAGE}",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [one.version for one in releases()])
+def test_commands_that_build_an_image_name_stages_and_arguments_that_are_there(version: str) -> None:
+    image = serving_image(version, "pytorch")
+    stages = {stage.name for stage in FILE.stages}
+    assert set(image.arguments) <= set(FILE.arguments)
+    words = shlex.split(" ".join(line.removesuffix("\\") for line in image.build_command()))
+    assert words[:4] == ["docker", "build", "--target", "models"]
+    assert "models" in stages
+    base = image.arguments["TRITON_IMAGE"]
+    assert base in stages or base.startswith("nvcr.io/nvidia/")
+
+
+def test_triton_is_joined_with_what_its_check_looks_for() -> None:
+    joined = FILE.stage("joined")
+    copied = [one.arguments[-1] for one in joined.all("COPY")]
+    for file in image_facts()["libraries"]:
+        assert any(file.startswith(f"{folder}/") for folder in copied), file
+    newest = container(JOINED[-1].trtllm)
+    assert newest.joins == (FILE.arguments["TRTLLM_IMAGE"], FILE.arguments["PLAIN_TRITON_IMAGE"])
+    run = FILE.stage("models").all("RUN")[0].rest
+    assert all(f"/tmp/image/{file}" in run for file in (CONSTRAINTS, REQUIREMENTS))
+    assert modules(shlex.split(run)).count("pipeline.machine.image_build") == 2
 
 
 @pytest.mark.parametrize("name", ["build", "serve", "group", "gateway", "accept"])

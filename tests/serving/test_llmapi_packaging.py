@@ -60,11 +60,11 @@ def test_whether_it_is_decoupled_stands_in_both_files() -> None:
 
 
 def test_several_instances_share_the_gpus() -> None:
-    settings = LlmapiSettings("1.3.0rc14", ranks=2, instances=3)
+    settings = LlmapiSettings("1.3.0rc29", ranks=2, instances=3)
     config = llmapi_model(settings)
     assert parameters_of(config)["gpu_device_ids"] == "0,1;2,3;4,5"
     assert config.instance_group[0].count == 3
-    golden("1.3.0/config-3-instances.pbtxt", render(config))
+    golden("1.3.0rc29/config-3-instances.pbtxt", render(config))
     with pytest.raises(
         UserError, match=r"runtime\.instances = 2: TensorRT-LLM 1\.2\.1 has one instance only"
     ):
@@ -110,7 +110,7 @@ def test_a_package_has_all_that_it_needs(tmp_path: Path) -> None:
 
 
 def test_the_deployment(tmp_path: Path) -> None:
-    made = package(tmp_path, LlmapiSettings("1.3.0rc14", ranks=2, instances=2), tensor_parallel_size=2)
+    made = package(tmp_path, LlmapiSettings("1.3.0rc29", ranks=2, instances=2), tensor_parallel_size=2)
     deployment = Deployment.load(made)
     assert (deployment.entry_model, deployment.runtime) == ("tensorrt_llm", "pytorch")
     assert (deployment.launch.mode, deployment.launch.world_size) == ("llmapi", 2)

@@ -27,8 +27,8 @@ MODEL = "tensorrt_llm"
 
 def test_each_instance_has_gpus_of_its_own(tmp_path: Path) -> None:
     """And variables of mpirun, under which the server may be, do not reach the workers that it spawns."""
-    made = package(tmp_path, LlmapiSettings("1.3.0", ranks=2, instances=2), tensor_parallel_size=2)
-    environment = {"STANDIN_VERSION": "1.3.0", "OMPI_COMM_WORLD_RANK": "0", "PMIX_MCA_x": "kept"}
+    made = package(tmp_path, LlmapiSettings("1.3.0rc29", ranks=2, instances=2), tensor_parallel_size=2)
+    environment = {"STANDIN_VERSION": "1.3.0rc29", "OMPI_COMM_WORLD_RANK": "0", "PMIX_MCA_x": "kept"}
     with (
         served(made, tmp_path / "status", tmp_path / "log", **environment) as server,
         Client(server.grpc_url, model=MODEL) as client,
@@ -43,7 +43,7 @@ def test_each_instance_has_gpus_of_its_own(tmp_path: Path) -> None:
     assert [status["shut_down"] for status in statuses(tmp_path / "status")] == [1, 1]
 
 
-@pytest.mark.parametrize(("version", "spelled"), [("1.2.1", "DraftTarget"), ("1.3.0", "Draft_Target")])
+@pytest.mark.parametrize(("version", "spelled"), [("1.2.1", "DraftTarget"), ("1.3.0rc29", "Draft_Target")])
 def test_a_draft_is_found_beside_the_arguments(tmp_path: Path, version: str, spelled: str) -> None:
     speculation = {"decoding_type": spelled, "max_draft_len": 3, "speculative_model": "draft"}
     made = package(

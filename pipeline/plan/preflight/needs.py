@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pipeline.contracts import gpus, releases
+from pipeline.contracts.images import serving_image
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.rules import rule, rules
 from pipeline.errors import UserError
@@ -130,7 +131,7 @@ def _serving(context: Context, rank_bytes: int | None) -> ServingNeeds | None:
     tensorrt = container.tensorrt or releases.release(runtime.version).tensorrt
     return ServingNeeds(
         version=runtime.version,
-        image=container.image,
+        image=serving_image(runtime.version, runtime.kind).name,
         driver=container.driver,
         gpu=gpu,
         gpus=context.world,

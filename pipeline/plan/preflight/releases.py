@@ -9,9 +9,10 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.contracts import gpus, llmapi, trtllm_build
+from pipeline.contracts import gpus, llm_args, llmapi, trtllm_build
+from pipeline.contracts.releases import half
 from pipeline.contracts.rules import rule
-from pipeline.contracts.version_range import precedes
+from pipeline.contracts.version_range import is_candidate, precedes
 from pipeline.errors import UserError
 from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
@@ -24,6 +25,22 @@ BUILD_FLAGS, KV_CACHE = "runtime.build_flags", "quantization.kv_cache"
 def _release(context: Context) -> Iterator[Objection]:
     if context.release_problem:
         yield Objection((VERSION, KIND), context.release_problem)
+
+
+def _frozen(context: Context) -> Iterator[Objection]:  # noqa: ARG001 - true of every recipe with engines
+    yield Objection((KIND,), half("tensorrt"))
+
+
+def _candidate(context: Context) -> Iterator[Objection]:
+    runtime = context.gpu_runtime
+    if runtime is not None and not context.release_problem and is_candidate(runtime.version):
+        yield Objection((VERSION,), "is a release candidate: not final, and not in any Triton container")
+
+
+def _evidence(context: Context) -> Iterator[Objection]:
+    runtime = context.gpu_runtime
+    if runtime is not None and not context.release_problem and (text := llm_args.rests_on(runtime.version)):
+        yield Objection((VERSION,), f"is judged, as to arguments of the LLM API, by {text}")
 
 
 def _gpu(context: Context) -> Iterator[Objection]:
@@ -80,7 +97,7 @@ def _instances(context: Context) -> Iterator[Objection]:
         yield Objection(
             ("runtime.instances", VERSION),
             f"must be 1: the llmapi model of TensorRT-LLM {runtime.version} cannot spread instances over GPUs",
-            "remove runtime.instances, or choose a version that can",
+            f"remove runtime.instances, or set {VERSION} to {llmapi.versions_where(llmapi.has_instances)}",
         )
 
 
@@ -294,6 +311,9 @@ FORMAT_CHECKS: Mapping[str, Check] = {
 }
 RELEASE_CHECKS: Mapping[str, Check] = {
     "release": _release,
+    "release.frozen": _frozen,
+    "release.candidate": _candidate,
+    "release.evidence": _evidence,
     "gpu.known": _gpu,
     "gpu.since": _on_gpu("gpu.since"),
     "model.class": _class,

@@ -72,7 +72,9 @@ def _prompt_log_probs(context: Context) -> Iterator[Objection]:
     lacks = runtime.kind == "pytorch" and not context.release_problem
     if lacks and not llmapi.returns_context_logits(runtime.version):
         yield Objection(
-            (key, VERSION), f"needs logits of prompts, which TensorRT-LLM {runtime.version} does not return"
+            (key, VERSION),
+            f"needs logits of prompts, which TensorRT-LLM {runtime.version} does not return",
+            f"set {VERSION} to {llmapi.versions_where(llmapi.returns_context_logits)}",
         )
 
 
@@ -103,12 +105,17 @@ def _unbatched(context: Context) -> Iterator[Objection]:
 
 
 def _arguments(context: Context) -> Iterator[Objection]:
-    if not context.arguments or context.release_problem:
-        return
     runtime = context.gpu_runtime
-    assert runtime is not None, "the rule is about TensorRT-LLM"
-    for fault in llm_args.check(runtime.version, context.arguments):
-        yield Objection((VERSION,), f"has other arguments: {fault}", fault.fix)
+    if runtime is not None and context.arguments and not context.release_problem:
+        for fault in llm_args.check(runtime.version, context.arguments):
+            yield Objection((VERSION,), f"has other arguments: {fault}", fault.fix)
+
+
+def _unverified(context: Context) -> Iterator[Objection]:
+    runtime = context.gpu_runtime
+    if runtime is not None and context.arguments and not context.release_problem:
+        for fault in llm_args.unverified(runtime.version, context.arguments):
+            yield Objection((VERSION,), f"may have other arguments: {fault}")
 
 
 CHECKS: Mapping[str, Check] = {
@@ -119,6 +126,7 @@ CHECKS: Mapping[str, Check] = {
     "slo.whole_answers": _whole_answers,
     "rt.max_batch_llmapi": _unbatched,
     "llmapi.unknown_keys": _arguments,
+    "llmapi.unverified": _unverified,
 }
 
 

@@ -1,7 +1,4 @@
-"""Rules about sizes: what must divide, what is padded or copied; and the arithmetic behind them.
-
-A linear layer is cut along its outputs (q, k, v, gate, up) or its inputs (o, down); each rank takes a whole number of
-attention heads. Experts are shared out to `expert` groups, whose tensor-parallel size is then tensor / expert.
+"""Rules about sizes: what must divide, what is padded or copied. The arithmetic is in `split_sizes`.
 
 Each check is one rule of contracts/data/rules/splitting.yaml, under its id in CHECKS. A model whose sizes are not known
 is passed over.
@@ -16,79 +13,17 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.plan import rank_exports
 from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
+from pipeline.plan.preflight.split_sizes import (
+    blocks_split,
+    experts_split,
+    fitting_tensor_sizes,
+    heads_split,
+    inner_per_rank,
+    kv_heads_split,
+    padded_features,
+    width_splits,
+)
 from pipeline.recipe.validators import AWQ
-
-LARGEST = 64  # tensor-parallel size that a recipe may ask for
-
-
-def heads_split(sizes: ModelSizes, tensor: int) -> bool:
-    """Tell whether each rank gets a whole number of attention heads."""
-    return sizes.heads % tensor == 0
-
-
-def kv_heads_split(sizes: ModelSizes, tensor: int) -> bool:
-    """Tell whether each rank gets a whole number of key and value heads, or each head goes to a whole number of
-    ranks.
-    """
-    if sizes.kv_heads >= tensor:
-        return sizes.kv_heads % tensor == 0
-    return tensor % sizes.kv_heads == 0
-
-
-def expert_tensor(split: Parallelism) -> int:
-    """Count the GPUs that share each expert.
-
-    >>> expert_tensor(Parallelism(tensor=4, expert=2))
-    2
-    """
-    return max(1, split.tensor // split.expert)
-
-
-def inner_per_rank(sizes: ModelSizes, split: Parallelism) -> tuple[int, int]:
-    """Divide the inner size of the feed-forward over ranks: quotient and rest."""
-    return divmod(sizes.intermediate, expert_tensor(split) if sizes.experts else split.tensor)
-
-
-def width_splits(sizes: ModelSizes, split: Parallelism) -> bool:
-    """Tell whether hidden size and inner size of the feed-forward divide."""
-    return sizes.hidden % split.tensor == 0 and inner_per_rank(sizes, split)[1] == 0
-
-
-def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
-    """Tell whether each rank gets whole AWQ blocks of inputs, in the layers that are cut along their inputs (o_proj,
-    down_proj).
-    """
-    attention = sizes.heads * sizes.head_dim
-    inner, rest = inner_per_rank(sizes, split)
-    return attention % (split.tensor * block) == 0 and rest == 0 and inner % block == 0
-
-
-def experts_split(sizes: ModelSizes, expert: int) -> bool:
-    """Tell whether each group gets the same number of experts."""
-    return sizes.experts % expert == 0
-
-
-def fitting_tensor_sizes(sizes: ModelSizes, block: int | None, expert: int) -> tuple[int, ...]:
-    """List tensor-parallel sizes that a model can be split by.
-
-    Args:
-        block: Block size of AWQ; None for other formats.
-        expert: Groups of experts.
-
-    >>> from pipeline.contracts.models import known_model
-    >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1)
-    (1,)
-    """
-    return tuple(
-        tensor
-        for tensor in range(1, min(LARGEST, sizes.heads) + 1)
-        if tensor % expert == 0
-        and heads_split(sizes, tensor)
-        and kv_heads_split(sizes, tensor)
-        and width_splits(sizes, Parallelism(tensor, expert=expert))
-        and (block is None or blocks_split(sizes, Parallelism(tensor, expert=expert), block))
-    )
-
 
 PIPELINE, EXPERT = "runtime.pipeline_parallel", "runtime.expert_parallel"
 BLOCK, EXPORTS = "quantization.awq_block_size", "quantization.export_tensor_parallel"
@@ -210,6 +145,31 @@ def _awq_blocks(context: Context) -> Iterator[Objection]:
             f"down_proj, which {BLOCK} {block} must divide",
             (f"set {BLOCK} to 64, or " if halved else "") + _fitting(context, model, sizes),
         )
+
+
+def _awq_padding(context: Context) -> Iterator[Objection]:
+    for model, sizes in context.sized:
+        multiple = _awq_multiple(context, model)
+        block = context.recipe.quantization.awq_block_size
+        uneven = any(columns % block for columns in _columns(sizes))
+        if multiple is None or uneven or not blocks_split(sizes, model.split, block):
+            continue  # of blocks that are cut, other rules speak
+        for name, (size, padded) in padded_features(sizes, model.split.tensor, multiple).items():
+            yield Objection(
+                (model.tensor_key, model.format_key),
+                f"makes TensorRT-LLM pad the {name} of {_name(model)} from {size} to {padded}, {multiple} x "
+                f"{model.split.tensor} being no divisor, and the checkpoint of a rank does not fill it",
+                _fitting(context, model, sizes) or "choose fp8",
+            )
+
+
+def _awq_multiple(context: Context, model: RecipeModel) -> int | None:
+    """Features of a rank that an engine's AWQ layers are multiples of; None if there are none."""
+    least: dict[str, int] = rule("tp.awq_padding").facts["multiples"]
+    formats = [least[form] for form in context.layer_formats(model) if form in least]
+    if context.kind != "tensorrt" or not formats:
+        return None
+    return max(*formats, context.recipe.quantization.awq_block_size)
 
 
 def _padded_vocabulary(context: Context) -> Iterator[Objection]:
@@ -340,7 +300,7 @@ def _fitting(context: Context, model: RecipeModel, sizes: ModelSizes) -> str:
     """Tensor-parallel sizes that break no rule of this file; of the target, with the recipe's other sizes."""
     block = context.recipe.quantization.awq_block_size if _has_awq(context, model) else None
     expert = model.split.expert if sizes.experts else 1
-    fits = fitting_tensor_sizes(sizes, block, expert)
+    fits = fitting_tensor_sizes(sizes, block, expert, multiple=_awq_multiple(context, model) or 1)
     return f"set {model.tensor_key} to {' or '.join(map(str, fits))}" if fits else ""
 
 
@@ -353,6 +313,7 @@ CHECKS: Mapping[str, Check] = {
     "quantization.groups": _groups,
     "quantization.w4a8_group": _w4a8_groups,
     "tp.awq_block": _awq_blocks,
+    "tp.awq_padding": _awq_padding,
     "quantization.exports": _exports,
     "vocab.pad_tp": _padded_vocabulary,
     "vocab.pad_awq": _padded_for_awq,

@@ -64,7 +64,7 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
             raise UserError(
                 f"recipe {recipe.name}: guided_decoding = true: TensorRT-LLM {runtime.version} cannot hold answers to "
                 "a form where tokens are proposed (remove guided_decoding or the speculation, or set runtime.version "
-                "to 1.2.0 or newer)"
+                f"to {llmapi.versions_where(llmapi.guides_with_speculation)})"
             )
     if speculation is not None:
         arguments["speculative_config"] = speculation
@@ -133,22 +133,25 @@ def _speculation(recipe: Recipe) -> tuple[dict[str, Any] | None, bool]:
     """The settings (None: no speculation), and whether two models run in turns."""
     runtime, draft = _runtime(recipe), recipe.draft
     method: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any] = {}
     if draft is not None:
-        method, settings = draft.method, {"max_draft_len": draft.max_draft_tokens}
+        method, length = draft.method, draft.max_draft_tokens
     elif runtime.speculation is None:
         return None, False
     elif runtime.speculation.method == "mtp":
-        method, settings = "mtp", {"num_nextn_predict_layers": runtime.speculation.layers}
+        method, length = "mtp", runtime.speculation.layers
     else:
-        method = "ngram"
-        settings = {
-            "max_draft_len": runtime.speculation.max_draft_tokens,
-            "max_matching_ngram_size": runtime.speculation.max_matching_tokens,
-        }
+        method, length = "ngram", runtime.speculation.max_draft_tokens
+        settings["max_matching_ngram_size"] = runtime.speculation.max_matching_tokens
     way = llm_args.speculation(runtime.version, method)
-    checkpoint = {way.draft_key: DRAFT} if way.draft_key is not None else {}
-    return {"decoding_type": way.decoding_type, **settings, **checkpoint, **way.extra}, way.two_models
+    if way.draft_key is not None:
+        settings[way.draft_key] = DRAFT
+    return {
+        "decoding_type": way.decoding_type,
+        way.length_key: length,
+        **settings,
+        **way.extra,
+    }, way.two_models
 
 
 def _without_overlap(recipe: Recipe, two_models: bool) -> bool:
@@ -163,7 +166,8 @@ def _without_overlap(recipe: Recipe, two_models: bool) -> bool:
     if unguided and wanted:
         raise UserError(
             f"recipe {recipe.name}: runtime.overlap_scheduler = true: TensorRT-LLM {_runtime(recipe).version} cannot "
-            "overlap scheduling with guided decoding (remove runtime.overlap_scheduler or guided_decoding)"
+            "overlap scheduling with guided decoding (remove runtime.overlap_scheduler or guided_decoding, or set "
+            f"runtime.version to {llmapi.versions_where(llmapi.guides_with_overlap)})"
         )
     return two_models or unguided or wanted is False
 

@@ -99,7 +99,7 @@ def llmapi_model(settings: LlmapiSettings) -> ModelConfig:
     if settings.instances > 1 and not llmapi.has_instances(settings.version):
         raise UserError(
             f"runtime.instances = {settings.instances}: TensorRT-LLM {settings.version} has one instance only "
-            "(set runtime.instances to 1, or runtime.version to 1.3.0 or newer)"
+            f"(set runtime.instances to 1, or runtime.version to {llmapi.versions_where(llmapi.has_instances)})"
         )
     parameters = {"tokens_per_block": str(llmapi.tokens_per_block())}
     if settings.instances > 1:

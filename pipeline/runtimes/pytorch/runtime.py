@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline import resources
-from pipeline.contracts import gpus, releases
+from pipeline.contracts import gpus, images, releases
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
@@ -156,7 +156,7 @@ def _requirements(recipe: Recipe) -> Requirements:
     container, gpu = releases.container(settings.version), gpus.gpu(settings.gpu)
     return Requirements(
         tensorrt_llm=settings.version,
-        image=container.image,
+        image=images.serving_image(settings.version, "pytorch").name,
         driver=container.driver,
         gpu=gpu.name,
         sm=gpu.sm,

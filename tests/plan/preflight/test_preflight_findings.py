@@ -174,7 +174,7 @@ def test_a_recipe_made_in_python_has_no_lines() -> None:
 def test_sizes_of_an_unknown_model_are_not_judged(tmp_path: Path) -> None:
     recipe = load_recipe(FP8, ("model.source=hf:some/model", "model.revision=null", f"{TP}=3"))
     assert "target" not in offline_sizes(recipe)
-    assert {c.rule for c in findings(recipe)} == set()
+    assert {c.rule for c in findings(recipe)} == {"release.frozen"}
     here = load_recipe(FP8, (f"model.source=local:{tmp_path}", "model.revision=null"))
     assert "target" not in offline_sizes(here)  # fetching says what is missing
     (tmp_path / "config.json").write_text("[]")

@@ -40,6 +40,7 @@ UNCHECKED = "cache={enabled: true, semantic: {guards: [], min_score: 0}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
+CANDIDATE = ("runtime.version=1.3.0rc29",)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
@@ -73,8 +74,14 @@ CASES = [
     Case("release", None, FP8),
     Case("release", "error", FP8, ("runtime.version=1.2.2",)),
     Case("release", "error", EAGLE, ("runtime.version=0.21.0",)),
-    Case("release", None, NVFP4, ("runtime.version=1.3.0rc14",)),
-    Case("release", "error", FP8, ("runtime.version=1.3.0rc14",)),
+    Case("release", None, NVFP4, ("runtime.version=1.3.0rc29",)),
+    Case("release", "error", FP8, ("runtime.version=1.3.0rc29",)),
+    Case("release.frozen", "note", FP8),
+    Case("release.frozen", None, NVFP4),
+    Case("release.candidate", "note", NVFP4, ("runtime.version=1.4.0rc1",)),
+    Case("release.candidate", None, NVFP4),
+    Case("release.evidence", "note", NVFP4),
+    Case("release.evidence", None, NVFP4, ("runtime.version=1.1.0",)),
     Case("gpu.known", None, FP8),
     Case("gpu.known", "error", FP8, ("runtime.gpu=h100",)),
     Case("sm.fp8", "error", FP8, ("runtime.gpu=a100-sxm-80g",)),
@@ -113,7 +120,7 @@ CASES = [
     Case("draft.ranks", "error", LLAMA_70B, ("draft.tensor_parallel=8",)),
     Case("draft.ranks", None, LLAMA_70B, ("draft.tensor_parallel=8", f"{PP}=2")),
     Case("llmapi.instances", "error", NVFP4, ("runtime.instances=2",)),
-    Case("llmapi.instances", None, NVFP4, ("runtime.instances=2", "runtime.version=1.3.0rc14")),
+    Case("llmapi.instances", None, NVFP4, ("runtime.instances=2", "runtime.version=1.3.0rc29")),
     Case("build.flags", None, QWEN72, ("runtime.build_flags=[reduce_fusion=enable, opt_num_tokens=32]",)),
     Case("build.flags", "error", QWEN72, ("runtime.build_flags=[reduce_fusion]",)),
     Case("build.flags", "error", QWEN72, ("runtime.build_flags=[reduce_fusion=on]",)),
@@ -137,6 +144,11 @@ CASES = [
     Case("tp.awq_block", None, QWEN72, (*TO_AWQ, f"{TP}=2", "quantization.awq_block_size=64")),
     Case("tp.awq_block", "error", QWEN72, (*TO_AWQ, f"{TP}=4", "quantization.awq_block_size=64")),
     Case("tp.awq_block", None, QWEN72, (f"{TP}=4",)),
+    Case("tp.awq_padding", None, AWQ, (f"{TP}=8",)),
+    Case("tp.awq_padding", None, AWQ, models=sized(hidden=4096 + 128)),
+    Case("tp.awq_padding", "error", AWQ, (f"{TP}=2",), models=sized(hidden=4096 + 128)),
+    Case("tp.awq_padding", "error", AWQ, (f"{TP}=2", *W4A8), models=sized(hidden=4096 + 128)),
+    Case("tp.awq_padding", None, AWQ, (f"{TP}=2", *TO_PYTORCH), models=sized(hidden=4096 + 128)),
     Case("tp.awq_block", None, QWEN72, (*TO_AWQ, f"{TP}=4", *TO_PYTORCH)),
     Case("vocab.pad_tp", None, QWEN72, (f"{TP}=8",)),
     Case("vocab.pad_tp", "note", QWEN72, (f"{TP}=5",)),
@@ -297,7 +309,7 @@ CASES = [
     Case("rt.spec_tokens_budget", "warning", NVFP4, NGRAM, emitted=arguments(max_num_tokens=199)),
     Case("rt.ngram_size", None, NVFP4, NGRAM),
     Case("rt.ngram_size", "error", NVFP4, NGRAM, emitted=NO_SIZE),
-    Case("rt.ngram_size", None, NVFP4, (*NGRAM, "runtime.version=1.3.0rc14"), emitted=NO_SIZE),
+    Case("rt.ngram_size", None, NVFP4, (*NGRAM, "runtime.version=1.3.0rc29"), emitted=NO_SIZE),
     Case("rt.kv_reuse", None, AWQ),
     Case("rt.kv_reuse", "error", AWQ, emitted=flags(use_paged_context_fmha="disable")),
     Case("rt.kv_reuse", "error", AWQ, emitted=flags(kv_cache_type="continuous")),
@@ -313,4 +325,6 @@ CASES = [
     Case("rt.max_batch_llmapi", "error", NVFP4, emitted=package(config="max_batch_size: 8\n")),
     Case("llmapi.unknown_keys", None, NVFP4),
     Case("llmapi.unknown_keys", "error", NVFP4, emitted=arguments(max_batchsize=8)),
+    Case("llmapi.unverified", None, NVFP4, emitted=arguments(per_request_spec_decode_stats=True)),
+    Case("llmapi.unverified", "warning", NVFP4, CANDIDATE, emitted=arguments(per_request_spec_decode_stats=True)),
 ]  # fmt: skip
