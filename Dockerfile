@@ -5,6 +5,7 @@
 #   docker build --target serve -t pipeline-serve .
 #   docker build --target gateway -t pipeline-gateway .
 #   docker build --target group -t pipeline-group .        where one model needs several machines
+#   docker build --target dynamo -t pipeline-dynamo .      frontend and worker of NVIDIA Dynamo, in the gateway's place
 #   docker run --gpus all --shm-size=2g --ulimit memlock=-1 --ulimit stack=67108864 \
 #     --mount type=bind,source=PACKAGE,target=/deployment,readonly -p 8001-8002:8001-8002 pipeline-serve
 #
@@ -12,7 +13,7 @@
 # compose.yaml has them for any. Another version of TensorRT-LLM is another TRITON_IMAGE: `pipeline versions VERSION` prints the
 # command. Where no image of NVIDIA's has Triton and that TensorRT-LLM, it is the stage `joined`, made of the other two.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
-ARG TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1
+ARG TRTLLM_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29
 ARG PLAIN_TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.08-py3
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
@@ -119,6 +120,19 @@ HEALTHCHECK --interval=2s --timeout=5s --start-period=1m --retries=1 \
 USER 1000:1000
 ENTRYPOINT ["/opt/pipeline/bin/pipeline"]
 CMD ["gateway", "--help"]
+
+# Dynamo's frontend, and the worker that stands in front of Triton there. A dependency comes from NVIDIA's index.
+FROM ${PYTHON_IMAGE} AS dynamo
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m venv /opt/pipeline \
+    && wheel=$(find /wheels -name 'trtllm_pipeline-*.whl') \
+    && /opt/pipeline/bin/python -m pip install --no-cache-dir "${wheel}[dynamo]" \
+    && install --directory --owner=1000 --group=1000 /home/pipeline
+ENV HOME=/home/pipeline
+WORKDIR /home/pipeline
+USER 1000:1000
+ENTRYPOINT ["/opt/pipeline/bin/python", "-m"]
+CMD ["dynamo.frontend", "--help"]
 
 # Both in one, for scripts/accept_on_gpu: builds, serves and checks a recipe, and writes a report. What the first stage
 # pins lies in /opt/pipeline, in front of the image's own packages; Triton and trtllm-build run with those.

@@ -48,9 +48,9 @@ from benchmarks.common import (
 )
 from pipeline import progress
 from pipeline.bench.lengths import Lengths
+from pipeline.bench.load_settings import LoadSettings
 from pipeline.bench.result import LevelResult
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import LoadSettings
 from pipeline.bench.statistics import percentile
 from pipeline.bench.subject import Subject
 from pipeline.bench.workload import Words

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from pipeline.bench.load import LoadRecords, Period, run_load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import LevelResult, ServerFigures
-from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import Target
 from pipeline.bench.workload import ScriptedConversation

@@ -39,7 +39,7 @@ from typing import Any
 from benchmarks.common import in_turns, markdown
 from pipeline.bench.lengths import Lengths
 from pipeline.bench.load import Period, run_load
-from pipeline.bench.settings import Load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.statistics import percentile
 from pipeline.bench.targets import OpenAITarget
 from pipeline.bench.workload import ScriptedConversation, Shape, TemplateTokens, Words, synthetic

@@ -12,7 +12,7 @@ libyaml parses, by PyYAML: 90,000 keys in half a second, where parsers in Python
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,9 +149,16 @@ for _name, _pattern, _first in _SCALARS:
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), _first)
 
 
-def dump_yaml(data: Any) -> str:
-    """Write values as text that `read_document` reads back as the same values."""
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+def dump_yaml(data: Any, *, flow: bool = False) -> str:
+    """Write values as text that `read_document` reads back as the same values.
+
+    Args:
+        flow: write one line, `{key: value}`.
+    """
+    width = 1 << 20 if flow else 110
+    text: str = yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow
+    )
     return text
 
 
@@ -184,59 +191,11 @@ def read_document(
     return document
 
 
-def apply_overrides(document: Document, overrides: Sequence[str], option: str = "--set") -> None:
-    """Replace values of a document by `section.key=value`, whose value is YAML; what cannot be becomes a fault of it.
-
-    Args:
-        document: Document whose data are changed.
-        overrides: Later ones win.
-        option: Option that gave them, which faults name.
-    """
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        path: KeyPath = tuple(key.strip().split("."))
-        if not equals or not all(part and part.strip() == part for part in path if isinstance(part, str)):
-            document.faults.append(
-                Fault(
-                    "is not an override", where=option, key=override, fix=f"write {option} section.key=value"
-                )
-            )
-            continue
-        before = len(document.faults)
-        value = _read_value(text, document, path, option)
-        if len(document.faults) == before:
-            _put(document, path, value, text, option)
-
-
-def _read_value(text: str, document: Document, path: KeyPath, option: str) -> Any:
-    """Parse the value of an override; its faults and places go to the document."""
-    part = Document(option)
-    node = _compose(text.encode(), part)
-    value = _Reader(part).read(node, path) if node is not None else None
-    document.faults += [
-        Fault(f.problem, where=option, key=dotted(path), value=text, fix=f.fix) for f in part.faults
-    ]
-    document.formless |= part.formless
-    document.forget(path)
-    for known, place in part.places.items():
-        document.places[known] = KeyPlace(option, text=place.text)
-    document.places[path] = KeyPlace(option, text=text)
-    return value
-
-
-def _put(document: Document, path: KeyPath, value: object, text: str, option: str) -> None:
-    section = document.data
-    for depth, part in enumerate(path[:-1], start=1):
-        if section.get(str(part)) is None:
-            section[str(part)] = {}
-            document.places[path[:depth]] = KeyPlace(option)
-        inner = section[str(part)]
-        if not isinstance(inner, dict):
-            problem = f"{dotted(path[:depth])} is not a section"
-            document.faults.append(Fault(problem, where=option, key=dotted(path), value=text))
-            return
-        section = inner
-    section[str(path[-1])] = value
+def read_value(text: str, where: str, path: KeyPath) -> tuple[Any, Document]:
+    """Parse one value that stands for a key; its faults and places are in the document, whose data are empty."""
+    document = Document(where)
+    node = _compose(text.encode(), document)
+    return (None if node is None else _Reader(document).read(node, path)), document
 
 
 def _compose(raw: bytes, document: Document) -> yaml.Node | None:

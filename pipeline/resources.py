@@ -5,7 +5,6 @@ In a checkout they are folders beside `pipeline/`; in an installed wheel they ar
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,31 +32,3 @@ def checkout() -> Path | None:
 def parse_yaml(text: str) -> Any:
     """Parse YAML that this project wrote: facts of the package. What users write is read by the room that takes it."""
     return yaml.load(text, Loader=_LOADER)
-
-
-def shell_script(package: str, template: str, **values: Any) -> str:
-    """Fill in a template of a shell script that lies in a package's folder.
-
-    Variables are written as @(name)@, and comments as @# … #@: shells and Docker have braces of their own.
-    """
-    import jinja2
-
-    environment = jinja2.Environment(
-        variable_start_string="@(",
-        variable_end_string=")@",
-        comment_start_string="@#",
-        comment_end_string="#@",
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    text = (resources.files(package) / template).read_text("utf-8")
-    return environment.from_string(text).render(**values)
-
-
-def write_script(file: Path, text: str) -> None:
-    """Write a script that its owner can run, into a folder that is made if need be."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    file.chmod(0o755)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.simulation.outcome import FleetResult, FleetSettings
 from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, RandomRouting, Routing
 from benchmarks.simulation.service import Service, StepTimes, cpu_service
-from benchmarks.simulation.simulator import Fleet, FleetResult, FleetSettings
+from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import Conversation
 from pipeline.plan.performance.accuracy import (
     PublishedFigure,

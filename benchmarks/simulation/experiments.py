@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.simulation.autoscaler import Behavior, ChangePolicy, ScalingRule, Trigger
+from benchmarks.simulation.outcome import Loss
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of
-from benchmarks.simulation.simulator import Loss
 from benchmarks.simulation.traffic import DAY_S, PEOPLE, PROGRAMS, Arrivals, Burst, Kind
 from pipeline.deploy.package import ScalingPolicy
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.simulation.autoscaler import ScalingRule
+from benchmarks.simulation.outcome import FleetResult, FleetSettings, Loss
 from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, RandomRouting, Routing
 from benchmarks.simulation.service import Service, recipe_service
-from benchmarks.simulation.simulator import Fleet, FleetResult, FleetSettings, Loss
+from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import PEOPLE, Arrivals, Kind, Traffic
 from pipeline.client.spreading import LOAD_BOUND, LOAD_FLOOR
 

@@ -83,7 +83,7 @@ class StopText:
             self.stopped, self._waiting = True, ""
             begin, end = min(found)
             return text[: end if self._keeps else begin]
-        keep = max((_overlap(text, word) for word in self._words), default=0)
+        keep = max((overlap(text, word) for word in self._words), default=0)
         self._waiting = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -93,6 +93,6 @@ class StopText:
         return rest
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Length of the longest end of `text` that begins `word` without being all of it."""
     return next((n for n in range(min(len(word) - 1, len(text)), 0, -1) if text.endswith(word[:n])), 0)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bench.lengths import Lengths
+from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.prompts import PromptFile
-from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.workload import (
     ScriptedConversation,
     Shape,

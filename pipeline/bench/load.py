@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.bench.settings import Load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.targets import BenchReply, BenchRequest, Outcome, Target
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Message, Sampling, Stats

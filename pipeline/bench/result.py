@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.bench.settings import Load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.statistics import (
     PERCENTILES,
     Interval,

@@ -22,8 +22,8 @@ from pipeline import __version__
 from pipeline.bench.conversations import BenchWorkload
 from pipeline.bench.forecast import LoadForecaster
 from pipeline.bench.load import LoadRecords, Period, run_load
+from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.result import BenchResult, LevelResult, ServerFigures
-from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
 from pipeline.bench.summary import summarize
 from pipeline.client import Sampling

@@ -25,6 +25,7 @@ Message = Mapping[str, Any]
 
 # Parameters that only sampling reads; num_draft_tokens changes how fast a greedy answer comes, not the answer.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "num_draft_tokens")
+_WITHOUT_EFFECT = ("priority",)
 _SETS = ("stop", "bad_words", "stop_token_ids")
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -145,7 +146,8 @@ def _split(prompt: Prompt) -> tuple[Any, str | None]:
 
 
 def _sampling(present: Mapping[str, Any], *, greedy: bool) -> dict[str, Any]:
-    kept = {name: value for name, value in present.items() if not (greedy and name in _OF_SAMPLING)}
+    ignored = (*_WITHOUT_EFFECT, *(_OF_SAMPLING if greedy else ()))
+    kept = {name: value for name, value in present.items() if name not in ignored}
     canonical: dict[str, Any] = {"greedy": True} if greedy else {}
     for name, value in kept.items():
         if name in _SETS:

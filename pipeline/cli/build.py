@@ -15,7 +15,9 @@ from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import BuildSettings
 
 if TYPE_CHECKING:
-    from pipeline.stages import HandoverScript, StepOutcome
+    from pipeline.machine.elsewhere import HandoverScript
+    from pipeline.plan.plan import Plan
+    from pipeline.stages import StepOutcome
 
 
 @click.command(name="build", cls=Verb)
@@ -44,10 +46,11 @@ def command(
     pipeline build llama-3.1-8b-fp8 --executor docker --gpus 0
     pipeline build llama-3.1-8b-fp8 --executor print
     """
+    from pipeline.machine.elsewhere import HandoverScript
     from pipeline.prepare import prepare
     from pipeline.runtimes import ExecutorChoice
     from pipeline.serving.deployments import recipe_of
-    from pipeline.stages import HandoverScript, build_or_hand_over
+    from pipeline.stages import build_or_hand_over
     from pipeline.store import human_bytes
 
     report = reporter(silent=as_json)
@@ -81,7 +84,7 @@ def command(
     argv = shlex.join([*loaded.words, *allowing, *artifacts.words])
     last = build_or_hand_over(prepared, artifacts, choice, settings.until, argv, report, show)
     if isinstance(last, HandoverScript):
-        _print_script(loaded.name, last, as_json)
+        _print_script(prepared.plan, last, as_json)
         return
     if as_json:
         print_json(_summary(loaded.name, last.path, outcomes))
@@ -93,20 +96,22 @@ def command(
         report.say(f"next: pipeline serve {argv}")
 
 
-def _print_script(recipe: str, script: HandoverScript, as_json: bool) -> None:
+def _print_script(plan: Plan, script: HandoverScript, as_json: bool) -> None:
     """Say where the build goes on. The script is the result, so this is no failure: exit code 0."""
     if as_json:
         summary = {
-            "recipe": recipe,
+            "recipe": plan.recipe.name,
             "script": str(script.path),
-            "handed_over": [{"step": step.name, "artifact": step.key.name} for step in script.waiting],
-            "next": list(script.following),
+            "handed_over": [{"step": name, "artifact": plan[name].key.name} for name in script.names],
+            "next": [str(command) for command in script.following],
         }
         print_json(summary)
         return
     click.echo(str(script.path))
-    steps = " and ".join(step.name for step in script.waiting)
-    lines = [f"{recipe}: run that script on a machine that can, for {steps}; with its folders here:"]
+    steps = " and ".join(script.names)
+    lines = [
+        f"{plan.recipe.name}: run that script on a machine that can, for {steps}; with its folders here:"
+    ]
     note("\n".join([*lines, *(f"next: {command}" for command in script.following)]))
 
 

@@ -48,6 +48,11 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
     shown. The exit code is 0; 3 where a figure is over a budget; 2 where the options are wrong, or two stored runs did
     not ask the same; 130 after Ctrl-C.
     """
+    run_comparison(a, b, settings, as_json=as_json, dry_run=dry_run)
+
+
+def run_comparison(a: str, b: str, settings: CompareSettings, *, as_json: bool, dry_run: bool) -> None:
+    """Compare two results, deployments or packages, and print what was found; exits as the command does."""
     try:
         from pipeline.bench.compare.run import compare_deployments, compare_files, comparison_plan
         from pipeline.bench.compare.sources import (

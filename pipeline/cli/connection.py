@@ -52,7 +52,8 @@ def _parameter(text: str) -> tuple[str, Any]:
     """
     from pipeline.client.sampling import PARAMETERS
     from pipeline.document_faults import did_you_mean
-    from pipeline.documents import Document, apply_overrides
+    from pipeline.documents import Document
+    from pipeline.overrides import apply_overrides
 
     name, equals, _ = text.partition("=")
     if name in _SAMPLING_OPTIONS:

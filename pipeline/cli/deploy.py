@@ -1,4 +1,4 @@
-"""`pipeline deploy`: files by which Docker, Compose, systemd or Kubernetes run a deployment."""
+"""`pipeline deploy`: files by which Docker, Compose, systemd, Kubernetes or Dynamo run a deployment."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str | N
 @set_option
 @click.option(
     "--target",
-    type=click.Choice(["docker", "compose", "systemd", "kubernetes", "local"]),
+    type=click.Choice(["docker", "compose", "systemd", "kubernetes", "dynamo", "local"]),
     callback=_target,
-    metavar="docker|compose|systemd|kubernetes",
+    metavar="docker|compose|systemd|kubernetes|dynamo",
     help="A script with the `docker run` line of Triton; a compose file, or a systemd unit, of Triton and the gateway; "
-    "a folder for kustomize with as many of both as are needed. By default docker, and systemd for a CPU.",
+    "a folder for kustomize with as many of both as are needed; a script with Triton behind NVIDIA Dynamo. By default "
+    "docker, and systemd for a CPU.",
 )
 @click.option(
     "--output",
@@ -69,7 +70,8 @@ def command(
     A compose file has Triton and the OpenAI gateway, with health checks by inference, limits, GPUs and what happens
     when one dies. A systemd unit runs `pipeline serve` as a service of its own user. The folder for Kubernetes has a
     base, what a cluster may add (scaling, monitoring, a way in from outside, API keys), and a Job that builds the
-    package in the cluster, where it is not built here.
+    package in the cluster, where it is not built here. With `dynamo`, the package becomes a worker of NVIDIA Dynamo,
+    whose frontend takes the gateway's place.
 
     \b
     pipeline deploy llama-3.1-8b-fp8
@@ -97,7 +99,7 @@ def command(
         reporter(silent=options["as_json"]), preview=dry_run or (target == "kubernetes" and not wanted.build),
     )  # fmt: skip
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
-    package = _package(chosen, store, details=kind == "kubernetes")
+    package = _package(chosen, store, details=kind in ("kubernetes", "dynamo"))
     serving = ServeOptions(
         _usual_ports(package.recipe), package.recipe.triton, gpus, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
@@ -111,7 +113,7 @@ def command(
             # A person's own stays as it is.
             if not (kind == "kubernetes" and name.startswith(SITE) and (output / name).exists())
         ]
-        written = output.absolute() if kind == "kubernetes" else paths[0]
+        written = output.absolute() if len(paths) > 1 else paths[0]
     if options["as_json"]:
         print_json(
             {

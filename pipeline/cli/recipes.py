@@ -162,7 +162,7 @@ def schema(subject: str) -> None:
 
 def _settings_of(option: str) -> type[Settings]:
     from pipeline.bench.compare.settings import CompareCriteria
-    from pipeline.bench.settings import LoadSettings
+    from pipeline.bench.load_settings import LoadSettings
     from pipeline.bench.tune.settings import StudySettings
 
     models: dict[str, type[Settings]] = {

@@ -23,8 +23,9 @@ from pydantic.types import PathType
 from pydantic_core import ErrorDetails
 
 from pipeline.document_faults import faults_of
-from pipeline.documents import Document, KeyPath, KeyPlace, apply_overrides, read_document
+from pipeline.documents import Document, KeyPath, KeyPlace, read_document
 from pipeline.errors import Fault, InvalidInput
+from pipeline.overrides import apply_overrides
 from pipeline.reading import UnreadableFile, read_bytes
 from pipeline.settings import Option, Settings
 

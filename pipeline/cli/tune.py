@@ -68,10 +68,10 @@ def command(
 
     Exit code 0 also where the recipe is best as it is; 2 where the options are wrong.
     """
-    from pipeline.bench.tune.handover import HandedOverTrials
     from pipeline.bench.tune.page import report_lines, write_tune_page
     from pipeline.bench.tune.run import tune
     from pipeline.cli.render.tune import TrialLines, plan_lines, report_table, space_json, space_table
+    from pipeline.machine.elsewhere import HandoverScript
 
     recipe, plan = click.get_current_context().meta[_PLANNED]
     if dry_run:
@@ -94,14 +94,14 @@ def command(
         begin=lines.begin,
         watch=lines.show,
     )
-    if isinstance(result, HandedOverTrials):
+    if isinstance(result, HandoverScript):
         if as_json:
-            print_json({"script": str(result.script), "measures": result.names, "results": result.results})
+            print_json({"script": str(result.path), "measures": result.names, "results": result.folder})
             return
-        click.echo(str(result.script))
+        click.echo(str(result.path))
         count = len(result.names)
         note(f"{recipe.name}: run it where the recipe can be served, for {count} measurements; then")
-        note(f"next: pipeline tune … --adopt {result.results} with the same options")
+        note("\n".join(f"next: {command} with the same options" for command in result.following))
         return
     for file in (Path(result.folder) / "report.html", *settings.outputs(".html")):
         write_tune_page(result, file)

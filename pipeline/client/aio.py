@@ -231,7 +231,8 @@ class AsyncStream(StreamBase):
         if self._alarm is not None:
             self._alarm.cancel()
         self._end_attempt()
-        self._abort(Cancelled("the stream was left"))
+        if not self._state.finished:
+            self._abort(Cancelled("the stream was left"))
         if self._patience is not None or (self._state.finished and self._aborted is None):
             await self._read_to_end()
         if self._patience is not None:

@@ -26,12 +26,13 @@ from pipeline.client.errors import (
     FirstTokenDeadline,
     Refused,
 )
+from pipeline.client.log_probs import TopLogProbsRequest
 from pipeline.client.prompt import Prompt, PromptLimit, prompt_token_ids, render_prompt
 from pipeline.client.request import attempt_id, build_request, build_stop_request
 from pipeline.client.sampling import RequestOptions, Sampling, SamplingValue, read_sampling
 from pipeline.client.settings import KeepAlive, Retries, Timeouts
 from pipeline.client.spreading import SPREADS, Spread, affinity_key, prompt_beginning
-from pipeline.client.stream_state import StreamState, TopLogProbsRequest
+from pipeline.client.stream_state import StreamState
 from pipeline.client.tensors import ModelSignature
 from pipeline.models.chat_template import ChatTemplate
 

@@ -12,7 +12,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import PartialAnswer
 from pipeline.client.errors import Refused
-from pipeline.client.sampling import PARAMETERS, SamplingParameter, SamplingValue, bias_values
+from pipeline.client.sampling import (
+    LOG_PROBS_INPUT,
+    PARAMETERS,
+    SamplingParameter,
+    SamplingValue,
+    bias_values,
+)
 from pipeline.client.tensors import ModelSignature, encode
 
 TOKEN_IDS, RETURN_TOKEN_IDS = "output_ids", "return_output_ids"
@@ -21,6 +27,8 @@ PRIOR_TOKEN_IDS = "prior_output_ids"
 LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
 # Of each token of the prompt, [tokens, 1 + k]: its own first, then those of the k most probable ones.
 PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS = "prompt_log_probs", "prompt_log_probs_ids"
+# The same of each token of the answer so far: of the `llmapi` model.
+LOG_PROB_ROWS, LOG_PROB_ROWS_IDS = "log_probs", "log_probs_ids"
 
 # When the engine took the request in, when it began with it, and when the first token was there.
 ARRIVAL, SCHEDULED, FIRST_TOKEN = "arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"
@@ -42,6 +50,7 @@ _COUNTS = {
 _REQUESTED = {
     "return_log_probs": (LOG_PROBS,),
     "return_generation_logits": (LOGITS,),
+    LOG_PROBS_INPUT: (LOG_PROB_ROWS, LOG_PROB_ROWS_IDS),
     RETURN_TOKEN_IDS: (TOKEN_IDS,),
     "return_prompt_log_probs": (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS),
     "sampling_param_prompt_logprobs": (PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS),
@@ -177,6 +186,10 @@ def _tensors(
             continue
         if tensor is None:
             faults.append(f"model {model.name!r} does not take {name}")
+        elif tensor == LOG_PROBS_INPUT:
+            # Two parameters, one input: `log_probs` asks for none beside the token's own.
+            most = sampling.get("top_log_probs")
+            tensors[tensor] = [most if isinstance(most, int) else 0]
         elif isinstance(value, dict):
             tensors |= {tensor: list(value), bias_values(tensor): list(value.values())}
         elif model.inputs[tensor].datatype == "BOOL":

@@ -50,6 +50,7 @@ class Sampling(TypedDict, total=False):
         prompt_log_probs: return the log probability of each token of the prompt, and of so many most probable tokens at
             each of its positions, 0 to 20.
         token_ids: return the ids of the answer's tokens with each chunk.
+        priority: 0 to 1; among waiting requests, higher ones are scheduled first. 0.5 by default.
         guide_type: form of the answer (guided decoding): json, json_schema, regex or ebnf_grammar.
         guide: the schema, regular expression or grammar.
     """
@@ -78,6 +79,7 @@ class Sampling(TypedDict, total=False):
     top_log_probs: int | None
     prompt_log_probs: int | None
     token_ids: bool | None
+    priority: float | None
     guide_type: str | None
     guide: str | None
 
@@ -164,6 +166,8 @@ class SamplingParameter:
         name = self.backend if layout == "backend" else self.llmapi
         if name is None:
             return {}
+        if name == LOG_PROBS_INPUT:
+            return {name: "INT32"}
         return {name: self.datatype} | ({bias_values(name): "FP32*"} if self.kind == "bias" else {})
 
     def _bounds(self) -> str:
@@ -174,6 +178,8 @@ class SamplingParameter:
 
 _INT32 = 2**31 - 1
 _MOST_LOG_PROBS = 20
+# Number of most probable tokens at each position, 0 for none: of the `llmapi` model, in place of two inputs.
+LOG_PROBS_INPUT = "sampling_param_logprobs"
 _FLOAT32_LEAST, _FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 _BOTH: tuple[Layout, ...] = ("backend", "llmapi")
 _P = SamplingParameter
@@ -202,11 +208,13 @@ PARAMETERS: Mapping[str, SamplingParameter] = {
     "length_penalty": _P("float", "length_penalty", neutral=1.0),
     "end_id": _P("int", "end_id", low=-1, high=_INT32),
     "num_draft_tokens": _P("int", "num_draft_tokens", low=0, high=_INT32),
-    "log_probs": _P("bool", "return_log_probs", neutral=False),
-    "top_log_probs": _P("int", "return_generation_logits", datatype="BOOL", low=1, high=_MOST_LOG_PROBS),
+    "log_probs": _P("bool", "return_log_probs", LOG_PROBS_INPUT, own=("llmapi",), neutral=False),
+    "top_log_probs": _P("int", "return_generation_logits", LOG_PROBS_INPUT, own=("llmapi",), datatype="BOOL",
+        low=1, high=_MOST_LOG_PROBS),
     "prompt_log_probs": _P("int", "return_prompt_log_probs", "sampling_param_prompt_logprobs", own=_BOTH,
         low=0, high=_MOST_LOG_PROBS),
     "token_ids": _P("bool", "return_output_ids", "return_output_ids", own=_BOTH, neutral=False),
+    "priority": _P("float", None, "priority", own=("llmapi",), low=0, high=1, neutral=0.5),
     "guide_type": _P("words", "guided_decoding_guide_type", datatype="STRING"),
     "guide": _P("words", "guided_decoding_guide", datatype="STRING"),
 }  # fmt: skip

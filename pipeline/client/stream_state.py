@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -35,9 +34,12 @@ from pipeline.client.errors import (
     error_from_status,
     lost,
 )
+from pipeline.client.log_probs import TopLogProbsRequest, read_rows
 from pipeline.client.request import (
     ARRIVAL,
     FIRST_TOKEN,
+    LOG_PROB_ROWS,
+    LOG_PROB_ROWS_IDS,
     LOG_PROBS,
     LOGITS,
     PROMPT_LOG_PROBS,
@@ -48,67 +50,8 @@ from pipeline.client.request import (
 )
 from pipeline.client.tensors import ModelSignature, decode_bytes, decode_numbers
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 _FINAL = "triton_final_response"
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
-_BLOCK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class TopLogProbsRequest:
-    """Top-k log-prob request, answered from the logits that a model returns with its answer.
-
-    The Triton models of TensorRT-LLM (1.0 to 1.2) have no output for top log probs. They return the log prob of the
-    chosen token and, if the engine was built to, the model's raw logits of all tokens (`generation_logits`). Divided
-    by the request's temperature these give the log probs, unless a penalty, a banned word or a minimum length changes
-    the distribution; `read_sampling` refuses such requests. In guided decoding the engine `cpu` returns -inf for tokens
-    that the form does not allow, which are left out; what other servers return is told as it is.
-
-    Attributes:
-        k: tokens per position, 1 or more.
-        temperature: divides the logits. Greedy requests use 1.
-        bias: added to the logits before, by token id.
-    """
-
-    k: int
-    temperature: float = 1.0
-    bias: Mapping[int, float] = field(default_factory=dict)
-
-    def read(self, datatype: str, raw: bytes, positions: int) -> tuple[TopLogProbs, ...]:
-        """Compute the top log probs of each position.
-
-        Args:
-            datatype: FP32 or FP16.
-            raw: content of `generation_logits`, [1, 1, positions, vocabulary].
-            positions: number of tokens that the logits belong to.
-        """
-        import numpy as np
-
-        if not positions:
-            return ()
-        kind = np.float16 if datatype == "FP16" else np.float32
-        values: npt.NDArray[Any] = np.frombuffer(raw, kind).reshape(positions, -1)
-        if self.bias:
-            values = values.astype(np.float32)
-            values[:, list(self.bias)] += np.array(list(self.bias.values()), np.float32)
-        return tuple(map(self._top, values))
-
-    def _top(self, logits: npt.NDArray[Any]) -> TopLogProbs:
-        import numpy as np
-
-        # The k-th greatest of the blocks' maxima is a lower bound of the k-th greatest logit, so few tokens remain.
-        maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
-        bound = np.partition(maxima, -self.k)[-self.k] if len(maxima) > self.k else -np.inf
-        ids = np.flatnonzero((logits >= bound) & (logits > -np.inf))
-        ids = ids[np.lexsort((ids, -logits[ids]))][: self.k]
-        top = np.float32(logits[ids[0]])
-        weights = np.exp((logits.astype(np.float32) - top) / np.float32(self.temperature))
-        log_probs = (logits[ids].astype(np.float64) - top) / self.temperature - np.log(
-            weights.sum(dtype=np.float64)
-        )
-        return tuple(zip(ids.tolist(), log_probs.tolist(), strict=True))
 
 
 class StreamState:
@@ -194,7 +137,9 @@ class StreamState:
                 )
             )
         now = time.perf_counter()
+        tops: tuple[TopLogProbs, ...] | None = None
         text, token_ids, log_probs, logits = "", None, None, None
+        rows: dict[str, list[tuple[float, ...]]] = {}
         prompt_log_probs: PromptLogProbs | None = None
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             name = tensor.name
@@ -203,6 +148,8 @@ class StreamState:
             elif name == LOG_PROBS:
                 log_probs = decode_numbers(tensor.datatype, raw)
                 self._log_probs += log_probs
+            elif name in (LOG_PROB_ROWS, LOG_PROB_ROWS_IDS):
+                rows[name] = read_rows(tensor, raw)
             elif name == LOGITS:
                 logits = tensor.datatype, raw
             elif name == TOKEN_IDS:
@@ -221,6 +168,8 @@ class StreamState:
                 self._counts[name] = (tensor.datatype, raw)
         # False where there is no mark.
         final = response.parameters[_FINAL].bool_param
+        if len(rows) == 2:
+            log_probs, tops = self._new_log_probs(rows[LOG_PROB_ROWS], rows[LOG_PROB_ROWS_IDS])
         content = bool(text or token_ids or log_probs or prompt_log_probs)
         if content or not final or not self._times:
             self._times.append(now)
@@ -232,7 +181,8 @@ class StreamState:
             return None
         self._texts.append(text)
         self._index += 1
-        tops = None if logits is None else self._read_top_log_probs(logits, len(log_probs or ()))
+        if logits is not None:
+            tops = self._read_top_log_probs(logits, len(log_probs or ()))
         return Chunk(
             text,
             self._index - 1,
@@ -301,10 +251,25 @@ class StreamState:
         self._top_log_probs += tops
         return tops
 
+    def _new_log_probs(
+        self, rows: Sequence[tuple[float, ...]], ids: Sequence[tuple[float, ...]]
+    ) -> tuple[tuple[float, ...], tuple[TopLogProbs, ...] | None]:
+        """Return what is new of rows that repeat the tokens so far: own log probabilities, and the most probable."""
+        new = slice(len(self._log_probs), None)
+        own = tuple(row[0] for row in rows[new])
+        self._log_probs += own
+        if self._top_log_probs_request is None:
+            return own, None
+        tops = tuple(
+            tuple((int(token), value) for token, value in zip(tokens[1:], row[1:], strict=True) if token >= 0)
+            for tokens, row in zip(ids[new], rows[new], strict=True)
+        )
+        self._top_log_probs += tops
+        return own, tops
+
     def _new_prompt_log_probs(self, name: str, tensor: Any, raw: bytes) -> PromptLogProbs | None:
         """Take one of both outputs in; once both have come, return what they say."""
-        values, columns = decode_numbers(tensor.datatype, raw), tensor.shape[-1]
-        self._prompt_rows[name] = [values[at : at + columns] for at in range(0, len(values), columns)]
+        self._prompt_rows[name] = read_rows(tensor, raw)
         if len(self._prompt_rows) < 2:
             return None
         ids, log_probs = self._prompt_rows[PROMPT_LOG_PROBS_IDS], self._prompt_rows[PROMPT_LOG_PROBS]

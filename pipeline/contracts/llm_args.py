@@ -68,6 +68,16 @@ def speculation(version: str, method: str) -> SpeculationFormat:
     )
 
 
+def decoding_types(version: str) -> tuple[str, ...]:
+    """List the values of `speculative_config.decoding_type` in a version."""
+    return tuple(entry["name"] for entry in _entries("decoding_types", version))
+
+
+def decided() -> Mapping[str, str]:
+    """Map the arguments that `runtime.llm_args` may not have, by their dotted paths, to the reason."""
+    return {entry["name"]: entry["reason"] for entry in _data()["decided"]}
+
+
 def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     """List the arguments that a version does not have, or not with such a value.
 
@@ -75,6 +85,25 @@ def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
         UserError: the version is not known.
     """
     return tuple(fault for fault, sure in _judge(version, arguments) if sure)
+
+
+def has_argument(version: str, name: str) -> bool:
+    """Tell whether a version has an argument, such as "kv_cache_config.dtype"; of speculation, in any way to do it.
+
+    Raises:
+        UserError: the version is not known.
+    """
+    fields = [_fields(version, ARGUMENTS)]
+    for part in name.split("."):
+        kinds = {kind.removesuffix(" | null") for one in fields if (kind := one.get(part)) is not None}
+        if not kinds:
+            return False
+        if "speculation" in kinds:
+            decoding = {entry["model"] for entry in _entries("decoding_types", version)}
+            fields = [{"decoding_type": "str"}, *(_fields(version, model) for model in decoding)]
+        else:
+            fields = [_fields(version, model) for model in kinds if model in _data()["models"]]
+    return True
 
 
 def unverified(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
@@ -130,8 +159,7 @@ def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterat
         rest = {name: value for name, value in given.items() if name != "decoding_type"}
         yield from _objections(version, models[chosen], rest, f"{SPECULATION}.")
     else:
-        known = {one: {entry["name"] for entry in _entries("decoding_types", one)} for one in versions()}
-        having = [one for one, names in known.items() if chosen in names]
+        having = [one for one in versions() if chosen in decoding_types(one)]
         fault = Fault("is not known to", key=key, value=chosen, fix=fix)
         yield _not_known(version, fault, str(chosen), list(models), having)
 

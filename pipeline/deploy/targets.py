@@ -18,6 +18,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from pipeline.deploy.containers import NO_CPU_IMAGE, base_image, gateway_container, server_container
+from pipeline.deploy.dynamo import dynamo_graph, dynamo_script
 from pipeline.deploy.kubernetes import kubernetes_files
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import exec_argument, render
@@ -28,7 +29,7 @@ from pipeline.serving.launch_docker import docker_launch
 from pipeline.serving.ports import GRPC, Listeners, check_container_ports
 
 _USER_HOME = "/var/lib/pipeline"
-DeployTarget = Literal["docker", "compose", "systemd", "kubernetes"]
+DeployTarget = Literal["docker", "compose", "systemd", "kubernetes", "dynamo"]
 
 
 def deployment_files(
@@ -60,6 +61,18 @@ def deployment_files(
             return {f"pipeline-{package.name}.service": systemd_unit(package, options, program)}
         case "kubernetes":
             return kubernetes_files(package, options)
+        case "dynamo":
+            recipe = options.recipe
+            store = recipe[recipe.index("--store") :] if "--store" in recipe else ()
+            serve = (
+                *_serve_command(package, options, program, store),
+                "--no-gateway",
+                *_serve_choices(options),
+            )
+            files = {"dynamo.sh": dynamo_script(package, options, program, serve)}
+            if package.deployment.requirements or options.triton.image:
+                files["graph.yaml"] = dynamo_graph(package, options)
+            return files
 
 
 def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
@@ -135,7 +148,30 @@ def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Seque
     Args:
         program: Beginning of a command line that starts `pipeline` on this machine.
     """
-    recipe, deploy = options.recipe, package.recipe.deploy
+    deploy = package.recipe.deploy
+    command = (
+        *_serve_command(package, options, program, ("--store", _USER_HOME)),
+        *("--host", deploy.host, "--port", str(deploy.port)),
+        *_serve_choices(options),
+    )
+    return render(
+        "pipeline.service",
+        name=package.name,
+        unit=f"pipeline-{package.name}.service",
+        home=_USER_HOME,
+        user=deploy.user,
+        memory=options.triton.memory,
+        in_container=package.deployment.requirements is not None,
+        program=shlex.join(program),
+        command=" ".join(map(exec_argument, command)),
+    )
+
+
+def _serve_command(
+    package: DeployedPackage, options: ServeOptions, program: Sequence[str], store: Sequence[str]
+) -> tuple[str, ...]:
+    """Make the command that serves a package on ports that stay the same."""
+    recipe = options.recipe
     if "--store" in recipe:
         recipe = recipe[: recipe.index("--store")]
     # What is free at the start would be another port each time.
@@ -149,23 +185,16 @@ def systemd_unit(package: DeployedPackage, options: ServeOptions, program: Seque
         if port is not None and port != getattr(package.recipe.triton, key)
     }
     overrides = () if recipe else package.recipe.provenance.overrides
-    command = (
+    return (
         *(*program, "serve", *recipe),
-        *("--package", str(package.folder.absolute()), "--store", _USER_HOME),
+        *("--package", str(package.folder.absolute()), *store),
         *(part for override in overrides for part in ("--set", override)),
         *(part for key, port in ports.items() for part in ("--set", f"triton.{key}={port}")),
-        *("--host", deploy.host, "--port", str(deploy.port)),
+    )
+
+
+def _serve_choices(options: ServeOptions) -> tuple[str, ...]:
+    return (
         *(("--gpus", ",".join(map(str, options.gpus))) if options.gpus else ()),
         *(argument for rule in sorted(options.allowed) for argument in ("--allow", rule)),
-    )
-    return render(
-        "pipeline.service",
-        name=package.name,
-        unit=f"pipeline-{package.name}.service",
-        home=_USER_HOME,
-        user=deploy.user,
-        memory=options.triton.memory,
-        in_container=package.deployment.requirements is not None,
-        program=shlex.join(program),
-        command=" ".join(map(exec_argument, command)),
     )

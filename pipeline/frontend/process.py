@@ -21,8 +21,9 @@ from pipeline.frontend.models import (
 )
 from pipeline.gateway.access_log import log_to_stderr
 from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
-from pipeline.gateway.http_server import ConnectionLimits, bound_sockets
+from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.records import PromptLog
 from pipeline.gateway.settings import GatewaySettings, GatewayStart
 from pipeline.gateway.shared_redis import RedisBuckets

@@ -21,23 +21,24 @@ from starlette.types import ASGIApp
 from pipeline.gateway.access_log import AccessLog, log_request
 from pipeline.gateway.api.batches.endpoints import BatchEndpoints, FileEndpoints
 from pipeline.gateway.api.batches.message_batches import MessageBatchEndpoints
+from pipeline.gateway.api.bounds import MAX_BODY_BYTES
 from pipeline.gateway.api.chat import CompletionEndpoints
 from pipeline.gateway.api.embeddings import EmbeddingEndpoints
 from pipeline.gateway.api.messages import MessageEndpoints
 from pipeline.gateway.api.models import ModelEndpoints
-from pipeline.gateway.api.parsing import MAX_BODY_BYTES
 from pipeline.gateway.api.responses.endpoints import ResponseEndpoints
 from pipeline.gateway.api.tokenization import TokenizationEndpoints
+from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.context import EndpointFamily, GatewayContext, GatewayParts
 from pipeline.gateway.errors import ApiError, error_response, internal_error
 from pipeline.gateway.fair_queue import FairQueue
-from pipeline.gateway.http_server import ConnectionLimits, HttpServer
+from pipeline.gateway.http_server import HttpServer
 from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.operations import DescriptionEndpoints, FalseHitEndpoints, OperationEndpoints
 from pipeline.gateway.readiness import ModelStatus
+from pipeline.gateway.redis_losses import RedisLosses
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.web import (
     AllowedHosts,

@@ -37,8 +37,9 @@ async def _serve(settings: dict[str, Any]) -> None:
 
 
 async def _serve_http(settings: dict[str, Any]) -> None:
+    from pipeline.gateway.client_connection import ConnectionLimits
     from pipeline.gateway.errors import ApiError
-    from pipeline.gateway.http_server import ConnectionLimits, HttpServer
+    from pipeline.gateway.http_server import HttpServer
     from pipeline.gateway.triton_http import TritonHttp
     from pipeline.gateway.web import AllowedHosts
 

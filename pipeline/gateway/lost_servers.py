@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.client import ClientError, ConnectFailed, ServerLost
 from pipeline.gateway.blame import Attempt, LossJudge, Refusal, Work, tenant_hold
 from pipeline.gateway.errors import QUARANTINED, ApiError
-from pipeline.gateway.shared_redis import RedisLosses
+from pipeline.gateway.redis_losses import RedisLosses
 
 _log = logging.getLogger("pipeline.gateway")
 

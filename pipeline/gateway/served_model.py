@@ -18,6 +18,7 @@ from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Refused, Retries, Sampling, Timeouts
 from pipeline.client.prompt import render_prompt
 from pipeline.client.request import missing_inputs
+from pipeline.client.sampling import LOG_PROBS_INPUT
 from pipeline.errors import UserError
 from pipeline.gateway.api.response_format import SchemaFaults
 from pipeline.gateway.api.tools.prompt import load_chat_template
@@ -359,7 +360,8 @@ class ServedModel:
         """
         model = await self.client.model()
         asked: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
-        engine_has = {"guide_type": self.guided_decoding, "top_log_probs": self.returns_logits}
+        top_log_probs = self.returns_logits or LOG_PROBS_INPUT in model.inputs
+        engine_has = {"guide_type": self.guided_decoding, "top_log_probs": top_log_probs}
         lacking = [name for name, has in engine_has.items() if name in asked and not has]
         lacking += missing_inputs(model, asked)
         if lacking:

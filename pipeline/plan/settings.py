@@ -1,4 +1,4 @@
-"""Settings of the verbs that decide and make: `init`, `plan`, `build`. Light to import, for help and completion."""
+"""Settings of the verbs that decide and make: `init`, `migrate`, `plan`, `build`. Light to import, for help."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class InitSettings(Settings):
     )
     runtime: Literal["cpu", "tensorrt", "pytorch"] | None = Field(
         default=None,
-        description="By default cpu without a GPU, else tensorrt (engines, frozen at 1.2.1), and pytorch (the "
-        "LLM API, the half that lives) for what that does not run.",
+        description="By default cpu without a GPU, else pytorch (the LLM API, the half that lives). tensorrt (engines) "
+        "is frozen at 1.2.1.",
     )
     name: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None, description="Name of the deployment; by default that of the model."
@@ -106,6 +106,39 @@ class InitSettings(Settings):
     max_output_tokens: Annotated[int | None, Option(metavar="N")] = Field(
         default=None, ge=1, description="Longest answer."
     )
+
+
+class MigrateSettings(Settings):
+    """Settings of `pipeline migrate`."""
+
+    version: Annotated[str | None, Option(metavar="VERSION")] = Field(
+        default=None,
+        description="Release of TensorRT-LLM to migrate to; by default the newest stable one with the PyTorch backend "
+        "whose container is known.",
+    )
+    output: Annotated[tuple[Path, ...], Option(metavar="FILE.yaml|FILE.json|FILE.md")] = Field(
+        default=(),
+        description="Where the recipe goes (.yaml), by default NAME-pytorch.yaml beside the old one; or write what "
+        "changes as JSON, or as tables in Markdown, there too. May be repeated.",
+    )
+    force: bool = Field(default=False, description="Overwrite the recipe's file.")
+    check: bool = Field(
+        default=False,
+        description="Compare the packages of both recipes, as `pipeline compare` does: both must be built, and this "
+        "machine must be able to serve them.",
+    )
+
+    def conflicts(self) -> Iterator[Fault]:
+        """Yield files that cannot be written."""
+        for file in self.output:
+            if file.suffix not in (".yaml", ".yml", ".json", ".md"):
+                yield Fault("must end in .yaml, .json or .md", key="--output", value=str(file))
+        if len(self.outputs(".yaml", ".yml")) > 1:
+            yield Fault("names two files for the recipe", key="--output")
+
+    def outputs(self, *suffixes: str) -> list[Path]:
+        """List the files of `--output` with these endings."""
+        return [file for file in self.output if file.suffix in suffixes]
 
 
 def _gpus_named(text: str) -> tuple[str, ...]:

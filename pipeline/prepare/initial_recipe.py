@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu as gpu_of
-from pipeline.contracts.releases import TRACKS, half
+from pipeline.contracts.releases import half
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.inventory import take
 from pipeline.models.sizes import ModelSizes
@@ -101,17 +101,9 @@ def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | N
         SourceError: The Hub does not give the model.
     """
     draft = _Draft(request, store, progress or Silent())
-    kinds = draft.settle_place()
+    kind = draft.settle_place()
     draft.settle_model()
-    if kinds == ("cpu",):
-        return draft.on_cpu()
-    faults: list[Fault] = []
-    for kind in kinds:
-        try:
-            return draft.on_gpus(kind)
-        except InvalidInput as error:
-            faults += error.faults
-    raise InvalidInput(f"{request.source} on {draft.gpu}", faults)
+    return draft.on_cpu() if kind == "cpu" else draft.on_gpus(kind)
 
 
 @dataclass
@@ -129,14 +121,14 @@ class _Draft:
 
     # Where it runs
 
-    def settle_place(self) -> tuple[Kind, ...]:
-        """Runtimes to try, the best first."""
+    def settle_place(self) -> Kind:
+        """Choose the runtime: on GPUs the one that upstream goes on with, unless another is asked for."""
         wanted = self.request
         if wanted.runtime == "cpu":
             if wanted.gpu is not None or wanted.gpus is not None:
                 raise UserError("--runtime cpu is for this machine's CPU: leave out --gpu and --gpus")
             self.reasons["runtime.kind"] = "as asked for"
-            return ("cpu",)
+            return "cpu"
         if wanted.gpu is not None:
             self.gpu = gpu_of(wanted.gpu).name
             self.reasons["runtime.gpu"] = "as asked for"
@@ -146,11 +138,11 @@ class _Draft:
                 if wanted.runtime is not None or wanted.gpus is not None:
                     raise UserError("this machine has no GPU that its driver reports: name one with --gpu")
                 self.reasons["runtime.kind"] = "this machine has no GPU; --gpu NAME writes for one elsewhere"
-                return ("cpu",)
+                return "cpu"
             self.gpu, self.gpus = machine_gpu(seen)
             self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
         self.gpus = wanted.gpus or self.gpus
-        return TRACKS if wanted.runtime is None else (wanted.runtime,)
+        return wanted.runtime or "pytorch"
 
     # What it runs
 

@@ -17,11 +17,12 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema
 
-from pipeline.documents import dump_yaml
+from pipeline.documents import dump_yaml, read_document
 from pipeline.errors import InvalidInput, UserError
+from pipeline.overrides import apply_overrides
 from pipeline.recipe.library import headline, packaged
 from pipeline.recipe.loading import load_recipe
-from pipeline.recipe.recipe import Recipe
+from pipeline.recipe.recipe import Recipe, RecipeProvenance
 from pipeline.recipe.source import parse_source
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
@@ -111,6 +112,60 @@ def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
     return target
 
 
+def sibling_file(recipe: Recipe, suffix: str) -> Path:
+    """Choose a file for a recipe that is made of another: beside it, or in this folder for a packaged recipe.
+
+    Args:
+        recipe: The other recipe.
+        suffix: Word behind the name of its file, such as "tuned".
+    """
+    file = recipe.provenance.file
+    name = f"{recipe.name if file is None else file.stem}-{suffix}.yaml"
+    if file is None or packaged().get(file.stem) == file:
+        return Path(name).absolute()
+    return file.with_name(name)
+
+
+# Keys whose values may be paths, relative to the recipe's folder.
+_PATHS = (
+    ("model", "source"),
+    ("draft", "source"),
+    ("quantization", "calibration", "dataset"),
+    ("golden", "file"),
+)
+
+
+def written_values(
+    provenance: RecipeProvenance, overrides: Sequence[str], whole: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Return the values of a recipe's file with overrides, as they may be written in another folder.
+
+    Args:
+        provenance: File of the recipe.
+        overrides: All overrides, those that the recipe was read with among them.
+        whole: All values of the recipe with these overrides: those of paths are absolute, and those of a recipe that
+            was read from no file are all that there are.
+        folder: Folder of the file to be written; in that of the recipe, paths stay relative.
+    """
+    file = provenance.file
+    if file is None:
+        return dict(whole)
+    document = read_document(file.read_bytes(), str(file))
+    apply_overrides(document, overrides)
+    if folder.resolve() != file.parent.resolve():
+        for section, *path in _PATHS:
+            _make_absolute(document.data.get(section), whole.get(section), path)
+    return document.data
+
+
+def _make_absolute(given: Any, whole: Any, path: Sequence[str]) -> None:
+    if isinstance(given, dict) and path[0] in given:
+        if len(path) == 1:
+            given[path[0]] = whole[path[0]]
+        else:
+            _make_absolute(given[path[0]], whole[path[0]], path[1:])
+
+
 def _relocated(text: str, file: Path, target: Path) -> str:
     for node in sorted(_local_values(yaml.compose(text)), key=lambda node: -int(node.start_mark.index)):
         folder = file.resolve().parent
@@ -118,6 +173,11 @@ def _relocated(text: str, file: Path, target: Path) -> str:
         path = parse_source(node.value, folder) if is_source else folder / node.value
         absolute = json.dumps(str(path), ensure_ascii=False)
         text = text[: node.start_mark.index] + absolute + text[node.end_mark.index :]
+    return renamed_head(text, file, target)
+
+
+def renamed_head(text: str, file: Path, target: Path) -> str:
+    """Name another file in the comment that a packaged recipe begins with."""
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if not line.startswith("#"):
@@ -167,8 +227,7 @@ def _annotated(values: Mapping[str, Any], reasons: Mapping[str, str], path: str)
             yield f"{indent}{key}:\n"
             yield from _annotated(value, reasons, f"{here}.")
         elif isinstance(value, Mapping):
-            flow = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
-            yield f"{indent}{key}: {flow}"
+            yield f"{indent}{key}: {dump_yaml(value, flow=True)}"
         elif value is not None:
             yield textwrap.indent(dump_yaml({key: value}), indent)
 

@@ -18,9 +18,10 @@ from pydantic_core import PydanticUndefined
 
 from pipeline import resources
 from pipeline.document_faults import MOST_FAULTS, fault_at, field_at, located_errors
-from pipeline.documents import Document, KeyPath, apply_overrides, dotted, read_document
+from pipeline.documents import Document, KeyPath, dotted, read_document
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden_questions import read_questions
+from pipeline.overrides import apply_overrides
 from pipeline.reading import UnreadableFile
 from pipeline.recipe.library import find_recipe
 from pipeline.recipe.recipe import Recipe, RecipeProvenance

@@ -153,6 +153,10 @@ class Recipe(RecipeSection):
         """Arguments that name it for `pipeline build`: `words` without what only starts read."""
         return self._provenance.build_words or ("RECIPE",)
 
+    def built_values(self) -> dict[str, Any]:
+        """Values of the sections that a build reads: all but `SERVED_SECTIONS`."""
+        return self.model_dump(mode="json", exclude=set(SERVED_SECTIONS))
+
     def read_from(self, provenance: RecipeProvenance) -> Self:
         """Return the same recipe, with where it came from.
 

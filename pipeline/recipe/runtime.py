@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
 from pipeline.document_faults import refusal
 from pipeline.recipe.sections import RecipeSection, require_tag
@@ -133,6 +133,12 @@ class PyTorchRuntime(_GpuRuntime):
     )
     instances: int = Field(
         default=1, ge=1, le=64, description="Copies of the model, each on GPUs of its own (1.3 and newer)."
+    )
+    llm_args: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Arguments of the LLM API that nothing else here decides, under upstream's names; the plan does "
+        "not know what they do to memory and speed.",
+        examples=[{"enable_attention_dp": True, "moe_config": {"backend": "TRTLLM"}}],
     )
 
 

@@ -27,7 +27,7 @@ from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
 from pipeline.serving.launch import ServeOptions
-from pipeline.serving.rollout import Rollouts
+from pipeline.serving.rollouts import Rollouts
 from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent, log_file, make_triton
 from pipeline.triton.running import RunningServer

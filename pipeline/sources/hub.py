@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -90,46 +90,44 @@ class HubClient:
 
         return self._with_retries(ask, repo, commit, say)
 
-    @contextmanager
-    def open(self, repo: str, commit: str, name: str, offset: int) -> Iterator[httpx.Response]:
+    def open(self, repo: str, commit: str, name: str, offset: int) -> AbstractContextManager[httpx.Response]:
         """The bytes of a file from `offset` on, as far as the server follows (status 206, else the whole file).
 
         Raises what huggingface_hub and httpx raise; the token goes to the Hub and not where it redirects to.
         """
-        url = hf_hub_url(repo, name, revision=commit, endpoint=self.endpoint)
-        headers = {**self._headers(), "Accept-Encoding": "identity"}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with get_session().stream(
-            "GET", url, headers=headers, timeout=timeout, follow_redirects=True
-        ) as response:
-            if response.is_error:
-                response.read()
-            hf_raise_for_status(response)
-            yield response
+        part = f"{offset}-" if offset else ""
+        return self._stream(repo, commit, name, part, constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def start_of(self, repo: str, commit: str, name: str, size: int, say: Callable[[str], None]) -> bytes:
         """The first `size` bytes of a file, asked for as a range; the file as it is where that is shorter."""
 
         def ask() -> bytes:
-            url = hf_hub_url(repo, name, revision=commit, endpoint=self.endpoint)
-            headers = {**self._headers(), "Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
-            timeout = constants.HF_HUB_ETAG_TIMEOUT
-            with get_session().stream(
-                "GET", url, headers=headers, timeout=timeout, follow_redirects=True
-            ) as response:
-                if response.is_error:
-                    response.read()
-                hf_raise_for_status(response)
-                found = b""
+            part, found = f"0-{size - 1}", b""
+            with self._stream(repo, commit, name, part, constants.HF_HUB_ETAG_TIMEOUT) as response:
                 for chunk in response.iter_bytes():  # a server that ignores ranges sends all of it
                     found += chunk
                     if len(found) >= size:
                         break
-                return found[:size]
+            return found[:size]
 
         return self._with_retries(ask, repo, commit, say)
+
+    @contextmanager
+    def _stream(
+        self, repo: str, commit: str, name: str, part: str, timeout_s: float
+    ) -> Iterator[httpx.Response]:
+        """Ask for a file, or for a part of it as "FIRST-LAST"."""
+        url = hf_hub_url(repo, name, revision=commit, endpoint=self.endpoint)
+        headers = {**self._headers(), "Accept-Encoding": "identity"}
+        if part:
+            headers["Range"] = f"bytes={part}"
+        with get_session().stream(
+            "GET", url, headers=headers, timeout=timeout_s, follow_redirects=True
+        ) as response:
+            if response.is_error:
+                response.read()
+            hf_raise_for_status(response)
+            yield response
 
     def _get(self, url: str) -> httpx.Response:
         headers = self._headers() if url.startswith(self.endpoint + "/") else {}

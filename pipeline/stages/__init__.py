@@ -5,12 +5,11 @@ Builder(prepared, store, progress).run()
 """
 
 from pipeline.stages.builder import Builder, DeploymentPreview, StepOutcome, preview_deployment
-from pipeline.stages.remote_build import HandoverScript, adopt, build_or_hand_over
+from pipeline.stages.remote_build import adopt, build_or_hand_over
 
 __all__ = [
     "Builder",
     "DeploymentPreview",
-    "HandoverScript",
     "StepOutcome",
     "adopt",
     "build_or_hand_over",

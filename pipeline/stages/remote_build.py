@@ -8,40 +8,28 @@ taken here if, and only if, they are the ones that were planned.
 
 from __future__ import annotations
 
-import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pipeline import __version__
-from pipeline.documents import dump_yaml
 from pipeline.errors import SourceError, StoreError, UserError
+from pipeline.machine.elsewhere import HandoverScript, adopt_commands, copy_result, require_result
 from pipeline.machine.packages import read_python
 from pipeline.plan.plan import DRAFT, TARGET, Plan, Step
 from pipeline.prepare import Prepared
 from pipeline.prepare.prepare import needs_of_stage
 from pipeline.progress import Progress
-from pipeline.reading import open_file
-from pipeline.recipe import SERVED_SECTIONS, LocalSource, Recipe
-from pipeline.resources import shell_script, write_script
+from pipeline.recipe import LocalSource, Recipe
 from pipeline.runtimes import ExecutorChoice
 from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.stages.builder import Builder, HandedOver, StepOutcome
-from pipeline.store import Artifact, Json, Manifest, Store, files, gc, verify
+from pipeline.store import Artifact, Json, Manifest, Store, gc, verify
 from pipeline.store.manifest import FILE as MANIFEST
 
 _STAGE = "build"
-
-
-@dataclass(frozen=True, slots=True)
-class HandoverScript:
-    """The script that builds on another machine, and what is to be done afterwards."""
-
-    path: Path
-    waiting: tuple[Step, ...]  # that `pipeline adopt` will take
-    following: tuple[str, ...]  # command lines for when it is done there
 
 
 def build_or_hand_over(
@@ -71,7 +59,7 @@ def build_or_hand_over(
     """
     plan = prepared.plan
     if executor.name == "print-all":
-        return _hand_over_all(prepared, store, until, arguments)
+        return _hand_over(plan, store, until, partial(_write_all, prepared, until, arguments))
     builder = Builder(prepared, store, progress, executor, on_outcome)
     try:
         prepared.check(store, executor, until)
@@ -81,47 +69,20 @@ def build_or_hand_over(
         try:
             return builder.run(until)
         except HandedOver as handed:
-            return _hand_over_engines(plan, handed, store, until, arguments)
+            return _hand_over(plan, store, until, partial(_write_engines, plan, handed, arguments))
         except SourceError as error:
             obstacle = error
     if executor.name != "print" or plan.recipe.runtime.kind == "cpu":
         raise obstacle
     reason = "what comes before the engines cannot be made here, so that the script makes all of it"
     progress.say(f"{plan.recipe.name}: {reason}\n{textwrap.indent(str(obstacle), '  ')}")
-    return _hand_over_all(prepared, store, until, arguments)
+    return _hand_over(plan, store, until, partial(_write_all, prepared, until, arguments))
 
 
-def _hand_over_engines(
-    plan: Plan, handed: HandedOver, store: Store, until: str, arguments: str
+def _hand_over(
+    plan: Plan, store: Store, until: str, write: Callable[[Path], HandoverScript]
 ) -> HandoverScript:
-    """The script that builds engines from checkpoints of this store."""
-    from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, folder_name, render
-
-    engines = [RemoteEngine(step.name, step.key.name, job) for step, job in handed.jobs]
-    folder = folder_name(plan.recipe.name)
-    folders = [(step, f"{folder}/{step.name.partition('.')[2]}") for step, _ in handed.jobs]
-    return _printed(plan, store, until, render(plan.recipe.name, arguments, engines), folders, arguments)
-
-
-def _hand_over_all(prepared: Prepared, store: Store, until: str, arguments: str) -> HandoverScript:
-    """The script that makes everything, and needs nothing that is here but local checkpoints."""
-    plan = prepared.plan
-    steps = _up_to(plan, until)
-    results = (
-        [step for step in steps if step.name in ("evaluate", until)] if until == "package" else [plan[until]]
-    )
-    text = _render(prepared, steps, results, arguments, until)
-    return _printed(plan, store, until, text, [(step, step.key.name) for step in results], arguments)
-
-
-def _printed(
-    plan: Plan, store: Store, until: str, text: str, folders: Sequence[tuple[Step, str]], arguments: str
-) -> HandoverScript:
-    """Write the script, and keep from `store gc` what the build has and will get.
-
-    Args:
-        folders: Steps to be adopted, each with its folder, as the script leaves it.
-    """
+    """Write the script, and keep from `store gc` what the build has and will get."""
     script = store.reports / f"{plan.recipe.name}-build.sh"
     awaited = gc.AwaitedBuild(
         recipe=plan.recipe.name,
@@ -131,14 +92,19 @@ def _printed(
         artifacts=tuple(step.key.name for step in _up_to(plan, until)),
     )
     try:
-        write_script(script, text)
+        written = write(script)
         awaited.record(store)
     except OSError as error:
         raise StoreError(f"the store {store.root} cannot be written: {error.strerror}") from error
-    adopting = [f"pipeline adopt {arguments} {step.name} {folder}" for step, folder in folders]
-    return HandoverScript(
-        script, tuple(step for step, _ in folders), (*adopting, f"pipeline build {arguments}")
-    )
+    return written
+
+
+def _write_engines(plan: Plan, handed: HandedOver, arguments: str, path: Path) -> HandoverScript:
+    """The script that builds engines from checkpoints of this store."""
+    from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, write_engine_script
+
+    engines = [RemoteEngine(step.name, step.key.name, job) for step, job in handed.jobs]
+    return write_engine_script(path, plan.recipe.name, arguments, engines)
 
 
 def _up_to(plan: Plan, until: str) -> list[Step]:
@@ -153,39 +119,29 @@ def _up_to(plan: Plan, until: str) -> list[Step]:
     return [step for step in plan if step.name in wanted]
 
 
-@dataclass(frozen=True, slots=True)
-class _Local:
-    """A folder or a file of this machine that a recipe names, which another machine may have elsewhere."""
-
-    key: str  # of the recipe
-    variable: str  # of the script
-    path: str  # quoted for a shell
-
-
-def _render(
-    prepared: Prepared, steps: Sequence[Step], results: Sequence[Step], arguments: str, until: str
-) -> str:
+def _write_all(prepared: Prepared, until: str, arguments: str, path: Path) -> HandoverScript:
+    """The script that makes everything, and needs nothing that is here but local checkpoints."""
     recipe = prepared.plan.recipe
+    steps = _up_to(prepared.plan, until)
+    results = [one for one in steps if one.name == until or (until == "package" and one.name == "evaluate")]
+    folders = [(one.name, one.key.name, f"$OUT/store/artifacts/{one.key.name}") for one in results]
     tools = {name: version for step in steps for name, version in step.key.tools.items()}
     pins = [f"{name}=={version}" for name, version in sorted(tools.items()) if version != "absent"]
     needs = (need for step in steps for need in needs_of_stage(recipe, *step.name.split(".")))
-    return shell_script(
+    names, following = tuple(one.name for one in results), adopt_commands(arguments, folders)
+    return HandoverScript(path, names, f"{recipe.name}-build", following).write(
         __package__,
         "build.sh.j2",
+        recipe=_settled(recipe, prepared.sources),
         title=f"The build of {recipe.name} by `pipeline build`: {', '.join(step.name for step in steps)}.",
+        done="It is all in $OUT/store.",
         where=_where(recipe, steps),
         version=__version__,
         extras=tuple(dict.fromkeys(need.extra for need in needs)),
         requirements=pins,
-        pins="".join(f" {shlex.quote(pin)}" for pin in pins),
-        arguments=arguments,
-        quoted_arguments=shlex.quote(arguments),
-        results=results,
         plan=steps,
-        folder=f"{recipe.name}-build",
         executor=_compiles(recipe, steps),
         locals=list(_locals(recipe)),
-        recipe=dump_yaml(_settled(recipe, prepared.sources)),
         until=until,
         allowing="".join(f" --allow {rule}" for rule in sorted(prepared.allowed)),
     )
@@ -205,24 +161,21 @@ def _compiles(recipe: Recipe, steps: Sequence[Step]) -> bool:
     return recipe.runtime.kind == "tensorrt" and any(step.stage == _STAGE for step in steps)
 
 
-def _locals(recipe: Recipe) -> Iterable[_Local]:
-    calibration = recipe.quantization.calibration
-    named = {
-        "model.source": ("TARGET_CHECKPOINT", recipe.model.source),
-        "draft.source": ("DRAFT_CHECKPOINT", recipe.draft.source if recipe.draft is not None else None),
-        "quantization.calibration.dataset": (
-            "DATASET",
-            calibration.dataset if calibration is not None else None,
-        ),
-    }
-    for key, (variable, source) in named.items():
+def _locals(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
+    """Folders and files of this machine, which another may have elsewhere: key, variable of the script, and path."""
+    draft, calibration = recipe.draft, recipe.quantization.calibration
+    for key, variable, source in (
+        ("model.source", "TARGET_CHECKPOINT", recipe.model.source),
+        ("draft.source", "DRAFT_CHECKPOINT", draft and draft.source),
+        ("quantization.calibration.dataset", "DATASET", calibration and calibration.dataset),
+    ):
         if isinstance(source, LocalSource):
-            yield _Local(key, variable, shlex.quote(str(source.path)))
+            yield key, variable, source.path
 
 
 def _settled(recipe: Recipe, sources: Mapping[str, ResolvedSource]) -> dict[str, Json]:
     """All values of a recipe that a build reads, with the commits that its revisions mean now."""
-    values = recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS))
+    values = recipe.built_values()
     for role, section in ((TARGET, "model"), (DRAFT, "draft")):
         source = sources.get(role)
         if isinstance(source, HubCheckpoint):
@@ -258,22 +211,13 @@ def _adopt_artifact(plan: Plan, step: Step, folder: Path, store: Store, progress
         given = Artifact(folder, Manifest.load(folder))
     except StoreError as error:
         raise UserError(str(error)) from error
-    if given.digest != step.key.digest:
-        raise UserError(
-            f"{folder} is {given.name}, what is missing is {step.key.name}: it is of another step, or the recipe, a "
-            "checkpoint or the tools have changed since; then print the script again"
-        )
+    require_result(folder, given.name, step.key.name)
     check = verify(given, progress)
     if not check.ok:
         raise UserError(f"{folder}: damaged on its way; copy it again ({check})")
 
     def make(into: Path) -> Mapping[str, Json]:
-        for file in given.manifest.files:
-            target = into / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open_file(folder / file) as source:
-                if not files.clone(source, target):  # never a link: the folder stays its owner's
-                    files.copy(source, target)
+        copy_result(folder, given.manifest.files, into)
         return {**given.manifest.facts, "adopted": given.manifest.provenance.model_dump(mode="json")}
 
     size = given.manifest.total_bytes

@@ -134,6 +134,13 @@ def remove_tree(root: Path) -> None:
     shutil.rmtree(root)
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a regular file, by sharing its blocks where the filesystem can; the copy is a file of its own."""
+    with open_file(source, follow=False) as read:
+        if not clone(read, target):
+            copy(read, target)
+
+
 def clone(source: BufferedReader, target: Path) -> bool:
     """Copy an open file by sharing its blocks, at no cost, where the filesystem can; else False and no target."""
     with _create_like(source, target) as write:
@@ -175,6 +182,4 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        with open_file(source, follow=False) as read:
-            if not clone(read, target):
-                copy(read, target)
+        copy_file(source, target)

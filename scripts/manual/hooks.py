@@ -25,6 +25,7 @@ from manual import (  # noqa: E402
     house,
     loads,
     metrics,
+    migration,
     parameters,
     recipe,
     rules,
@@ -48,6 +49,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "<!-- rooms -->": house.table,
     "<!-- parameters -->": parameters.table,
     "<!-- fleet day -->": fleet.day,
+    "<!-- engine settings -->": migration.table,
 }
 # Files of the repository's root that are pages, too.
 ROOT_PAGES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.bench.accept.settings import AcceptLoad
 from pipeline.bench.compare.settings import CompareCriteria
-from pipeline.bench.settings import LoadSettings
+from pipeline.bench.load_settings import LoadSettings
 from pipeline.bench.tune.settings import StudySettings
 from pipeline.cli.moved_options import MOVED
 from pipeline.settings import Settings

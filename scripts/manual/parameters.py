@@ -28,7 +28,7 @@ EXAMPLES: Mapping[str, Any] = {
     "stop": "a", "stop_token_ids": [7], "include_stop_str_in_output": True, "skip_special_tokens": False,
     "ignore_eos": True, "logit_bias": {7: 1.0}, "bad_words": "a", "repetition_penalty": 1.5, "presence_penalty": 0.5,
     "frequency_penalty": 0.5, "length_penalty": 0.5, "end_id": 7, "num_draft_tokens": 7, "log_probs": True,
-    "top_log_probs": 7, "prompt_log_probs": 0, "token_ids": True, "guide_type": "json", "guide": "a",
+    "top_log_probs": 7, "prompt_log_probs": 0, "token_ids": True, "priority": 0.75, "guide_type": "json", "guide": "a",
 }  # fmt: skip
 # Parameter -> fields of the gateway, where those have other names; and what a recipe must have for it.
 _FIELDS: Mapping[str, tuple[str, ...]] = {

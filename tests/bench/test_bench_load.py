@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pipeline.bench.load import LoadRecords, Period, poisson, run_load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import LevelResult, ServerFigures
-from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import BenchReply, BenchRequest, Target, TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn

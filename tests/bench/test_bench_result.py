@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from pipeline.bench import result as results
+from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.result import BenchResult, LevelResult, SloCheck, json_schema
 from pipeline.bench.run import find_limit, run_bench
-from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
 from pipeline.bench.verdict import verdict, warnings
 from pipeline.client.testing import FakeServer, Reply

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.lengths import Lengths
-from pipeline.bench.settings import Load, LoadSettings
-from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
+from pipeline.bench.load_settings import Load, LoadSettings
+from pipeline.bench.tune.conclusion import conclude, write_tuned
 from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.search import SearchOptions
 from pipeline.bench.tune.search_space import SearchSpace, search_space
 from pipeline.bench.tune.study import TuneStudy, open_study
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.catalog import sibling_file
 from pipeline.store import Store
 from tests.support.tuning import Fake, FakeRunner, level, result
 
@@ -54,9 +55,7 @@ def run_script(script: Path, into: Path, figures: Path) -> list[str]:
     calls.unlink(missing_ok=True)
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "CALLS": str(calls)}
     environment["FIGURES"] = str(figures)
-    subprocess.run(
-        ["sh", str(script)], cwd=into, env=environment, check=True, timeout=60, capture_output=True
-    )
+    subprocess.run([script], cwd=into, env=environment, check=True, timeout=60, capture_output=True)
     return calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
 
 
@@ -82,7 +81,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         # Asked again, the script is of the same trials.
         assert hand_over(study, no_runner(), recipe, options, LOAD, pairs=3) == handed
 
-        calls = run_script(handed.script, tmp_path, figures)
+        calls = run_script(handed.path, tmp_path, figures)
         benches = [call for call in calls if call.startswith("bench")]
         assert len(benches) == 4
         assert "--load concurrency=4 --load prompt_tokens=64 --load duration_s=5 --load seed=3" in benches[0]
@@ -90,7 +89,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         assert calls.count("stop tiny-cpu") == 5
         assert load_recipe(results / "recipe.yaml").limits == recipe.limits
         # What has figures is not measured again; what did not serve is tried again.
-        assert [call.split()[0] for call in run_script(handed.script, tmp_path, figures)] == ["serve", "stop"]
+        assert [call.split()[0] for call in run_script(handed.path, tmp_path, figures)] == ["serve", "stop"]
 
         give(results, study)
         taken = take_results(study, results, recipe, options, pairs=3)
@@ -105,7 +104,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
         rounds = hand_over(study, no_runner(), recipe, options, LOAD, pairs=3)
         assert rounds is not None
         assert len(rounds.names) == 6
-        run_script(rounds.script, tmp_path, figures)
+        run_script(rounds.path, tmp_path, figures)
         better(results, study, rounds.names)
         take_results(study, results, recipe, options, pairs=3)
         assert hand_over(study, no_runner(), recipe, options, LOAD, pairs=3) is None
@@ -122,7 +121,7 @@ def test_trials_go_to_another_machine_and_their_figures_come_back(
     assert "throughput +30.0%" in text
     with pytest.raises(UserError, match="--force"):
         write_tuned(recipe, report, file, force=False)
-    assert tuned_file(recipe) == Path("tiny-cpu-tuned.yaml").absolute()
+    assert sibling_file(recipe, "tuned") == Path("tiny-cpu-tuned.yaml").absolute()
 
 
 def give(results: Path, study: TuneStudy) -> None:

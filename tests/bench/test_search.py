@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from optuna.storages import RDBStorage
 
-from pipeline.bench.settings import Load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.tune.conclusion import conclude
 from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name

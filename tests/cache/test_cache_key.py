@@ -102,7 +102,8 @@ EFFECTS: Mapping[str, Sequence[Any]] = {
 
 
 def test_every_parameter_is_part_of_it() -> None:
-    assert set(EFFECTS) == set(PARAMETERS)
+    assert {*EFFECTS, "priority"} == set(PARAMETERS)
+    assert key(sampling={**SAMPLING, "priority": 0.9}) == key(), "it is answered earlier, but alike"
     seeded = {"seed": 1, "temperature": 0.7}
     keys = {
         name: {key(sampling={**seeded, name: value}) for value in values} for name, values in EFFECTS.items()

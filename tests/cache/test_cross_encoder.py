@@ -17,12 +17,11 @@ from pipeline.cache.semantic.decision import Decision
 from pipeline.cache.semantic.onnx_export import write_onnx
 from pipeline.errors import UserError
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.sources import hub_errors
 from pipeline.stages.response_cache import obtain_verifier, open_response_cache
 from pipeline.store import Store
 from tests.support.cache_asking import question
 from tests.support.encoder import write_cross_encoder, write_encoder
-from tests.support.hub import LoopbackHub
+from tests.support.hub import LoopbackHub, asked_hub
 
 pytest.importorskip("onnx")
 ASKED, KEPT = "where is the parcel ?", "where is my parcel ?"
@@ -142,12 +141,8 @@ def test_its_probability_decides(encoder: Path, folder: Path, tmp_path: Path) ->
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01,))
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    with asked_hub(monkeypatch, tmp_path, retries=1) as running:
         yield running
 
 

@@ -11,8 +11,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from pipeline.bench.forecast import LoadForecaster
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.settings import Load
 from pipeline.cli.plan import command
 from pipeline.machine.host import processor_name
 from pipeline.plan.performance import Workload

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from pipeline.bench.load_settings import LoadSettings
 from pipeline.bench.result import json_schema as result_schema
-from pipeline.bench.settings import LoadSettings
 from pipeline.cli.build import command as build
 from pipeline.cli.plan import command as plan
 from pipeline.cli.render.compared_options import schema_text as comparison_schema

@@ -26,6 +26,8 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 # These go with others only.
 UNGUIDED = {"max_tokens": 4, "top_log_probs": 3, "log_probs": True, "ignore_eos": True}
+# The `llmapi` model's alone.
+LLMAPI = {"max_tokens": 4, "priority": 0.75}
 
 
 def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
@@ -36,7 +38,7 @@ def sent(config: Any, **sampling: Any) -> dict[str, list[Any]]:
 
 
 def test_there_is_one_parameter_for_each_name() -> None:
-    assert set(PARAMETERS) == set(Sampling.__annotations__) == {*GOOD, *UNGUIDED}
+    assert set(PARAMETERS) == set(Sampling.__annotations__) == {*GOOD, *UNGUIDED, *LLMAPI}
 
 
 def test_every_parameter_reaches_its_tensor() -> None:
@@ -60,13 +62,16 @@ def test_every_parameter_reaches_its_tensor() -> None:
 
 def test_the_likeliest_tokens_are_read_from_logits() -> None:
     with pytest.raises(Refused, match="does not take top_log_probs"):
-        sent(llmapi(), **UNGUIDED)
+        sent(llmapi(upstream=True), **{**UNGUIDED, "ignore_eos": None})
+    assert sent(llmapi(), **UNGUIDED)["sampling_param_logprobs"] == [3]
+    assert sent(llmapi(), max_tokens=4, log_probs=True)["sampling_param_logprobs"] == [0]
     assert sent(bls(), **UNGUIDED)["return_generation_logits"] == [True]
     request = build_request(read_signature(bls()), "Hi", read_sampling(UNGUIDED), request_id="r1")
     assert "generation_logits" in {output.name for output in request.outputs}
 
 
 def test_the_llmapi_model_has_names_of_its_own() -> None:
+    assert sent(llmapi(), **LLMAPI)["priority"] == [0.75]
     tensors = sent(llmapi(), max_tokens=16, temperature=0.5, stop="\n", seed=3)
     assert tensors["sampling_param_max_tokens"] == [16]
     assert tensors["sampling_param_temperature"] == [0.5]

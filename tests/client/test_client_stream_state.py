@@ -20,8 +20,9 @@ from pipeline.client import (
     ServerFailed,
     Stats,
 )
+from pipeline.client.log_probs import TopLogProbsRequest
 from pipeline.client.sampling import read_sampling
-from pipeline.client.stream_state import StreamState, TopLogProbsRequest
+from pipeline.client.stream_state import StreamState
 from pipeline.client.tensors import encode, read_signature
 from pipeline.client.testing import bls, llmapi
 

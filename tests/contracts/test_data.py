@@ -45,7 +45,7 @@ def test_every_fact_names_sources_and_releases_that_are_known(file: str) -> None
     ("file", "lists"),
     [
         ("trtllm_build.yaml", ("flags", "messages", "refusals", "recommended", "decided")),
-        ("llm_args.yaml", ("versions", "speculation", "decoding_types")),
+        ("llm_args.yaml", ("versions", "speculation", "decoding_types", "decided")),
         ("llmapi.yaml", ("input", "output", "own_input", "own_output", "ignored_sampling", "triton_config")),
         ("build_errors.yaml", ("errors",)),
         ("build_log.yaml", ("phases",)),

@@ -7,6 +7,7 @@ import pytest
 from pipeline.contracts import llmapi
 from pipeline.contracts.version_range import is_candidate
 from pipeline.errors import UserError
+from tests.support.llm_standin import signature
 
 
 @pytest.mark.parametrize("version", llmapi.versions())
@@ -50,3 +51,24 @@ def test_our_own_tensors_come_as_the_llm_api_heeds_them(version: str) -> None:
     outputs = [tensor.name for tensor in own.outputs]
     assert "output_ids" in outputs
     assert ("prompt_log_probs" in outputs) is llmapi.returns_context_logits(version)
+
+
+# Input -> argument of SamplingParams, where it has another name.
+ARGUMENTS = {"logit_bias_token_ids": "embedding_bias", "logit_bias_values": "embedding_bias"}
+
+
+@pytest.mark.parametrize("version", llmapi.versions())
+def test_each_input_is_an_argument_that_the_llm_api_of_the_release_has(version: str) -> None:
+    inputs = {
+        tensor.name for tensor in (*llmapi.tensors(version).inputs, *llmapi.own_tensors(version).inputs)
+    }
+    sampling = {name.removeprefix("sampling_param_") for name in inputs if name.startswith("sampling_param_")}
+    assert {ARGUMENTS.get(name, name) for name in sampling} <= signature(
+        "SamplingParams", version
+    ).parameters.keys()
+    call = list(signature("LLM.generate_async", version).parameters)
+    assert {"lora_request", "streaming"} <= {*call}
+    assert call.index("lora_request") == 2, "where upstream's model passed `streaming`"
+    assert ("priority" in inputs) is ("priority" in call)
+    lora = signature("LoRARequest", version).parameters
+    assert {name.replace("lora_int_id", "lora_id") for name in lora} <= inputs

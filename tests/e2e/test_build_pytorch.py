@@ -65,7 +65,7 @@ def test_the_artifacts(built: dict[str, Path]) -> None:
 def test_the_package_is_served(built: dict[str, Path], tmp_path: Path) -> None:
     deployment = Deployment.load(built["package"])
     assert deployment.requirements is not None
-    assert deployment.requirements.image.startswith("nvcr.io/nvidia/tritonserver:")
+    assert deployment.requirements.image == "pipeline-triton:1.2.1"
     assert (deployment.requirements.sm, deployment.requirements.gpus) == (90, 1)
     assert deployment.limits.max_draft_tokens == 3
     package = tmp_path / "package"
@@ -98,3 +98,22 @@ def test_what_the_version_cannot_do_is_refused_before_anything_is_made(tmp_path:
     assert done.returncode == 2, done.stderr
     assert "TensorRT-LLM 1.2.1 cannot spread instances over GPUs" in done.stderr
     assert not list((tmp_path / "store").glob("artifacts/*"))
+
+
+def test_a_migrated_recipe_builds_and_what_keeps_both_from_being_compared(
+    built: dict[str, Path], folder: Path
+) -> None:
+    engines, new = folder / "engines.yaml", folder / "engines-pytorch.yaml"
+    runtime = RECIPE["runtime"] | {"kind": "tensorrt"}
+    engines.write_text("# ours\n" + yaml.safe_dump(RECIPE | {"runtime": runtime}))
+    done = pipeline("migrate", str(engines), store=folder / "store")
+    assert done.returncode == 0, done.stderr
+    assert new.read_text().startswith("# ours\n")
+    done = pipeline("build", str(new), "--json", store=folder / "store")
+    assert done.returncode == 0, done.stderr
+    steps = {step["step"]: Path(step["artifact"]) for step in json.loads(done.stdout)["steps"]}
+    assert steps["package"] == built["package"], "the recipe says what one that was written by hand does"
+    refused = pipeline("migrate", str(engines), "--check", store=folder / "store")
+    assert refused.returncode == 2
+    assert "runtime tensorrt: its package is not built" in refused.stderr
+    assert "runtime pytorch: " in refused.stderr, "this machine has no such GPU, or no Docker that has one"

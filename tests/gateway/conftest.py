@@ -21,8 +21,8 @@ from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import StoredResponses
 from pipeline.gateway.app import Gateway, GatewayServer
+from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
-from pipeline.gateway.http_server import ConnectionLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import PromptLog

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.api.messages import CountTokensRequest
-from pipeline.gateway.api.parsing import (
+from pipeline.gateway.api.bounds import (
     MAX_ALL_WORD_CHARS,
     MAX_BODY_BYTES,
     MAX_DEPTH,
@@ -22,10 +21,9 @@ from pipeline.gateway.api.parsing import (
     MAX_VALUES,
     MAX_WORD_CHARS,
     MAX_WORDS,
-    check_guide,
-    check_json,
-    parse_request,
 )
+from pipeline.gateway.api.messages_request import CountTokensRequest
+from pipeline.gateway.api.parsing import check_guide, check_json, parse_request
 from pipeline.gateway.api.responses.request import ResponseRequest
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, ModelRequest
 from pipeline.gateway.errors import ApiError

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline.client.testing import FakeServer, Received, Reply
-from pipeline.gateway.http_server import ConnectionLimits
+from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
 from tests.gateway.conftest import Running, Start

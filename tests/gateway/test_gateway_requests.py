@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from pipeline.client.testing import Ending, Reply, bls
+from pipeline.client.testing import Ending, Reply, bls, llmapi
 from tests.gateway.conftest import Running, Start
 
 QUESTION = [{"role": "user", "content": "Where is my parcel?"}]
@@ -274,6 +274,22 @@ def test_the_likeliest_tokens_are_told(borrow: Start) -> None:
     told = plain.choices[0].logprobs
     assert told is not None
     assert [len(top) for top in told.top_logprobs or ()] == [1, 1]
+
+
+def test_the_llm_apis_model_tells_the_likeliest_tokens_itself(start: Start) -> None:
+    """Each response repeats the tokens so far."""
+    logits = [[0.0, 2.0, 1.0], [5.0, 5.0, -5.0]]
+    reply = Reply(["a", "b"], log_probs=[-0.4, -0.7], logits=logits)
+    client = start(reply, model=llmapi("tensorrt_llm_bls")).client()
+    asked: Any = {"model": "tiny", "messages": QUESTION, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked).choices[0].logprobs
+    streamed = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert whole is not None
+    content = whole.content or []
+    assert [one for told in streamed if told for one in told.content or ()] == content
+    assert [told.logprob for told in content] == pytest.approx([-0.4, -0.7])
+    over = math.log(1 + math.exp(2) + math.exp(1))
+    assert [one.logprob for one in content[0].top_logprobs] == pytest.approx([2 - over, 1 - over], abs=1e-5)
 
 
 def test_the_likeliest_tokens_of_an_answer_that_is_held_to_a_form(borrow: Start) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pipeline.client import PromptLimit
 from pipeline.client.testing import Ending, Received, Reply
-from pipeline.gateway.api.parsing import MAX_BODY_BYTES
+from pipeline.gateway.api.bounds import MAX_BODY_BYTES
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.served_model import ModelTokenizer

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.client.testing import Received, Reply
-from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_SHOWN, MAX_TOKENS
+from pipeline.gateway.api.bounds import MAX_SHOWN
+from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_TOKENS
 from tests.gateway.conftest import Running, Start
 from tests.support.http_clients import http
 from tests.support.scripted_model import TEMPLATE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -76,6 +77,39 @@ def test_paths_of_the_settings_become_absolute_where_there_is_such_a_folder(tmp_
     assert (settings.cancellation_check_period_s, settings.max_open_requests) == (0.02, 3)
     with pytest.raises(ValueError, match="is missing: it holds the arguments"):
         LlmSettings.read(tmp_path / "other.yaml")
+
+
+def test_settings_of_upstream_that_the_model_has_no_code_for_are_refused(tmp_path: Path) -> None:
+    for text, name in (
+        ("triton_config: {multimodal: true}", "triton_config.multimodal: this model takes text alone"),
+        ("logits_post_processors: {a: b:c}", "logits_post_processors: this model runs none"),
+    ):
+        (tmp_path / "model.yaml").write_text(f"model: someone/model\n{text}\n")
+        with pytest.raises(ValueError, match=name):
+            LlmSettings.read(tmp_path / "model.yaml")
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_settings_say_whether_it_streams_where_the_config_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoupled: bool
+) -> None:
+    """Triton asks for them unless it is started with --disable-auto-complete-config."""
+    monkeypatch.setattr(
+        sys.modules["triton_python_backend_utils"], "get_model_dir", lambda: str(tmp_path), raising=False
+    )
+    spec = spec_from_file_location("llmapi_model", SOURCES / "llmapi" / "1" / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    model = module_from_spec(spec)
+    spec.loader.exec_module(model)
+    said: dict[str, Any] = {}
+    config = SimpleNamespace(
+        set_model_transaction_policy=said.update, set_max_batch_size=lambda size: said.update(size=size)
+    )
+    settings = f"model: someone/model\ntriton_config: {{max_batch_size: 0, decoupled: {decoupled}}}\n"
+    (tmp_path / "model.yaml").write_text(settings)
+    assert model.TritonPythonModel.auto_complete_config(config) is config
+    assert said == {"decoupled": decoupled, "size": 0}
 
 
 class Ranks:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from huggingface_hub import constants
 from safetensors.numpy import save
 
 from pipeline.cli.main import cli
@@ -20,10 +19,9 @@ from pipeline.prepare import initial_recipe as room
 from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
 from pipeline.recipe import HubSource, LocalSource, load_recipe
 from pipeline.recipe.catalog import annotated_yaml
-from pipeline.sources import hub_errors
 from pipeline.store import Store
 from tests.support import CHECKPOINTS
-from tests.support.hub import TOKENIZER, LoopbackHub
+from tests.support.hub import TOKENIZER, LoopbackHub, asked_hub
 from tests.support.machines import h100s
 
 LLAMA_8B, LLAMA_70B = (
@@ -45,12 +43,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01))
+    with asked_hub(monkeypatch, tmp_path) as running:
         yield running
 
 
@@ -62,9 +55,9 @@ def run(*words: str) -> Result:
 @pytest.mark.parametrize(
     ("request_", "place", "form", "draft"),
     [
-        (InitRequest(source=LLAMA_8B, gpu="l4-24g"), "1 x l4-24g", "fp8", False),
+        (InitRequest(source=LLAMA_8B, gpu="l4-24g", runtime="tensorrt"), "1 x l4-24g", "fp8", False),
         (
-            InitRequest(source=LLAMA_8B, gpu="b300-sxm-288g", runtime="pytorch"),
+            InitRequest(source=LLAMA_8B, gpu="b300-sxm-288g"),
             "1 x b300-sxm-288g",
             "fp8",
             True,
@@ -112,6 +105,7 @@ def test_the_gpus_of_this_machine_are_taken(store: Store, monkeypatch: pytest.Mo
     first = initial_recipe(InitRequest(source=LLAMA_70B, runtime="tensorrt"), store)
     assert first.place == "2 x h100-sxm-80g"
     assert first.reasons["runtime.gpu"] == "what this machine has: 2 x NVIDIA H100 80GB HBM3"
+    assert "frozen" in first.reasons["runtime.kind"]
 
 
 @pytest.fixture

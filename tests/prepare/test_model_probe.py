@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
 from safetensors.numpy import save
 
 from pipeline.errors import CheckpointError, InvalidInput, SourceError
@@ -18,9 +17,8 @@ from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import make_report
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.sources import hub_errors
 from pipeline.store import Store
-from tests.support.hub import TOKENIZER, LoopbackHub, index
+from tests.support.hub import TOKENIZER, LoopbackHub, asked_hub, index
 
 REPO = "org/nobody-knows"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -34,12 +32,7 @@ EXPLAINED = 2 * 256 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128 + 3 * 64
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01))
+    with asked_hub(monkeypatch, tmp_path) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ from pipeline.runtimes.tensorrt.executors.remote import (
     PrintExecutor,
     RemoteEngine,
     read_sums,
-    render,
+    write_engine_script,
 )
 from tests.support.builders import (
     DIGEST,
@@ -66,7 +66,8 @@ def test_printed_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_the_script(tmp_path: Path) -> None:
-    text = render("tiny", "tiny.yaml", handovers(tmp_path)).replace(str(tmp_path), "/store")
+    script = write_engine_script(tmp_path / "tiny-build.sh", "tiny", "tiny.yaml", handovers(tmp_path))
+    text = script.path.read_text().replace(str(tmp_path), "/store")
     if os.environ.get("PIPELINE_WRITE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()

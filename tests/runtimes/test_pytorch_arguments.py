@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.contracts.llm_args import check, versions
+from pipeline.contracts.llm_args import check, decided, versions
 from pipeline.errors import UserError
 from pipeline.recipe import Recipe
 from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments
@@ -39,13 +40,18 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle3": {"draft": EAGLE},
     "ngram": {"runtime": {"speculation": {"method": "ngram", "max_draft_tokens": 4, "max_matching_tokens": 3}}},
     "mtp": {"runtime": {"speculation": {"method": "mtp", "layers": 2}}},
+    "own": {"runtime": {"llm_args": {
+        "enable_attention_dp": True, "moe_config": {"backend": "TRTLLM"}, "kv_cache_config": {"max_tokens": 65536},
+    }}},
 }  # fmt: skip
+
+
+LIMITS = {"max_input_tokens": 8192, "max_output_tokens": 1024, "max_concurrency": 64}
 
 
 def recipe(version: str, **sections: Any) -> Recipe:
     runtime = {"kind": "pytorch", "version": version, "gpu": "h100-sxm-80g"} | sections.pop("runtime", {})
-    limits = {"max_input_tokens": 8192, "max_output_tokens": 1024, "max_concurrency": 64}
-    content = {"name": "r", "model": {"source": "hf:a/b"}, "limits": limits, "runtime": runtime, **sections}
+    content = {"name": "r", "model": {"source": "hf:a/b"}, "limits": LIMITS, "runtime": runtime, **sections}
     return Recipe.model_validate(content)
 
 
@@ -138,6 +144,44 @@ def test_upstream_would_take_the_arguments_of_any_recipe(some: Recipe) -> None:
     assert experts in (1, made["tensor_parallel_size"])
 
 
+def test_arguments_of_ones_own_propose_tokens_too() -> None:
+    own = {"speculative_config": {"decoding_type": "SA", "max_draft_len": 4}}
+    some = recipe("1.4.0rc1", runtime={"llm_args": own}, limits=LIMITS | {"max_concurrency": 4096})
+    made = llm_arguments(some)
+    assert made["speculative_config"] == own["speculative_config"]
+    assert draft_tokens(some) == 4
+    assert made["max_num_tokens"] == 4096 * 5
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "said"),
+    [
+        ("1.2.1", {"max_batch_size": 8}, "max_batch_size = 8: may not be given: limits.max_concurrency decides it"),
+        ("1.2.1", {"kv_cache_config": {"dtype": "fp8"}}, "dtype = fp8: may not be given: quantization.kv_cache"),
+        ("1.2.1", {"cuda_graph_config": {"enable_padding": False}}, "enable_padding = False: is True already"),
+        ("1.2.1", {"gms_config": {}}, "in TensorRT-LLM 1.2.1 (TensorRT-LLM 1.3.0rc29 and 1.4.0rc1"),
+        ("1.4.0rc1", {"sampler_type": "auto"}, "in TensorRT-LLM 1.4.0rc1 (TensorRT-LLM 1.2.0 and 1.2.1 take it)"),
+        ("1.4.0rc1", {"speculative_config": {"decoding_type": "PARD", "speculative_model": "x"}}, "draft.source"),
+    ],
+)  # fmt: skip
+def test_arguments_of_ones_own_that_are_refused(version: str, own: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=r"runtime\.llm_args\.") as caught:
+        llm_arguments(recipe(version, runtime={"llm_args": own}))
+    assert said in str(caught.value)
+
+
+def test_every_argument_that_the_recipe_makes_is_named_as_decided() -> None:
+    made = llm_arguments(recipe("1.2.1", guided_decoding=True, **CASES["fp8-host-memory"]))
+    assert "host_cache_size" in made["kv_cache_config"]
+    paths = {
+        f"{name}.{inner}" if isinstance(value, dict) else name
+        for name, value in made.items()
+        if name != "cuda_graph_config"  # of which the recipe may set other keys
+        for inner in (value if isinstance(value, dict) else ("",))
+    }
+    assert paths <= set(decided())
+
+
 def test_a_batch_that_is_too_small_for_the_proposals_is_refused() -> None:
     limits = {"max_input_tokens": 64, "max_output_tokens": 64, "max_concurrency": 8, "max_batch_tokens": 16}
     runtime = {"speculation": {"method": "ngram", "max_draft_tokens": 3}}
@@ -150,6 +194,21 @@ def test_overlap_that_upstream_has_not_is_refused() -> None:
     with pytest.raises(UserError, match=r"runtime\.overlap_scheduler = true: TensorRT-LLM 1\.2\.1 cannot"):
         llm_arguments(recipe("1.2.1", runtime=runtime, draft=DRAFT))
     assert not llm_arguments(recipe("1.2.1", runtime=runtime, draft=EAGLE))["disable_overlap_scheduler"]
+
+
+def test_ranks_share_the_host_memory_and_arrivals_are_awaited() -> None:
+    sections: dict[str, Any] = {
+        "kv_cache": {"host_memory_gib": 6.0},
+        "scheduler": {"max_queue_delay_us": 2500},
+        "runtime": {"tensor_parallel": 2, "pipeline_parallel": 2},
+    }
+    made = llm_arguments(recipe("1.2.1", **copy.deepcopy(sections)))
+    assert made["kv_cache_config"]["host_cache_size"] == 6 * 2**30 // 4
+    assert made["batch_wait_timeout_ms"] == 2.5
+    with pytest.raises(
+        UserError, match=r"max_queue_delay_us = 2500: TensorRT-LLM 1\.1\.0 does not wait .* 1\.2\.0, 1\.2\.1"
+    ):
+        llm_arguments(recipe("1.1.0", **copy.deepcopy(sections)))
 
 
 def test_a_version_without_the_runtime_is_refused() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.agreement import LATENCIES, PERCENTILES, Figures, Run, compare, table
 from benchmarks.common import HERE, running
 from pipeline.bench.lengths import Lengths
+from pipeline.bench.load_settings import LoadSettings
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import LoadSettings
 from pipeline.bench.subject import Subject
 from pipeline.progress import Silent
 

@@ -20,10 +20,10 @@ from benchmarks.simulation.checks import (
     tokens_per_s,
 )
 from benchmarks.simulation.experiments import DOWN, LARGER, POLICY, RECIPE, UP
+from benchmarks.simulation.outcome import BROKEN, REFUSED, SERVED, FleetResult, Loss
 from benchmarks.simulation.replica import PrefixCache
 from benchmarks.simulation.scenarios import Scenario, Way, full_rate, service_of, simulate
 from benchmarks.simulation.service import recipe_service
-from benchmarks.simulation.simulator import BROKEN, REFUSED, SERVED, FleetResult, Loss
 from benchmarks.simulation.traffic import PEOPLE, PROGRAMS, Arrivals, Burst, Traffic
 from pipeline.plan.performance.accuracy import figures
 from pipeline.plan.performance.engine import EngineSpeed

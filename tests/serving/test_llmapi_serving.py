@@ -106,6 +106,26 @@ def test_why_it_ended_is_told_when_asked(llm: TritonServer) -> None:
     assert cut.text == whole.text[: whole.text.index(word)]
 
 
+def test_stop_words_end_a_stream_where_they_end_the_whole_answer(llm: TritonServer) -> None:
+    """The LLM hands on the beginning of one as it comes; what has gone out is never taken back."""
+    asked = {"text_input": PROMPT, "sampling_param_max_tokens": 24, "return_output_ids": True}
+    (plain,) = ask(llm, **asked)
+
+    def check(stop: list[str]) -> None:
+        for kept in (False, True):
+            more = {"sampling_param_stop": stop, "sampling_param_include_stop_str_in_output": kept}
+            (whole,) = ask(llm, **asked, **more)
+            streamed = ask(llm, **asked, **more, streaming=True)
+            texts = [response.text for response in streamed]
+            assert texts[-1] == whole.text, stop
+            assert all(later.startswith(earlier) for earlier, later in pairwise(texts)), stop
+            assert streamed[-1].tokens == whole.tokens, stop
+
+    words = [[plain.text[at : at + length]] for at in range(3, 20, 3) for length in (1, 2, 4)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(check, [*words, [plain.text[14:18], plain.text[8:11]], ["never said"], [""]]))
+
+
 def test_figures_have_the_types_that_the_config_declares(llm: TritonServer) -> None:
     (answer,) = ask(
         llm,
@@ -231,8 +251,12 @@ def test_stop_with_the_same_id_ends_a_request(llm: TritonServer, status: Path, s
         ({"text_input": ["a", "b"]}, "text_input: has shape [2]; this model takes one prompt"),
         ({"text_input": b"\xff"}, "text_input: is not UTF-8"),
         ({"text_input": "a", "sampling_param_temperature": -1.0}, "require temperature >= 0"),
-        ({"text_input": "a", "sampling_param_max_tokens": 5000}, "should not exceed max_seq_len (956)"),
+        ({"text_input": "", "prompt_token_ids": [5] * 8200}, "should not exceed max_num_tokens (8192)"),
         ({"text_input": "", "stop": True}, "A request id must be provided"),
+        (
+            {"text_input": "a", "lora_name": "x"},
+            "lora_name: model.yaml has neither enable_lora nor lora_config",
+        ),
         (
             {"text_input": "a", "guided_decoding_guide_type": "yaml"},
             "guided_decoding_guide_type = yaml: must be json, json_schema, regex or ebnf_grammar",

@@ -28,9 +28,9 @@ MODEL = "tensorrt_llm"
 def test_each_instance_has_gpus_of_its_own(tmp_path: Path) -> None:
     """And variables of mpirun, under which the server may be, do not reach the workers that it spawns."""
     made = package(tmp_path, LlmapiSettings("1.3.0rc29", ranks=2, instances=2), tensor_parallel_size=2)
-    environment = {"STANDIN_VERSION": "1.3.0rc29", "OMPI_COMM_WORLD_RANK": "0", "PMIX_MCA_x": "kept"}
+    environment = {"OMPI_COMM_WORLD_RANK": "0", "PMIX_MCA_x": "kept"}
     with (
-        served(made, tmp_path / "status", tmp_path / "log", **environment) as server,
+        served(made, tmp_path / "status", tmp_path / "log", "1.3.0rc29", **environment) as server,
         Client(server.grpc_url, model=MODEL) as client,
         ThreadPoolExecutor(8) as pool,
     ):
@@ -53,7 +53,7 @@ def test_a_draft_is_found_beside_the_arguments(tmp_path: Path, version: str, spe
         disable_overlap_scheduler=True,
         speculative_config=speculation,
     )
-    with served(made, tmp_path / "status", tmp_path / "log", STANDIN_VERSION=version) as server:
+    with served(made, tmp_path / "status", tmp_path / "log", version) as server:
         assert server.check_health().text
 
 

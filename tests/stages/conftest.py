@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
-from pipeline.sources import hub_errors
 from tests.support.calibrated import Calibrations
-from tests.support.hub import LoopbackHub
+from tests.support.hub import LoopbackHub, asked_hub
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +18,7 @@ def calibrations(tmp_path_factory: pytest.TempPathFactory) -> Calibrations:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url + "/")
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(hub_errors, "DELAYS_S", (0.01, 0.01, 0.01))
+    with asked_hub(monkeypatch, tmp_path, retries=3) as running:
         yield running
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.bench.load import LoadRecords, RequestMeasurement
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchForecast, BenchResult, LevelResult, ServerFigures
-from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.client import Stats
 from pipeline.plan.performance.engine import Workload

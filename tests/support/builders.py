@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.runtimes.tensorrt.executors import BuildJob, timing_cache_file
-from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, render
+from pipeline.runtimes.tensorrt.executors.remote import RemoteEngine, write_engine_script
 
 
 def job_in(folder: Path, **changes: Any) -> BuildJob:
@@ -55,11 +55,7 @@ def handovers(folder: Path) -> list[RemoteEngine]:
 
 
 def script_in(folder: Path, engines: Sequence[RemoteEngine]) -> Path:
-    path = folder / "tiny-build.sh"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render("tiny", "tiny.yaml --set 'a=b c'", engines))
-    path.chmod(0o755)
-    return path
+    return write_engine_script(folder / "tiny-build.sh", "tiny", "tiny.yaml --set 'a=b c'", engines).path
 
 
 def run_script(script: Path, *, code: int = 0, **environment: str) -> str:

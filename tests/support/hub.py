@@ -18,14 +18,20 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
+import pytest
+from huggingface_hub import constants
 from safetensors.numpy import save
+
+from pipeline.sources import hub_errors
 
 LARGE = (".safetensors", ".bin", ".gguf", ".model", ".onnx")  # kept in LFS, as the Hub does
 
@@ -361,3 +367,15 @@ def sharded(rows: int = 64) -> dict[str, bytes]:
 
 def index(placed: Mapping[str, object]) -> bytes:
     return json.dumps({"metadata": {}, "weight_map": placed}).encode()
+
+
+@contextmanager
+def asked_hub(patch: pytest.MonkeyPatch, folder: Path, *, retries: int = 2) -> Iterator[LoopbackHub]:
+    """A hub that this process asks, without a token, and again after 10 ms; `folder` is without one, too."""
+    with LoopbackHub() as hub:
+        patch.setenv("HF_ENDPOINT", hub.url + "/")
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.delenv("HF_HUB_OFFLINE", raising=False)
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+        patch.setattr(hub_errors, "DELAYS_S", (0.01,) * retries)
+        yield hub

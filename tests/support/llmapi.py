@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +18,9 @@ from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
+from tests.support.llm_standin import write_standin
 from tests.support.models import make_checkpoint
 
-STANDIN = Path(__file__).parent / "standin" / "tensorrt_llm"
 LIMITS = DeploymentLimits(max_input_tokens=256, max_output_tokens=700, max_concurrency=8)
 ARGUMENTS: dict[str, Any] = {
     "model": "checkpoint",
@@ -63,14 +62,15 @@ def package(
 
 
 @contextmanager
-def served(package: Path, status: Path, log: Path, **environment: str) -> Iterator[TritonServer]:
-    """A server of a package, its LLM played by the stand-in.
+def served(
+    package: Path, status: Path, log: Path, version: str = "1.2.1", **environment: str
+) -> Iterator[TritonServer]:
+    """A server of a package, its LLM played by the stand-in for a release.
 
     It is put into the model's folder: Triton's Python stub does not heed PYTHONPATH.
     """
     status.mkdir(parents=True, exist_ok=True)
-    beside = package / REPOSITORY / "tensorrt_llm" / "1" / STANDIN.name
-    shutil.copytree(STANDIN, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    write_standin(package / REPOSITORY / "tensorrt_llm" / "1", version)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STANDIN_STATUS", str(status))
         for name, value in environment.items():

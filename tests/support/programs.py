@@ -30,6 +30,7 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "tests" / "clients"
 ENVIRONMENTS = Path.home() / ".cache" / "pipeline" / "clients"
+WITHOUT_DEPENDENCIES = "# without dependencies"  # begins a requirements.txt that names all that is needed
 PINNED = "# pinned by `python -m tests.support.programs lock`; all above this line is asked for by name"
 _INSTALL_TIMEOUT_S = 1500
 _TORCH_CPU_INDEX = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
@@ -232,7 +233,8 @@ def _pip_install(python: Path, environment: Path, requirements: Path) -> Path:
         except OSError:
             index = ()
         _run(*install, torch[0], *index)
-    _run(*install, "--requirement", requirements)
+    alone = requirements.read_text("utf-8").startswith(WITHOUT_DEPENDENCIES)
+    _run(*install, *(["--no-deps"] if alone else []), "--requirement", requirements)
     return own
 
 

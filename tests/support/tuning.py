@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult, SloCheck
-from pipeline.bench.settings import Load
 from pipeline.bench.tune.search import TrialJudgement
 from pipeline.bench.tune.search_space import Settings
 

@@ -25,6 +25,7 @@ class WholeOutput:
     finish_reason: str | None
     stop_reason: str | int | None = None
     cumulative_logprob: float | None = None
+    logprobs: Sequence[Mapping[int, Any]] = ()  # of the new tokens alone
     request_perf_metrics: Any = None
 
 
@@ -47,8 +48,9 @@ class Continuation:
         """
         sampling = wanted.sampling
         self._wanted = wanted
+        self._decoder = decoders[bool(sampling.get("skip_special_tokens", True))]
         self._answer = AnswerText(
-            decoders[bool(sampling.get("skip_special_tokens", True))],
+            self._decoder,
             sampling.get("stop", ()),
             keeps_stop=bool(sampling.get("include_stop_str_in_output", False)),
             prior=wanted.prior,
@@ -87,14 +89,21 @@ class Continuation:
         return self._whole(made.token_ids, finish_reason, made)
 
     def _whole(self, new: Sequence[int], finish_reason: str | None, made: Any = None) -> WholeAnswer:
-        if finish_reason is not None:
-            self._answer.finish()
+        tokens, stop_reason = [*self._wanted.prior, *new], getattr(made, "stop_reason", None)
+        if isinstance(stop_reason, str) and not self._answer.stopped:
+            # The engine found the stop word by its tokens. What waits is its beginning.
+            text = self._decoder.decode(tokens)
+        else:
+            if finish_reason is not None:
+                self._answer.finish()
+            text = self._answer.text
         whole = WholeOutput(
-            text=self._answer.text,
-            token_ids=[*self._wanted.prior, *new],
+            text=text,
+            token_ids=tokens,
             finish_reason=finish_reason,
-            stop_reason=getattr(made, "stop_reason", None),
+            stop_reason=stop_reason,
             cumulative_logprob=getattr(made, "cumulative_logprob", None),
+            logprobs=getattr(made, "logprobs", None) or (),
             request_perf_metrics=getattr(made, "request_perf_metrics", None),
         )
         return WholeAnswer([whole], finished=finish_reason is not None)

@@ -1,18 +1,18 @@
-"""One request of Triton: its tensors as arguments of the LLM API, and the LLM's outputs as tensors of a response."""
+"""One request of Triton: its tensors as arguments of the LLM API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from llm_settings import LlmSettings
 from shared.guide import GUIDE, TYPE, guide_of
-from shared.prompt_log_probs import PromptLogProbTable, read_alternatives
+from shared.prompt_log_probs import MOST_ALTERNATIVES
 from shared.refusal import RequestRefused
-from shared.tensors import Array, read, read_texts, response, texts
+from shared.tensors import Array, read, read_texts
 
 _SAMPLING = "sampling_param_"
 _ONLY_IF_GIVEN = (
@@ -24,23 +24,12 @@ _IGNORABLE = {"presence_penalty": 0, "frequency_penalty": 0}  # -> their values 
 # Kind of a guide -> argument of GuidedDecodingParams that takes its text.
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 _DEFAULTS = {"best_of": 1, "exclude_input_from_output": False, "return_perf_metrics": False}
-# Output -> where the LLM API has it in `request_perf_metrics`.
-_COUNTS = {
-    "kv_cache_reused_block": ("kv_cache_metrics", "num_reused_blocks"),
-    "kv_cache_missed_block": ("kv_cache_metrics", "num_missed_blocks"),
-    "kv_cache_alloc_new_blocks": ("kv_cache_metrics", "num_new_allocated_blocks"),
-    "kv_cache_alloc_total_blocks": ("kv_cache_metrics", "num_total_allocated_blocks"),
-    "kv_cache_hit_rate": ("kv_cache_metrics", "kv_cache_hit_rate"),
-    "acceptance_rate": ("speculative_decoding", "acceptance_rate"),
-    "total_accepted_draft_tokens": ("speculative_decoding", "total_accepted_draft_tokens"),
-    "total_draft_tokens": ("speculative_decoding", "total_draft_tokens"),
-}
-_TIMES = {
-    "arrival_time_ns": "arrival_time",
-    "first_scheduled_time_ns": "first_scheduled_time",
-    "first_token_time_ns": "first_token_time",
-    "last_token_time_ns": "last_token_time",
-}
+# Input -> argument of LoRARequest. The first three come together.
+_LORA = {
+    "lora_id": "lora_int_id", "lora_name": "lora_name", "lora_path": "lora_path",
+    "lora_ckpt_source": "lora_ckpt_source",
+}  # fmt: skip
+_LORA_SOURCES = ("hf", "nemo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +42,13 @@ class LlmRequest:
     finish_reason: bool  # wanted among the outputs, as are the next two
     stop_reason: bool
     cumulative_logprob: bool
+    call: Mapping[str, Any] = field(default_factory=dict)  # further arguments of generate_async
     guide: Mapping[str, Any] | None = None  # arguments of GuidedDecodingParams
+    lora: Mapping[str, Any] | None = None  # arguments of LoRARequest
     alternatives: int | None = None  # at each token of the prompt; None: no log probabilities of the prompt
+    log_probs: int | None = (
+        None  # alternatives at each token of the answer; None: no log probabilities of tokens
+    )
     output_ids: bool = False  # wanted among the outputs
     prior: tuple[int, ...] = ()  # tokens of the answer that came before, from another server
 
@@ -63,8 +57,11 @@ def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
     """Read the tensors of a request.
 
     Raises:
-        RequestRefused: A tensor has another shape than it should, or is not text; or the release would ignore it.
+        RequestRefused: A tensor has another shape than it should, or is not text; or the release would ignore it, or
+            the model has no such thing.
     """
+    if read(request, "image_url") is not None:
+        raise RequestRefused("image_url: this model takes text alone")
     cumulative_logprob = bool(_scalar(request, "return_cumulative_logprob"))
     sampling: dict[str, Any] = {
         name: _value(_scalar(request, _SAMPLING + name), default) for name, default in _DEFAULTS.items()
@@ -79,17 +76,21 @@ def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
                 f"{_SAMPLING}{name} = {sampling[name]:g}: the LLM API of this release ignores it"
             )
     for name in _LISTS:
-        values = _values(request, _SAMPLING + name)
+        # Clients of upstream send "" for no word.
+        values = [value for value in _values(request, _SAMPLING + name) if value != ""]
         if values:
             sampling[name] = values
     bias = _bias(request, settings.vocab_size)
     if bias is not None:
         sampling["embedding_bias"] = bias
-    alternatives = read(request, f"{_SAMPLING}prompt_logprobs")
+    alternatives = _alternatives(request, "prompt_logprobs")
     if alternatives is not None:
         # Its own prompt_logprobs leave out tokens of the prompt that are not among the most probable ones.
         sampling["return_context_logits"] = True
-    if cumulative_logprob:
+    log_probs = _alternatives(request, "logprobs")
+    if log_probs is not None:
+        sampling["logprobs"] = log_probs
+    elif cumulative_logprob:
         sampling["logprobs"] = 1  # without it the LLM does not add them up
     # Each response of a stream may be replaced by the next one; log probabilities of the prompt come in one.
     streaming = bool(_scalar(request, "streaming")) and alternatives is None
@@ -100,53 +101,51 @@ def read_request(request: Any, settings: LlmSettings) -> LlmRequest:
         finish_reason=bool(_scalar(request, "return_finish_reason")),
         stop_reason=bool(_scalar(request, "return_stop_reason")),
         cumulative_logprob=cumulative_logprob,
+        call=_call(request),
         guide=_guide(request),
+        lora=_lora(request, settings),
         output_ids=bool(_scalar(request, "return_output_ids")),
         prior=_prior(request, settings, streaming=streaming),
-        alternatives=None if alternatives is None else read_alternatives(alternatives),
+        alternatives=alternatives,
+        log_probs=log_probs,
     )
 
 
-def make_response(output: Any, wanted: LlmRequest, types: Mapping[str, Any]) -> Any:
-    """Make the response for one output of the LLM: the text so far, and the other outputs that the request wants.
-
-    Args:
-        output: The LLM API's `RequestOutput`.
-        wanted: The request.
-        types: The numpy type of each output that the model declares.
-    """
-    made = {"text_output": texts([one.text for one in output.outputs])}
-    if wanted.output_ids:
-        made["output_ids"] = np.array(output.outputs[0].token_ids, np.int32)
-    if wanted.alternatives is not None and output.finished:
-        made |= _prompt_log_probs(output, wanted.alternatives)
-    if wanted.finish_reason:
-        made["finish_reason"] = texts([str(one.finish_reason) for one in output.outputs])
-    if wanted.stop_reason:
-        made["stop_reason"] = texts([str(one.stop_reason) for one in output.outputs])
-    if wanted.cumulative_logprob:
-        sums = [one.cumulative_logprob for one in output.outputs]
-        if None not in sums:  # not counted yet
-            made["cumulative_logprob"] = np.array(sums, types["cumulative_logprob"])
-    metrics = getattr(output.outputs[0], "request_perf_metrics", None)
-    if metrics is not None:
-        made |= {name: np.array([value], types[name]) for name, value in _measured(metrics) if name in types}
-    return response(**made)
+def _alternatives(request: Any, name: str) -> int | None:
+    """How many of the most probable tokens are wanted at each position; None where nothing is."""
+    count = _scalar(request, _SAMPLING + name)
+    if count is not None and not 0 <= count <= MOST_ALTERNATIVES:
+        raise RequestRefused(f"{_SAMPLING}{name} = {count}: must be 0 to {MOST_ALTERNATIVES}")
+    return None if count is None else int(count)
 
 
-def _prompt_log_probs(output: Any, alternatives: int) -> dict[str, Array]:
-    """Compute them from the logits [tokens, vocabulary] of the prompt.
+def _call(request: Any) -> Mapping[str, Any]:
+    priority = _scalar(request, "priority")
+    if priority is not None and not 0 <= priority <= 1:
+        raise RequestRefused(f"priority = {priority:g}: must be 0 to 1")
+    return {} if priority is None else {"priority": priority}
 
-    Raises:
-        RuntimeError: The LLM has not computed all of them.
-    """
-    table = PromptLogProbTable(output.prompt_token_ids, alternatives)
-    logits = output.context_logits
-    if logits is not None:
-        table.read(logits.reshape(-1, logits.shape[-1]).float().cpu().numpy())
-    if not table.complete:
-        raise RuntimeError("the LLM has not computed the whole prompt: kv_cache.reuse must be false")
-    return {name: array[0] for name, array in table.tensors().items()}
+
+def _lora(request: Any, settings: LlmSettings) -> Mapping[str, Any] | None:
+    """The adapter that answers, read by the LLM from a folder of this machine when it is first asked for."""
+    given = {}
+    for name in _LORA:
+        value = _scalar(request, name) if name == "lora_id" else _text(request, name)
+        if value is not None:
+            given[name] = value
+    if not given:
+        return None
+    if not settings.has_lora:
+        raise RequestRefused(f"{next(iter(given))}: model.yaml has neither enable_lora nor lora_config")
+    if missing := [name for name in list(_LORA)[:3] if name not in given]:
+        raise RequestRefused(f"{', '.join(missing)}: missing beside {', '.join(given)}")
+    if not os.path.exists(given["lora_path"]):
+        raise RequestRefused(f"lora_path = {given['lora_path']}: is not on the server")
+    if given.get("lora_ckpt_source", "hf") not in _LORA_SOURCES:
+        raise RequestRefused(
+            f"lora_ckpt_source = {given['lora_ckpt_source']}: must be {' or '.join(_LORA_SOURCES)}"
+        )
+    return {_LORA[name]: value for name, value in given.items()}
 
 
 def _bias(request: Any, vocab_size: int | None) -> Array | None:
@@ -174,17 +173,6 @@ def _values(request: Any, name: str) -> list[Any]:
         return []
     rows = read_texts(request, name) if array.dtype == np.object_ else [array.reshape(-1).tolist()]
     return [value for row in rows or [] for value in row]
-
-
-def _measured(metrics: Any) -> Iterator[tuple[str, int | float]]:
-    for name, (section, field) in _COUNTS.items():
-        yield name, getattr(getattr(metrics, section), field)
-    for name, field in _TIMES.items():
-        yield name, _nanoseconds(getattr(metrics.timing_metrics, field))
-
-
-def _nanoseconds(time: timedelta) -> int:
-    return round(time / timedelta(microseconds=1)) * 1000
 
 
 def _guide(request: Any) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,14 +20,15 @@ from typing import Any
 import torch
 import triton_python_backend_utils as pb_utils
 from continuation import Continuation
-from llm_request import LlmRequest, make_response, read_request
+from llm_request import LlmRequest, read_request
+from llm_response import LlmResponses
 from llm_settings import LlmSettings
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.tensors import FINAL, failure, read_flag
 from shared.tokenizer import TextDecoder, load_tokenizer
 from tensorrt_llm import LLM, SamplingParams
-from tensorrt_llm.llmapi import GuidedDecodingParams
+from tensorrt_llm.llmapi import GuidedDecodingParams, LoRARequest, RequestError
 from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
 _PUBLISH_S = 0.5
@@ -132,29 +133,25 @@ class LlmRequestManager:
 
     async def _serve(self, wanted: LlmRequest, stream: ResponseStream) -> Any:
         """Send all responses but the last, which is returned."""
+        responses = LlmResponses(wanted, self._types, partial(self._decode, wanted.sampling))
         continued = Continuation(wanted, self._decoders) if wanted.prior else None
         if continued is not None:
             if (ended := continued.ended) is not None:
-                return make_response(ended, wanted, self._types)
+                return responses.make(ended)
             wanted = continued.rest(await asyncio.to_thread(self._prompt_ids, wanted.prompt))
         try:
-            guide = None if wanted.guide is None else GuidedDecodingParams(**wanted.guide)
-            arguments = dict(wanted.sampling)
-            if "embedding_bias" in arguments:
-                arguments["embedding_bias"] = torch.from_numpy(arguments["embedding_bias"])
-            sampling = SamplingParams(**arguments, guided_decoding=guide)
-            result = self._llm.generate_async(wanted.prompt, sampling, streaming=wanted.streaming)
-        except ValueError as error:  # a prompt that is too long, a parameter out of bounds
+            result = self._ask(wanted)
+        except (ValueError, RequestError) as error:  # a prompt that is too long, a parameter out of bounds
             raise RequestRefused(str(error)) from error
         try:
             async for output in result:
                 if output.finished and wanted.alternatives is not None:
                     # Takes about a millisecond a token of the prompt, in which others must not wait.
-                    return await asyncio.to_thread(make_response, output, wanted, self._types)
+                    return await asyncio.to_thread(responses.make, output)
                 answer = output if continued is None else continued.take(output)
-                made = make_response(answer, wanted, self._types)
+                made = responses.make(answer)
                 if answer.finished:
-                    if not output.finished:
+                    if not output.finished or (responses.stopped_in_text and not result.aborted()):
                         result.abort()
                     return made
                 if wanted.streaming:
@@ -163,6 +160,24 @@ class LlmRequestManager:
             result.abort()
             raise
         raise RuntimeError("the LLM ended an answer without saying that it was its end")
+
+    def _ask(self, wanted: LlmRequest) -> Any:
+        """Begin to generate; the LLM's `RequestOutput`."""
+        arguments, call = dict(wanted.sampling), dict(wanted.call)
+        if "embedding_bias" in arguments:
+            arguments["embedding_bias"] = torch.from_numpy(arguments["embedding_bias"])
+        if wanted.guide is not None:
+            arguments["guided_decoding"] = GuidedDecodingParams(**wanted.guide)
+        if wanted.lora is not None:
+            call["lora_request"] = LoRARequest(**wanted.lora)
+        sampling = SamplingParams(**arguments)
+        return self._llm.generate_async(wanted.prompt, sampling, streaming=wanted.streaming, **call)
+
+    def _decode(self, sampling: Mapping[str, Any], tokens: Sequence[int]) -> str:
+        """The text of an answer's tokens, as the LLM makes it where it does not stream."""
+        skip = bool(sampling.get("skip_special_tokens", True))
+        text: str = self._llm.tokenizer.decode(list(tokens), skip_special_tokens=skip)
+        return text
 
     def _end(self, id: str, stream: ResponseStream, task: asyncio.Task[Any]) -> None:
         self._open[id].discard(task)

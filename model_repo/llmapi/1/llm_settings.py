@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-_OWN = "triton_config"
+_OWN, _PROCESSORS = "triton_config", "logits_post_processors"
 _PATHS = ("model", "tokenizer")
 _DRAFT_PATHS = ("speculative_model", "speculative_model_dir")
 # What mpirun and its launchers tell one process about itself. Workers that an instance spawns must not find it.
@@ -37,6 +37,12 @@ class LlmSettings:
     max_open_requests: int | None = None  # running and waiting; None: no limit
     ignored_sampling: tuple[str, ...] = ()  # arguments of SamplingParams without any effect in this release
     vocab_size: int | None = None  # of the checkpoint; None: it is on a hub
+    decoupled: bool = False  # as model.yaml says it; config.pbtxt decides
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether requests may name LoRA adapters."""
+        return bool(self.arguments.get("enable_lora") or self.arguments.get("lora_config"))
 
     @classmethod
     def read(cls, path: Path) -> LlmSettings:
@@ -53,6 +59,10 @@ class LlmSettings:
         own = content.pop(_OWN, None) or {}
         if own.get("max_batch_size", 0) != 0:
             raise ValueError(f"{path}: {_OWN}.max_batch_size must be 0: there are no batches")
+        if own.get("multimodal"):
+            raise ValueError(f"{path}: {_OWN}.multimodal: this model takes text alone")
+        if _PROCESSORS in content:
+            raise ValueError(f"{path}: {_PROCESSORS}: this model runs none")
         arguments = _absolute(content, path.parent.resolve())
         return cls(
             arguments=arguments,
@@ -60,6 +70,7 @@ class LlmSettings:
             max_open_requests=own.get("max_open_requests"),
             ignored_sampling=tuple(own.get("ignored_sampling", ())),
             vocab_size=_vocab_size(Path(arguments["model"]) / "config.json"),
+            decoupled=bool(own.get("decoupled", False)),
         )
 
 

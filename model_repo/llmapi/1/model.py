@@ -21,10 +21,18 @@ from shared.parameters import is_decoupled
 class TritonPythonModel:
     """See Triton's Python backend for when each method is called."""
 
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Take from model.yaml what config.pbtxt of upstream's packages leaves out: whether the model is decoupled."""
+        settings = LlmSettings.read(Path(pb_utils.get_model_dir()) / _settings_file())
+        config.set_model_transaction_policy({"decoupled": settings.decoupled})
+        config.set_max_batch_size(0)
+        return config
+
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
-        settings = LlmSettings.read(folder / os.environ.get("LLM_CONFIG_PATH", "model.yaml"))
+        settings = LlmSettings.read(folder / _settings_file())
         gpus = gpus_of(config, args["model_instance_name"])
         if gpus:
             choose_gpus(gpus)  # before tensorrt_llm is imported, which initializes CUDA
@@ -62,6 +70,10 @@ class TritonPythonModel:
         if self._manager is not None:
             self._manager.close()
             pb_utils.Logger.log_info("[trtllm] Shutdown complete")
+
+
+def _settings_file() -> str:
+    return os.environ.get("LLM_CONFIG_PATH", "model.yaml")
 
 
 def _types(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pipeline import resources
 from pipeline.bench.accept.report import AcceptanceCheck
 from pipeline.bench.accept.settings import AcceptSettings
 from pipeline.bench.load import Period, run_load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import LevelResult, ServerFigures
-from pipeline.bench.settings import Load
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import BenchReply, BenchRequest, OpenAITarget, TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Words

@@ -26,9 +26,9 @@ from pipeline.bench.compare.figures import LoadComparison, Side, compare_rounds,
 from pipeline.bench.compare.judge import Judge
 from pipeline.bench.compare.settings import CompareSettings
 from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource, PackageSource
+from pipeline.bench.load_settings import section_argv
 from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import section_argv
 from pipeline.bench.statistics import LEAST_ROUNDS
 from pipeline.golden import BudgetCheck, GoldenSet
 from pipeline.prepare.second_server import memory_beside

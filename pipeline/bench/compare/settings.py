@@ -9,11 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.bench.settings import (
-    LoadSettings,
-    output_faults,
-    read_slo_target,
-)
+from pipeline.bench.load_settings import LoadSettings
+from pipeline.bench.settings import output_faults, read_slo_target
 from pipeline.errors import Fault
 from pipeline.settings import Option, Settings
 

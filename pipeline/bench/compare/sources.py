@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,12 @@ from pipeline.bench.subject import Subject, Way, find_subject
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import GoldenBudgets, GoldenSet
 from pipeline.machine.gpus import allowed_devices
-from pipeline.recipe import Slo
+from pipeline.prepare import prepare
+from pipeline.recipe import Recipe, Slo
 from pipeline.serving.deployments import find_deployment
+from pipeline.serving.dry_run import dry_run
+from pipeline.serving.launch import ServeOptions
+from pipeline.serving.ports import Ports
 from pipeline.serving.served import ServedDeployment
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
@@ -133,6 +138,31 @@ def find_source(name: str, settings: CompareSettings, store: Store) -> Deploymen
     record = find_deployment(name, (), store).require_server(store)
     reach = SubjectSettings(way=settings.way, slo=settings.slo)
     return RunningSource(name, find_subject(name, reach, store), record)
+
+
+def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ...]:
+    """Find the packages of recipes, all of which this machine can serve.
+
+    Raises:
+        InvalidInput: With each package that is not built, and all that keeps this machine from serving one.
+    """
+    faults, found = list[Fault](), list[Path]()
+    for recipe in recipes:
+        key = f"{recipe.name}, runtime {recipe.runtime.kind}"
+        artifact = store.find(prepare(recipe, store).plan["package"].key)
+        if artifact is None:
+            build = shlex.join(("pipeline", "build", *recipe.build_words, *store.words))
+            faults.append(Fault("its package is not built", key=key, fix=build))
+            continue
+        found.append(artifact.path)
+        ports = Ports.choose(recipe, usual=False)
+        stopping = (one for one in dry_run(artifact.path, ServeOptions(ports)).findings if one.stops)
+        faults += [
+            Fault(one.problem, key=f"{key}: {one.keys[0]}", fix=one.fix, rule=one.rule) for one in stopping
+        ]
+    if faults:
+        raise InvalidInput("these cannot be compared on this machine", faults)
+    return tuple(found)
 
 
 def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: DeploymentSource) -> GoldenSet | None:

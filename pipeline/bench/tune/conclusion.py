@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pipeline.bench.settings import Load
+from pipeline.bench.load_settings import Load
 from pipeline.bench.tune.objective import Confirmation, Score, gain_of, score
 from pipeline.bench.tune.report import (
     Recommendation,
@@ -27,9 +27,8 @@ from pipeline.bench.tune.report import (
 from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads, trial_name
 from pipeline.bench.tune.search_space import Settings, Value, variant
 from pipeline.bench.tune.study import TrialRecord, TuneStudy
-from pipeline.documents import apply_overrides, read_document
-from pipeline.recipe import Recipe, packaged
-from pipeline.recipe.catalog import annotated_yaml, write_recipe
+from pipeline.recipe import Recipe
+from pipeline.recipe.catalog import annotated_yaml, write_recipe, written_values
 from pipeline.recipe.validators import RecipeValues
 
 
@@ -174,24 +173,6 @@ def _advice_on_length(
     return advice.model_copy(update={"changes": study.space.overrides(settings)})
 
 
-# Keys whose values may be paths, relative to the recipe's folder.
-_PATHS = (
-    ("model", "source"),
-    ("draft", "source"),
-    ("quantization", "calibration", "dataset"),
-    ("golden", "file"),
-)
-
-
-def tuned_file(recipe: Recipe) -> Path:
-    """Choose the file of the tuned recipe: beside the old one, or in this folder for a packaged recipe."""
-    file = recipe.provenance.file
-    name = f"{recipe.name if file is None else file.stem}-tuned.yaml"
-    if file is None or packaged().get(file.stem) == file:
-        return Path(name).absolute()
-    return file.with_name(name)
-
-
 def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
     """Write the recipe with the recommended changes, and the evidence as comments.
 
@@ -208,28 +189,9 @@ def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
         # Without drafts, their section is gone.
         named = next((one for one in report.keys if one == key or one.startswith(f"{key}.")), key)
         reasons[key] = f"{report.reasons.get(named, '')} (was {_written(own[named])})"
-    return annotated_yaml(_head(recipe, report, trial), _values(recipe, advice.changes, folder), reasons)
-
-
-def _values(recipe: Recipe, changes: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Values of the recipe's file, with the changes."""
-    file, whole = recipe.provenance.file, variant(recipe, changes).model_dump(mode="json")
-    if file is None:
-        return whole
-    document = read_document(file.read_bytes(), str(file))
-    apply_overrides(document, (*recipe.provenance.overrides, *changes))
-    if folder.resolve() != file.parent.resolve():
-        for section, *path in _PATHS:
-            _make_absolute(document.data.get(section), whole.get(section), path)
-    return document.data
-
-
-def _make_absolute(given: Any, whole: Any, path: Sequence[str]) -> None:
-    if isinstance(given, dict) and path[0] in given:
-        if len(path) == 1:
-            given[path[0]] = whole[path[0]]
-        else:
-            _make_absolute(given[path[0]], whole[path[0]], path[1:])
+    given, whole = recipe.provenance, variant(recipe, advice.changes).model_dump(mode="json")
+    values = written_values(given, (*given.overrides, *advice.changes), whole, folder)
+    return annotated_yaml(_head(recipe, report, trial), values, reasons)
 
 
 def _written(value: Value) -> str:

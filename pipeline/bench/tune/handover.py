@@ -7,42 +7,25 @@ of `pipeline bench` for each trial, which `take_results` takes in; the next scri
 from __future__ import annotations
 
 import shlex
-import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.bench.load_settings import LoadSettings, section_argv
 from pipeline.bench.result import BenchResult
-from pipeline.bench.settings import LoadSettings, section_argv
 from pipeline.bench.tune.conclusion import final_rounds
 from pipeline.bench.tune.search import Runner, SearchOptions, plan_trials, take_figures, trial_name
-from pipeline.bench.tune.search_space import SearchSpace, Settings
+from pipeline.bench.tune.search_space import Settings
 from pipeline.bench.tune.study import TuneStudy
-from pipeline.documents import dump_yaml
 from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.recipe import SERVED_SECTIONS, Recipe
+from pipeline.machine.elsewhere import HandoverScript, ReturnCommand
+from pipeline.recipe import Recipe
 
 _SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the same
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOverTrials:
-    """A script for another machine.
-
-    Attributes:
-        script: File to be carried there.
-        names: Names of the files that it leaves, without .json.
-        results: Folder that it makes where it runs.
-    """
-
-    script: Path
-    names: tuple[str, ...]
-    results: str
-
-
 def hand_over(
     study: TuneStudy, runner: Runner, recipe: Recipe, options: SearchOptions, load: LoadSettings, pairs: int
-) -> HandedOverTrials | None:
+) -> HandoverScript | None:
     """Write the script of all trials that are to be measured, or of the rounds at the end once they are.
 
     Args:
@@ -67,12 +50,24 @@ def hand_over(
         ]
     if not planned:
         return None
-    results = f"{recipe.name}-tune"
-    script = study.folder / "trials.sh"
-    text = "\n".join(_script(recipe, study.space, planned, load.at(*options.loads), results))
-    script.write_text(text + "\n", encoding="utf-8")
-    script.chmod(0o755)
-    return HandedOverTrials(script, tuple(name for name, _ in planned), results)
+    folder = f"{recipe.name}-tune"
+    trials = []
+    for name, settings in planned:
+        sets = (word for change in study.space.overrides(settings) for word in ("--set", change))
+        trials.append(shlex.join(["trial", name, *sets]))
+    following = (ReturnCommand("pipeline tune … --adopt", folder, "$OUT"),)
+    names = tuple(name for name, _ in planned)
+    return HandoverScript(study.folder / "trials.sh", names, folder, following).write(
+        __package__,
+        "trials.sh.j2",
+        recipe=recipe.built_values(),
+        title=f"Trials of {recipe.name} for `pipeline tune`: each is built, served, measured and stopped.",
+        done="The figures are in $OUT.",
+        name=shlex.quote(recipe.name),
+        load=shlex.join(section_argv("--load", load.at(*options.loads))),
+        slo_missed=_SLO_MISSED,
+        trials=trials,
+    )
 
 
 def take_results(
@@ -134,51 +129,3 @@ def _strange(result: BenchResult, file: Path, recipe: Recipe, options: SearchOpt
     if strange or not result.levels:
         had = ", ".join(strange) or "no load"
         yield Fault(f"was measured with {had}, and the search has {', '.join(sorted(wanted))}", key=file.name)
-
-
-def _script(
-    recipe: Recipe,
-    space: SearchSpace,
-    planned: Sequence[tuple[str, Settings]],
-    load: LoadSettings,
-    results: str,
-) -> Iterator[str]:
-    name = shlex.quote(recipe.name)
-    yield "#!/bin/sh"
-    yield f"# Trials of {recipe.name} for `pipeline tune`: each is built, served, measured and stopped."
-    yield "# Run it where the recipe can be served, with `pipeline` on PATH. It can be run again: what has figures is"
-    yield f"# left as it is. Bring the folder {results} back: pipeline tune … --adopt {results}"
-    yield "set -u"
-    yield f"results=${{RESULTS:-{shlex.quote(results)}}}"
-    yield 'mkdir -p "$results"'
-    yield "recipe=$results/recipe.yaml"
-    yield "cat > \"$recipe\" <<'END_OF_RECIPE'"
-    yield dump_yaml(recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS))).rstrip()
-    yield "END_OF_RECIPE"
-    yield textwrap.dedent(
-        f"""
-        trial() {{
-            file=$results/$1.json
-            failed=$results/$1.failed
-            part=$results/.$1.part.json
-            shift
-            if [ -s "$file" ]; then return; fi
-            rm -f "$failed"
-            if ! pipeline serve "$recipe" "$@" --build --no-gateway --detach >"$failed" 2>&1; then
-                echo "$file: does not serve; see $failed" >&2
-                pipeline stop {name} >/dev/null 2>&1
-                return
-            fi
-            pipeline bench {name} --way triton {shlex.join(section_argv("--load", load))} --output "$part"
-            code=$?
-            pipeline stop {name}
-            if [ $code -eq 0 ] || [ $code -eq {_SLO_MISSED} ]; then
-                mv "$part" "$file"
-                rm -f "$failed"
-            fi
-        }}
-        """
-    )
-    for one, settings in planned:
-        sets = [part for change in space.overrides(settings) for part in ("--set", change)]
-        yield shlex.join(["trial", one, *sets])

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
-from pipeline.bench.settings import Load
 from pipeline.bench.tune.objective import Confirmation, maximized
 from pipeline.bench.tune.search import trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Value

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.result import BenchResult
 from pipeline.bench.run import run_bench
-from pipeline.bench.settings import Load, LoadSettings
 from pipeline.bench.subject import Subject
-from pipeline.bench.tune.conclusion import conclude, tuned_file, write_tuned
-from pipeline.bench.tune.handover import HandedOverTrials, hand_over, take_results
+from pipeline.bench.tune.conclusion import conclude, write_tuned
+from pipeline.bench.tune.handover import hand_over, take_results
 from pipeline.bench.tune.report import TuneReport
 from pipeline.bench.tune.search import SearchOptions, TrialJudgement, Watch, search
 from pipeline.bench.tune.search_space import (
@@ -31,11 +31,13 @@ from pipeline.bench.tune.search_space import (
 from pipeline.bench.tune.settings import Objective, TuneSettings
 from pipeline.bench.tune.study import TrialRecord, open_study
 from pipeline.errors import Fault, InvalidInput, UserError
+from pipeline.machine.elsewhere import HandoverScript
 from pipeline.machine.gpus import allowed_devices
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
 from pipeline.progress import Progress, Silent
-from pipeline.recipe import SERVED_SECTIONS, Recipe
+from pipeline.recipe import Recipe
+from pipeline.recipe.catalog import sibling_file
 from pipeline.runtimes import AUTO, ExecutorChoice
 from pipeline.serving.served import ServedDeployment
 from pipeline.stages import Builder, StepOutcome
@@ -225,7 +227,7 @@ class SearchPlan:
         except InvalidInput as error:
             faults += error.faults
         named = settings.outputs(".yaml", ".yml")
-        output = named[0] if named else tuned_file(recipe)
+        output = named[0] if named else sibling_file(recipe, "tuned")
         if output.exists() and not settings.force and not may_exist:
             fix = "give --force to overwrite it, or name another file"
             faults.append(Fault("exists", key="--output", value=str(output), fix=fix))
@@ -269,7 +271,7 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
     """
     load = plan.load.model_dump(mode="json")
     return {
-        "recipe": recipe.model_dump(mode="json", exclude=set(SERVED_SECTIONS)),
+        "recipe": recipe.built_values(),
         "loads": [str(one) for one in plan.options.loads],
         "bench": load,
         "machine": machine,
@@ -286,7 +288,7 @@ def tune(
     allowed: frozenset[str] = frozenset(),
     begin: Callable[[Sequence[TrialRecord]], None],
     watch: Watch,
-) -> TuneReport | HandedOverTrials:
+) -> TuneReport | HandoverScript:
     """Search, conclude, and write the tuned recipe if one is recommended.
 
     Args:

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult
-from pipeline.bench.settings import Load
 from pipeline.bench.tune.objective import enough, figure, score, violations
 from pipeline.bench.tune.search_space import Settings, Value
 from pipeline.bench.tune.settings import Objective

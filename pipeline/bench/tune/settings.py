@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, DirectoryPath, Field
 
-from pipeline.bench.settings import LoadSettings, Several, output_faults
+from pipeline.bench.load_settings import LoadSettings, Several
+from pipeline.bench.settings import output_faults
 from pipeline.document_faults import refusal
 from pipeline.errors import Fault
 from pipeline.settings import Option, Settings

@@ -19,9 +19,10 @@ from rich.text import Text
 
 from pipeline.bench.conversations import BenchWorkload
 from pipeline.bench.load import LoadRecords
+from pipeline.bench.load_settings import Load, LoadSettings, section_argv
 from pipeline.bench.result import BenchResult, Distribution, LevelResult
 from pipeline.bench.run import Watcher
-from pipeline.bench.settings import BenchSettings, Load, LoadSettings, section_argv
+from pipeline.bench.settings import BenchSettings
 from pipeline.bench.statistics import percentiles
 from pipeline.bench.subject import Subject
 from pipeline.bench.verdict import verdict, warnings

@@ -15,13 +15,17 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.client.answer import PromptLogProbs
+from pipeline.client.log_probs import TopLogProbsRequest
 from pipeline.client.request import (
+    LOG_PROB_ROWS,
+    LOG_PROB_ROWS_IDS,
     PROMPT_LOG_PROBS,
     PROMPT_LOG_PROBS_IDS,
     RETURN_TOKEN_IDS,
     TOKEN_IDS,
     request_id_of,
 )
+from pipeline.client.sampling import LOG_PROBS_INPUT
 from pipeline.client.tensors import decode_bytes, decode_numbers, encode, read_signature
 
 # With it, a client asks Triton to end a stream with the status of an error.
@@ -55,7 +59,7 @@ class Reply:
         code: status of that error, for clients that ask for one (header `triton_grpc_error`).
         tokens_per_chunk: tokens that each chunk counts for; one number, or one for each chunk.
         log_probs: one per token; sent if the request asks for them.
-        logits: one row over the vocabulary per token; sent if the request asks for them.
+        logits: one row over the vocabulary per token; sent if the request asks for them or for the most probable ones.
         token_ids: one per token; sent if the request asks for them, or the model returns them without being asked
             (`bls(token_ids=True)`).
         prompt_log_probs: log probabilities of the prompt; sent with the first chunk if the request asks for them.
@@ -182,6 +186,7 @@ class _Responses:
         self._requested = {name for name, values in received.tensors.items() if values == [True]}
         self._wanted = {tensor.name for tensor in request.outputs} or set(model.outputs)
         self._outputs = model.outputs
+        self._alternatives: int | None = next(iter(received.tensors.get(LOG_PROBS_INPUT, ())), None)
         if RETURN_TOKEN_IDS in model.inputs and RETURN_TOKEN_IDS not in self._requested:
             self._wanted.discard(TOKEN_IDS)
 
@@ -212,6 +217,8 @@ class _Responses:
             new_ids = list(islice(ids, per_chunk))
             ids_so_far += new_ids
             self._add(response, TOKEN_IDS, "INT32", ids_so_far if self._cumulative else new_ids)
+            if self._alternatives is not None:
+                self._add_log_prob_rows(response, sum(counts[: index + 1]), self._alternatives)
             if index == 0 and reply.prompt_log_probs is not None:
                 self._add_prompt_log_probs(response, reply.prompt_log_probs)
             if "return_num_output_tokens" in self._requested:
@@ -238,6 +245,19 @@ class _Responses:
         )
         response.parameters["triton_final_response"].bool_param = final
         return response
+
+    def _add_log_prob_rows(self, response: pb.ModelInferResponse, tokens: int, k: int) -> None:
+        """Add rows of each token's own log probability and the k most probable ones, from the first token on."""
+        own, ids = self._reply.log_probs or (), self._reply.token_ids or range(tokens)
+        cells: list[tuple[int, float]] = []
+        for at in range(min(tokens, len(own))):
+            cells.append((ids[at], own[at]))
+            if k and self._reply.logits:
+                (top,) = TopLogProbsRequest(k).read("FP32", encode("FP32", self._reply.logits[at]), 1)
+                cells += top
+        columns = 1 + (k if self._reply.logits else 0)
+        self._add(response, LOG_PROB_ROWS, "FP32", [value for _, value in cells], columns)
+        self._add(response, LOG_PROB_ROWS_IDS, "INT32", [token for token, _ in cells], columns)
 
     def _add_prompt_log_probs(self, response: pb.ModelInferResponse, prompt: PromptLogProbs) -> None:
         """Add what the script says, as rows of the prompt's own token and the most probable ones."""

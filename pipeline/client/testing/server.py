@@ -44,6 +44,7 @@ _LLMAPI_INPUTS = {
 }  # fmt: skip
 _OWN_LLMAPI_INPUTS = {"prompt_token_ids": "INT32*", "prior_output_ids": "INT32*"}
 _LLMAPI_OUTPUTS = {"text_output": "STRING", "finish_reason": "STRING"}
+_OWN_LLMAPI_OUTPUTS = {"output_ids": "INT32", "log_probs": "FP32", "log_probs_ids": "INT32"}
 
 
 def _sampling_inputs(layout: Layout, *, upstream: bool) -> dict[str, str]:
@@ -101,7 +102,7 @@ def llmapi(
     """
     inputs, outputs = _LLMAPI_INPUTS | _sampling_inputs("llmapi", upstream=upstream), _LLMAPI_OUTPUTS
     if not upstream:
-        inputs, outputs = inputs | _OWN_LLMAPI_INPUTS, outputs | {"output_ids": "INT32"}
+        inputs, outputs = inputs | _OWN_LLMAPI_INPUTS, outputs | _OWN_LLMAPI_OUTPUTS
     config = _config(name, inputs, outputs, required={"text_input"})
     config.model_transaction_policy.decoupled = decoupled
     return config

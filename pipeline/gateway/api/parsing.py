@@ -1,9 +1,5 @@
 """Parses bodies, queries and forms of requests into pydantic models, within bounds, and removes their further fields.
 
-Sizes, numbers and depths have the same bounds for every API, runtime and line of a batch. They stand in the types of
-fields, so that a fault names the field as its API does, and in functions for what is only found when a request is read.
-The sum of all is bounded by the body's size and its number of values.
-
 Faults become one answer of status 400. The policy for further fields is the same for every API that models answer:
 
     a field that is unknown, or changes nothing here     ignored, and named in x-pipeline-ignored-fields
@@ -24,81 +20,28 @@ from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.gateway.api.bounds import (
+    MAX_DEPTH,
+    MAX_FAULTS,
+    MAX_GUIDE_BYTES,
+    MAX_GUIDE_DEPTH,
+    MAX_SHOWN,
+    MAX_VALUES,
+)
 from pipeline.gateway.errors import ApiError
 from pipeline.models.chat_template import ChatTemplate
 
-MAX_BODY_BYTES = 4 * 2**20
-# Each value becomes a Python object, which takes the interpreter's lock: 50,000 take about 50 ms. Numbers take less.
-MAX_VALUES = 50_000
-_NUMBERS_PER_VALUE = 8
-MAX_DEPTH = 128  # lists and objects within each other
-MAX_FAULTS = 16  # in one message
-MAX_SHOWN = 64  # characters of a name that a message repeats
-
-MAX_MESSAGES = 4096  # of a conversation; items, where an API has those
-MAX_TOOLS = 1024
-MAX_PROMPTS = 256
-MAX_DOCUMENTS = 1024
-MAX_REFERRED = 1024  # stored responses whose items a request refers to
-
-# Words that end an answer or must not stand in it: engines tokenize each in several forms.
-MAX_WORDS = 64
-MAX_WORD_CHARS = 1024
-MAX_ALL_WORD_CHARS = 16_384  # in one field
-
-# Schemas, expressions, grammars and choices, as the engine gets them; and the parameters of each tool.
-MAX_GUIDE_BYTES = 64 * 1024
-MAX_GUIDE_DEPTH = 64
-MAX_CHOICES = 1024
-
 IGNORED_FIELDS, MAX_TOKENS = "x-pipeline-ignored-fields", "x-pipeline-max-tokens"
+_NUMBERS_PER_VALUE = 8
 _MAX_HEADER_CHARS = 1024
 _MAX_FAULT_CHARS = 300
 _UNPRINTABLE = re.compile(r"[^\w.$@:/-]", re.ASCII)
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 _Kind = TypeVar("_Kind", bound=BaseModel)
-
-
-_Word = Annotated[str, Field(max_length=MAX_WORD_CHARS)]
-
-
-def _check_words(given: Any) -> Any:
-    words = [given] if isinstance(given, str) else given
-    if not isinstance(words, list):
-        return given
-    if len(words) > MAX_WORDS:
-        raise PydanticCustomError("too_many_words", f"has {len(words)} entries, of at most {MAX_WORDS}")
-    lengths = [len(word) for word in words if isinstance(word, str)]
-    if lengths and max(lengths) > MAX_WORD_CHARS:
-        text = f"has an entry of {max(lengths)} characters, of at most {MAX_WORD_CHARS}"
-        raise PydanticCustomError("too_long_word", text)
-    if sum(lengths) > MAX_ALL_WORD_CHARS:
-        text = f"has {sum(lengths)} characters in all, of at most {MAX_ALL_WORD_CHARS}"
-        raise PydanticCustomError("too_long_words", text)
-    return given
-
-
-Words = Annotated[list[_Word], Field(max_length=MAX_WORDS), BeforeValidator(_check_words)]
-WordOrWords = Annotated[
-    _Word | Annotated[list[_Word], Field(max_length=MAX_WORDS)], BeforeValidator(_check_words)
-]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_WORDS)]
-LogitBias = Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
-
-# Names, ids and keys that are compared, looked up or given back.
-Label = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
-
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
-Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)]
-Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)]
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 def check_json(

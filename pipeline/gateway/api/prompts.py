@@ -19,7 +19,8 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from pipeline.client import PromptTooLong
-from pipeline.gateway.api.parsing import MAX_DEPTH, check_json, raise_faults, unsupported
+from pipeline.gateway.api.bounds import MAX_DEPTH
+from pipeline.gateway.api.parsing import check_json, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools
 from pipeline.gateway.errors import ApiError

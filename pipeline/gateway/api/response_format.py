@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.client import Refused, Sampling
-from pipeline.gateway.api.parsing import Choices, OpenModel, check_guide, read_json, unsupported
+from pipeline.gateway.api.bounds import Choices
+from pipeline.gateway.api.parsing import OpenModel, check_guide, read_json, unsupported
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.text_processes import OVER_BUDGET, OverBudget
 

@@ -14,20 +14,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.client.sampling import is_neutral
-from pipeline.gateway.api.parsing import (
+from pipeline.gateway.api.bounds import (
     MAX_PROMPTS,
     Documents,
     Label,
     LogitBias,
     Messages,
-    OpenModel,
-    Shape,
     StopTokenIds,
     Tools,
     WordOrWords,
     Words,
-    unsupported,
 )
+from pipeline.gateway.api.parsing import OpenModel, Shape, unsupported
 from pipeline.gateway.api.response_format import FormFields
 from pipeline.gateway.errors import ApiError
 

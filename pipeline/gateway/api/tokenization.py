@@ -15,17 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pipeline.client import ClientError, Refused
-from pipeline.gateway.api.parsing import (
-    Label,
-    Messages,
-    OpenModel,
-    TokenId,
-    Tools,
-    hosted_tools,
-    ignored_headers,
-    parse_request,
-    tolerate,
-)
+from pipeline.gateway.api.bounds import Label, Messages, TokenId, Tools
+from pipeline.gateway.api.parsing import OpenModel, hosted_tools, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.prompts import read_messages
 from pipeline.gateway.api.schema import ChatRequest, TemplateFields
 from pipeline.gateway.context import SMALL_BODY_BYTES, EndpointFamily

@@ -21,8 +21,8 @@ from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.lost_servers import LostServers
 from pipeline.gateway.readiness import GatewayStatus, ModelStatus, Readiness
 from pipeline.gateway.records import CacheHit, CacheHits
+from pipeline.gateway.redis_losses import RedisLosses
 from pipeline.gateway.settings import GatewaySettings
-from pipeline.gateway.shared_redis import RedisLosses
 from pipeline.gateway.workers.link import LinkMessage, WorkerLink
 
 

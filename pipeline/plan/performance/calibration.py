@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.contracts import llm_args
 from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
 from pipeline.document_faults import read_yaml
@@ -25,7 +26,7 @@ from pipeline.plan.performance.accuracy import Estimate, quantile
 from pipeline.plan.performance.engine import Workload
 from pipeline.plan.performance.roofline import Efficiency, efficiency
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.recipe import Recipe
+from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.recipe.source import LocalSource
 
 Figure = Literal["ttft_alone", "ttft_loaded", "itl", "tokens_per_s"]
@@ -249,6 +250,7 @@ def deployment_model(
     *,
     chunked: bool = True,
     draft_tokens: int = 0,
+    overlaps: bool = True,
 ) -> DeploymentModel:
     """Give models their constants: those of a calibration, or of published figures.
 
@@ -257,6 +259,7 @@ def deployment_model(
         calibration: Calibration of the device and the runtime; None: constants of published figures.
         chunked: Whether prompts may be split over steps.
         draft_tokens: Tokens that the draft proposes in a round.
+        overlaps: Whether a step may be prepared while the last one runs, where the backend can.
 
     Raises:
         UserError: The GPU, its rates or its generation are not known.
@@ -267,6 +270,7 @@ def deployment_model(
         rates, constants = _CPU_PEAKS, _CPU_GUESS
     else:
         rates, constants = gpu_rates(spec.device), efficiency(spec.device, track)
+        constants = replace(constants, hides_step=constants.hides_step and overlaps)
     return DeploymentModel(spec, rates, constants, chunked, draft_tokens)
 
 
@@ -280,7 +284,18 @@ def recipe_model(
         calibration,
         chunked=recipe.scheduler.chunked_context,
         draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
+        overlaps=overlaps_steps(recipe),
     )
+
+
+def overlaps_steps(recipe: Recipe) -> bool:
+    """Tell whether a step may be prepared while the last one runs; two models that take turns cannot."""
+    runtime = recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime):
+        return True
+    chosen = recipe.draft or runtime.speculation
+    in_turns = chosen is not None and llm_args.speculation(runtime.version, chosen.method).two_models
+    return runtime.overlap_scheduler is not False and not in_turns
 
 
 def model_name(recipe: Recipe) -> str:

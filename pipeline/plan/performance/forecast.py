@@ -22,7 +22,12 @@ from pipeline.plan.performance.accuracy import (
     rate_estimate,
     unchecked,
 )
-from pipeline.plan.performance.calibration import SpeedCalibration, deployment_model, model_name
+from pipeline.plan.performance.calibration import (
+    SpeedCalibration,
+    deployment_model,
+    model_name,
+    overlaps_steps,
+)
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, Workload, best_length
 from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, token_cost
 from pipeline.recipe import CpuRuntime, Recipe, Slo
@@ -205,6 +210,7 @@ def forecast(
     acceptance: float | None = None,
     draft_tokens: int = 0,
     chunked: bool = True,
+    overlaps: bool = True,
     sequences: int | None = None,
     gpu_hour: float | None = None,
     calibration: SpeedCalibration | None = None,
@@ -216,6 +222,7 @@ def forecast(
         track: backend on a GPU; None on a processor, whose constants only a calibration has.
         acceptance: Acceptance of each drafted token, 0 to 1; None leaves the draft out of all but `gains`.
         draft_tokens: Tokens that the draft proposes in a round.
+        overlaps: Whether a step may be prepared while the last one runs, where the backend can.
         sequences: Requests that memory holds; by default as `plan.memory` says.
         gpu_hour: price of an hour of one GPU.
         calibration: constants measured on this device; None: those of published figures.
@@ -224,7 +231,9 @@ def forecast(
     held = plan_memory(spec).sequences if sequences is None else sequences
     if held < 1:
         return None
-    model = deployment_model(spec, track, calibration, chunked=chunked, draft_tokens=draft_tokens)
+    model = deployment_model(
+        spec, track, calibration, chunked=chunked, draft_tokens=draft_tokens, overlaps=overlaps
+    )
     engines, service = model.engines(), model.service(acceptance)
     most = min(held, spec.concurrency)
     best, ended = service.most_within(work, most, slo.ttft_p95_ms, slo.itl_p95_ms)
@@ -307,6 +316,7 @@ def forecast_recipe(
         acceptance=acceptance,
         draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
         chunked=recipe.scheduler.chunked_context,
+        overlaps=overlaps_steps(recipe),
         sequences=sequences,
         gpu_hour=gpu_hour,
         calibration=calibration,

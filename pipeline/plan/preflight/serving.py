@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.contracts import llm_args, llmapi
+from pipeline.contracts.rules import rule
+from pipeline.contracts.version_range import precedes
 from pipeline.plan.preflight.context import Check, Context, Objection
+from pipeline.recipe import PyTorchRuntime
 
 VERSION, KIND, CONCURRENCY = "runtime.version", "runtime.kind", "limits.max_concurrency"
 
@@ -111,6 +114,27 @@ def _arguments(context: Context) -> Iterator[Objection]:
             yield Objection((VERSION,), f"has other arguments: {fault}", fault.fix)
 
 
+def _host_tier(context: Context) -> Iterator[Objection]:
+    runtime = context.gpu_runtime
+    if runtime is None or context.release_problem or context.recipe.kv_cache.host_memory_gib:
+        return
+    every = not precedes(runtime.version, rule("rt.kv_host_tier").facts["every_model_since"])
+    yield Objection(
+        ("kv_cache.host_memory_gib", VERSION),
+        f"leaves the size of the KV cache in host memory to TensorRT-LLM {runtime.version}, which pins as much as on "
+        "the GPU and at most half of what is available"
+        + ("" if every else ", for models that use KV cache manager V2"),
+        "set it to what each rank may pin",
+    )
+
+
+def _own_arguments(context: Context) -> Iterator[Objection]:
+    runtime = context.recipe.runtime
+    if isinstance(runtime, PyTorchRuntime) and runtime.llm_args:
+        text = f"adds {', '.join(runtime.llm_args)}, which memory and speed of the plan do not count"
+        yield Objection(("runtime.llm_args",), text, "measure it (pipeline bench)")
+
+
 def _unverified(context: Context) -> Iterator[Objection]:
     runtime = context.gpu_runtime
     if runtime is not None and context.arguments and not context.release_problem:
@@ -126,7 +150,9 @@ CHECKS: Mapping[str, Check] = {
     "slo.whole_answers": _whole_answers,
     "rt.max_batch_llmapi": _unbatched,
     "llmapi.unknown_keys": _arguments,
+    "llmapi.own_arguments": _own_arguments,
     "llmapi.unverified": _unverified,
+    "rt.kv_host_tier": _host_tier,
 }
 
 

@@ -52,6 +52,20 @@ def _overlap(context: Context) -> Iterator[Objection]:
         )
 
 
+def _pipeline(context: Context) -> Iterator[Objection]:
+    runtime = context.recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime) or runtime.pipeline_parallel == 1:
+        return
+    method = _method(context, runtime)
+    if method is not None:
+        yield Objection(
+            ("draft" if context.draft is not None else "runtime.speculation", "runtime.pipeline_parallel"),
+            f"proposes tokens by {method}, which the LLM API cannot do over {runtime.pipeline_parallel} stages",
+            f"set runtime.tensor_parallel to {runtime.tensor_parallel * runtime.pipeline_parallel} and "
+            "runtime.pipeline_parallel to 1, or remove the first",
+        )
+
+
 def _method(context: Context, runtime: PyTorchRuntime) -> str | None:
     if context.recipe.draft is not None:
         return context.recipe.draft.method
@@ -87,7 +101,11 @@ def _draft_length(context: Context) -> Iterator[Objection]:
 
 def _backend(context: Context) -> Iterator[Objection]:
     """The settings name only ways to propose tokens that the backend has."""
-    known: list[str] = rule("rt.backend_supports_spec").facts[context.kind]
+    runtime = context.gpu_runtime
+    if runtime is None or context.release_problem:
+        return
+    engines: list[str] = rule("rt.backend_supports_spec").facts["tensorrt"]
+    known = engines if runtime.kind == "tensorrt" else llm_args.decoding_types(runtime.version)
     chosen = {flags["speculative_decoding_mode"] for _, flags in context.engines}
     chosen.add(_speculation(context.arguments).get("decoding_type"))
     for way in sorted(chosen - {None, *known}):
@@ -129,6 +147,7 @@ SPECULATION_CHECKS: Mapping[str, Check] = {
     "rt.spec_len": _draft_length,
     "rt.backend_supports_spec": _backend,
     "rt.spec_overlap": _overlap,
+    "rt.spec_pipeline": _pipeline,
     "rt.spec_tokens_budget": _budget,
     "rt.ngram_size": _ngram,
     "draft.ranks": _draft_ranks,

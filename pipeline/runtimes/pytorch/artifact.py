@@ -12,15 +12,18 @@ KV cache's format is given where the recipe names one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipeline.contracts import engine_memory, llm_args, llmapi
-from pipeline.errors import InvalidInput, StageError, UserError
+from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.models import CheckpointQuantization, Format, TensorFiles
+from pipeline.plan.parallelism import parallelism
+from pipeline.plan.plan import TARGET
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.store import Json
 from pipeline.store.files import link_or_copy, walk
@@ -56,6 +59,17 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
         "enable_chunked_prefill": recipe.scheduler.chunked_context,
         "cuda_graph_config": _cuda_graphs(recipe),
     }
+    if recipe.scheduler.max_queue_delay_us:
+        arguments["batch_wait_timeout_ms"] = recipe.scheduler.max_queue_delay_us / 1000
+        if not llm_args.has_argument(runtime.version, "batch_wait_timeout_ms"):
+            having = [
+                one for one in llm_args.versions() if llm_args.has_argument(one, "batch_wait_timeout_ms")
+            ]
+            raise UserError(
+                f"recipe {recipe.name}: scheduler.max_queue_delay_us = {recipe.scheduler.max_queue_delay_us}: "
+                f"TensorRT-LLM {runtime.version} does not wait to batch requests (remove it, or set runtime.version to "
+                f"one of {', '.join(having)})"
+            )
     speculation, two_models = _speculation(recipe)
     arguments["disable_overlap_scheduler"] = _without_overlap(recipe, two_models)
     if recipe.guided_decoding:
@@ -68,10 +82,29 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
             )
     if speculation is not None:
         arguments["speculative_config"] = speculation
-    faults = llm_args.check(runtime.version, arguments)
+    faults = [*_merge(runtime.llm_args, arguments, "")]
+    faults += llm_args.check(runtime.version, arguments)
     if faults:
-        raise InvalidInput(f"recipe {recipe.name}: arguments for TensorRT-LLM {runtime.version}", faults)
+        of_recipe = [replace(fault, key=f"runtime.llm_args.{fault.key}") for fault in faults]
+        raise InvalidInput(f"recipe {recipe.name}: arguments for TensorRT-LLM {runtime.version}", of_recipe)
     return arguments
+
+
+def _merge(given: Mapping[str, Any], into: dict[str, Any], prefix: str) -> Iterator[Fault]:
+    """Add `runtime.llm_args` to the arguments that the recipe makes; yield what it may not have."""
+    for name, value in given.items():
+        path, made = prefix + name, into.get(name)
+        if (reason := llm_args.decided().get(path)) is not None:
+            yield Fault(f"may not be given: {reason}", key=path, value=value, fix="remove it")
+        elif isinstance(value, Mapping) and (name not in into or isinstance(made, Mapping)):
+            into[name] = dict(made or {})
+            yield from _merge(value, into[name], f"{path}.")
+        elif name in into:
+            yield Fault(
+                f"is {made} already, by the recipe's other fields", key=path, value=value, fix="remove it"
+            )
+        else:
+            into[name] = value
 
 
 def draft_tokens(recipe: Recipe) -> int:
@@ -80,7 +113,9 @@ def draft_tokens(recipe: Recipe) -> int:
     if recipe.draft is not None:
         return recipe.draft.max_draft_tokens
     if runtime.speculation is None:
-        return 0
+        own = runtime.llm_args.get("speculative_config")
+        length = own.get("max_draft_len") if isinstance(own, Mapping) else None
+        return length if isinstance(length, int) else 0
     return (
         runtime.speculation.layers
         if runtime.speculation.method == "mtp"
@@ -118,7 +153,9 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
         "dtype": recipe.quantization.kv_cache,
     }
     if recipe.kv_cache.host_memory_gib:
-        config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB)
+        # Each rank takes as much as it is told.
+        ranks = parallelism(recipe, TARGET).world
+        config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB / ranks)
     return config
 
 

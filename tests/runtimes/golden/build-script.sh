@@ -139,6 +139,6 @@ build draft "$DRAFT_CHECKPOINT" build-aa \
   --use_paged_context_fmha enable
 
 printf '%s\n' '' "The engines are in $OUT. Where this script was printed, run:"
-printf '  pipeline adopt %s %s %q\n' tiny.yaml build.target "$OUT/target"
-printf '  pipeline adopt %s %s %q\n' tiny.yaml build.draft "$OUT/draft"
-printf '  pipeline build %s\n' tiny.yaml
+printf '  %s %q\n' 'pipeline adopt tiny.yaml build.target' "$OUT/target"
+printf '  %s %q\n' 'pipeline adopt tiny.yaml build.draft' "$OUT/draft"
+printf '  %s\n' 'pipeline build tiny.yaml'

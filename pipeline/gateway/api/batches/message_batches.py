@@ -32,8 +32,9 @@ from pipeline.gateway.api.batches.objects import (
     RequestCounts,
 )
 from pipeline.gateway.api.batches.storage import BatchStorage, no_batch
+from pipeline.gateway.api.bounds import MAX_FAULTS
 from pipeline.gateway.api.models import AnthropicPageQuery, list_page, rfc3339
-from pipeline.gateway.api.parsing import MAX_FAULTS, parse_request, raise_faults, validate_request
+from pipeline.gateway.api.parsing import parse_request, raise_faults, validate_request
 from pipeline.gateway.context import EndpointFamily
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant

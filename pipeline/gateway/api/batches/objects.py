@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.gateway.api.parsing import Label, Metadata, check_json
+from pipeline.gateway.api.bounds import Label, Metadata
+from pipeline.gateway.api.parsing import check_json
 from pipeline.gateway.errors import ApiError
 
 BatchStatus = Literal[

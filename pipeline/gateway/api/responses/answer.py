@@ -20,9 +20,9 @@ from itertools import dropwhile, islice, takewhile
 from typing import Any
 
 from pipeline.client import PromptTooLong
+from pipeline.gateway.api.bounds import MAX_MESSAGES, MAX_REFERRED
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.model_answer import AnswerContext
-from pipeline.gateway.api.parsing import MAX_MESSAGES, MAX_REFERRED
 from pipeline.gateway.api.responses.request import (
     ResponseRequest,
     item_id,

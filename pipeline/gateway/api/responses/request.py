@@ -12,17 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from pipeline.gateway.api.parsing import (
-    MAX_MESSAGES,
-    Label,
-    Metadata,
-    OpenModel,
-    Shape,
-    Tools,
-    hosted_tools,
-    raise_faults,
-    unsupported,
-)
+from pipeline.gateway.api.bounds import MAX_MESSAGES, Label, Metadata, Tools
+from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools, raise_faults, unsupported
 from pipeline.gateway.api.prompts import read_arguments
 from pipeline.gateway.api.responses.stored import Item
 from pipeline.gateway.api.schema import ChatRequest

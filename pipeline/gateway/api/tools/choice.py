@@ -15,14 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.client import ChatTemplate
-from pipeline.gateway.api.parsing import (
-    MAX_FAULTS,
-    MAX_SHOWN,
-    MAX_TOOLS,
-    check_guide,
-    hosted_tools,
-    unsupported,
-)
+from pipeline.gateway.api.bounds import MAX_FAULTS, MAX_SHOWN, MAX_TOOLS
+from pipeline.gateway.api.parsing import check_guide, hosted_tools, unsupported
 from pipeline.gateway.api.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, ToolDialect

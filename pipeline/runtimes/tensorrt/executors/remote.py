@@ -18,9 +18,8 @@ from pathlib import Path
 
 from pipeline.contracts.launching import launch_facts
 from pipeline.errors import UserError
+from pipeline.machine.elsewhere import HandoverScript, adopt_commands, copy_result, require_result
 from pipeline.progress import Progress
-from pipeline.reading import open_file
-from pipeline.resources import shell_script
 from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, BuiltElsewhere
 from pipeline.runtimes.tensorrt.executors.build_log import LogReader
 from pipeline.runtimes.tensorrt.executors.builder import check_space
@@ -61,13 +60,7 @@ class AdoptExecutor:
         check_space(job)
         self._verify(progress)
         job.output.mkdir(exist_ok=True)
-        for name, _ in files.walk(self.folder / ENGINE):
-            target = job.output / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open_file(self.folder / ENGINE / name, follow=False) as source:
-                # Never a link: the folder stays its owner's.
-                if not files.clone(source, target):
-                    files.copy(source, target)
+        copy_result(self.folder / ENGINE, (name for name, _ in files.walk(self.folder / ENGINE)), job.output)
         return self._log(job, facts)
 
     def _verify(self, progress: Progress) -> None:
@@ -125,11 +118,7 @@ def check_folder(folder: Path, artifact: str, version: str) -> dict[str, str]:
         raise UserError(
             f"{folder} was built with TensorRT-LLM {facts.get('version')}, runtime.version is {version}"
         )
-    if facts.get("artifact") != artifact:
-        raise UserError(
-            f"{folder} was built as {facts.get('artifact')}, what is missing is {artifact}: it is of another step, or "
-            "the recipe, a checkpoint or the tools have changed since; then print the script again"
-        )
+    require_result(folder, facts.get("artifact"), artifact, "was built as")
     return facts
 
 
@@ -162,20 +151,8 @@ class RemoteEngine:
         return self.step.partition(".")[2]
 
     @property
-    def variable(self) -> str:
-        return f"{self.role.upper()}_CHECKPOINT"
-
-    @property
-    def checkpoint(self) -> str:
-        return shlex.quote(str(self.job.checkpoint))
-
-    @property
     def bytes(self) -> str:
         return human_bytes(files.tree_bytes(self.job.checkpoint))
-
-    @property
-    def shown(self) -> str:
-        return shlex.quote(shlex.join(self.job.shown))
 
     @property
     def shm_mib(self) -> int:
@@ -192,35 +169,39 @@ class RemoteEngine:
         return [shlex.join(line) for line in lines]
 
 
-def render(recipe: str, words: str, engines: Sequence[RemoteEngine]) -> str:
-    """The script. `recipe`: its name; `words`: how the recipe is called on the command line, quoted for a shell."""
+def write_engine_script(
+    path: Path, recipe: str, arguments: str, engines: Sequence[RemoteEngine]
+) -> HandoverScript:
+    """Write the script that builds engines.
+
+    Args:
+        path: File of the script.
+        recipe: Name of the recipe.
+        arguments: How recipe and store are called on the command line, quoted for a shell.
+        engines: Engines of one recipe.
+    """
     jobs = [engine.job for engine in engines]
     version = jobs[0].version
     roles = " and ".join(f"{engine.role} ({_ranks(engine.job.gpus)})" for engine in engines)
-    return shell_script(
+    folder = f"{recipe}-engines"
+    results = ((one.step, f"{folder}/{one.role}", f"$OUT/{one.role}") for one in engines)
+    names = tuple(engine.step for engine in engines)
+    return HandoverScript(path, names, folder, adopt_commands(arguments, results)).write(
         __package__,
         "script.sh.j2",
         title=f"Engines of {recipe}: {roles}, built by trtllm-build of TensorRT-LLM {version}.",
-        recipe=recipe,
-        words=words,
-        quoted_words=shlex.quote(words),
+        done="The engines are in $OUT.",
         engines=engines,
-        folder=folder_name(recipe),
         gpu=jobs[0].gpu,
         sm=jobs[0].sm,
         version=version,
         image=jobs[0].image,
         workers=max(job.workers for job in jobs),
-        container_options=shlex.join(launch_facts(version).container_options),
+        container_options=launch_facts(version).container_options,
         checkpoint=CHECKPOINT,
         engine=ENGINE_MOUNT,
         work=WORK,
     )
-
-
-def folder_name(recipe: str) -> str:
-    """Name of the folder in which the script leaves one folder for each engine."""
-    return f"{recipe}-engines"
 
 
 def _ranks(count: int) -> str:

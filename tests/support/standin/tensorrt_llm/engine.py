@@ -1,4 +1,8 @@
-"""LLM and RequestOutput: `async for` over an output gives the same object each time, with more text."""
+"""LLM and RequestOutput: `async for` over an output gives the same object each time, with more text.
+
+Text and stop words are upstream's (`behaviours` in llm_calls.yaml): in a stream nothing is held back, and what the
+first tokens of a stop word added to the text stays there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, make_dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,33 +22,32 @@ from typing import Any
 import tokenizers
 import torch
 
-from pipeline.contracts import llm_args
+from tensorrt_llm.llmapi import RequestError
 from tensorrt_llm.llmapi.llm_utils import Decoding
+from tensorrt_llm.release import ATTRIBUTES, VERSION, method, signature
 from tensorrt_llm.sampling_params import SamplingParams
 
-VERSION = os.environ.get("STANDIN_VERSION", "1.2.1")
+# isort: split
+# Found by `release`, which knows where it lies.
+from pipeline.contracts import llm_args
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"  # a token each
 EMOJI = "emoji"  # a word of a prompt whose answer has characters of several tokens
 ENDLESS, SHORT, BREAKS = "endless", "short", "breaks"  # words of a prompt that decide how the answer ends
-SAMPLING = (
-    "sampling"  # a word of a prompt that is answered by the arguments of SamplingParams that are not defaults
-)
+# Words of a prompt that is answered by the arguments that are not defaults: of SamplingParams, and of the call.
+SAMPLING, CALL = "sampling", "the call"
 VOCAB_SIZE = 300
+OWN_LOG_PROB = -0.25  # of each token of an answer; the alternatives are more probable
+
+CompletionOutput = make_dataclass(
+    "CompletionOutput", [(name, Any, None) for name in ATTRIBUTES["CompletionOutput"]]
+)
 
 
-class RequestError(RuntimeError):
-    """What upstream raises where an answer is awaited."""
-
-
-@dataclass
-class CompletionOutput:
-    index: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    finish_reason: str | None = None
-    stop_reason: str | None = None
-    request_perf_metrics: Any = None
+@dataclass(slots=True)
+class Logprob:
+    logprob: float
+    rank: int | None = None
 
 
 class LLM:
@@ -70,8 +73,9 @@ class LLM:
         self.tokenizer = Tokenizer(Path(given["model"]))
         self._status = _Status(gpus=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
+    @method("LLM.generate_async")
     def generate_async(
-        self, inputs: str | list[int], sampling_params: SamplingParams | None = None, streaming: bool = False
+        self, inputs: str | list[int], sampling_params: SamplingParams | None, streaming: bool, **others: Any
     ) -> RequestOutput:
         asyncio.get_running_loop()  # upstream's answers come on the loop that asked for them
         if isinstance(inputs, list) and all(isinstance(token, int) for token in inputs):
@@ -80,20 +84,26 @@ class LLM:
             ids = self.tokenizer.encode(inputs)
         else:
             raise TypeError(f"inputs must be a text or token ids, not {type(inputs).__name__}")
+        if not isinstance(streaming, bool):
+            raise TypeError(f"streaming must be a bool, not {streaming!r}")
         params = sampling_params or SamplingParams()
-        length = len(inputs.split()) + params.max_tokens
-        if length > self.arguments["max_seq_len"]:
-            raise ValueError(
-                f"The sum of prompt length and max_tokens ({length}) should not exceed "
-                f"max_seq_len ({self.arguments['max_seq_len']})"
+        most = self.arguments.get("max_num_tokens")
+        if most and len(ids) > most:
+            raise RequestError(
+                f"The sum of prompt length ({float(len(ids))}), query length (0) should not exceed "
+                f"max_num_tokens ({most})"
             )
         if params.guided_decoding is not None and not given_backend(self.arguments):
             raise ValueError("guided_decoding: the LLM was started without guided_decoding_backend")
-        output = RequestOutput(inputs, ids, params, streaming, self._status, self.tokenizer)
+        defaults = signature("LLM.generate_async").parameters
+        changed = {name: value for name, value in others.items() if value != defaults[name].default}
+        said = f"{params.changed}" if SAMPLING in inputs else f"{changed}" if CALL in inputs else ""
+        output = RequestOutput(inputs, ids, params, streaming, self._status, self.tokenizer, said)
         if params.return_context_logits:
             output.context_logits = context_logits(ids)
         return output
 
+    @method("LLM.shutdown")
     def shutdown(self) -> None:
         self._status.note(shut_down=1)
 
@@ -106,12 +116,12 @@ class Tokenizer:
         self.letters = [self.encode(letter)[0] for letter in LETTERS]
         self.emoji = self.encode("😀")
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def after(self, ids: list[int], seed: int, *, emoji: bool) -> int:
@@ -144,19 +154,30 @@ class RequestOutput:
         streaming: bool,
         status: _Status,
         tokenizer: Tokenizer,
+        said: str,
     ) -> None:
-        self.prompt, self.outputs, self.finished = prompt, [CompletionOutput()], False
-        self.prompt_token_ids, self._tokenizer = ids, tokenizer
+        for name in ATTRIBUTES["RequestOutput"]:
+            setattr(self, name, None)
+        self.outputs = [CompletionOutput(index=0, text="", token_ids=[], logprobs=[])]
+        self.finished = False
+        self.prompt, self.prompt_token_ids = prompt, ids
         self.context_logits: torch.Tensor | None = None
-        self._params, self._streaming, self._status = params, streaming, status
-        self._aborted = False
+        self._params, self._streaming, self._status, self._said = params, streaming, status, said
+        self._tokenizer, self._decoded = tokenizer, list[int]()  # tokens that are in the text of a stream
+        self._stops = {word: tokenizer.encode(word, add_special_tokens=False) for word in params.stops}
+        self._aborted = self._stopped_in_text = False
         self._steps: asyncio.Queue[Exception | None] = asyncio.Queue()
         self._began = time.monotonic()
         self._engine = asyncio.get_running_loop().create_task(self._run())  # it goes on, whoever reads
 
+    @method("RequestOutput.abort")
     def abort(self) -> None:
         self._status.note(aborted=1)
         self._aborted = True
+
+    @method("RequestOutput.aborted")
+    def aborted(self) -> bool:
+        return self._aborted
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self
@@ -179,51 +200,67 @@ class RequestOutput:
                 self._step(out, count)
                 if self.finished or self._streaming:
                     self._steps.put_nowait(None)
+            while self._stopped_in_text and not self._aborted and count < self._params.max_tokens:
+                await asyncio.sleep(seconds)
+                count += 1
+                self._status.note(tokens=1)
         except RequestError as error:
             self._steps.put_nowait(error)
         finally:
             self._status.note(active=-1)
 
-    def _step(self, out: CompletionOutput, count: int) -> None:
+    def _step(self, out: Any, count: int) -> None:
         if BREAKS in self.prompt and count > 3:
             raise RequestError("the engine\nran out of luck")
         ids, seed = [*self.prompt_token_ids, *out.token_ids], self._params.seed or 0
+        before = len(out.token_ids)
         out.token_ids.append(self._tokenizer.after(ids, seed, emoji=EMOJI in self.prompt))
-        guide = self._params.guided_decoding or (SAMPLING in self.prompt and self._params.changed)
-        # The form itself, a letter a token; else whole characters.
-        text = self._tokenizer.decode(out.token_ids)
-        out.text = f"{guide}"[:count] if guide else text.rstrip("\ufffd")
         self._status.note(tokens=1)
         if self._params.logprobs is not None:
-            out.cumulative_logprob = -0.25 * count
-        self._end(out, count)
+            out.cumulative_logprob = OWN_LOG_PROB * count
+            out.logprobs.append(log_probs(out.token_ids[-1], self._params.logprobs))
+        self._end_by_tokens(out, count)
+        guide = self._params.guided_decoding or self._said
+        if guide:  # the form itself, a letter a token
+            out.text = f"{guide}"[:count]
+        elif self._streaming:
+            self._decoded += out.token_ids[before:]
+            out.text = self._tokenizer.decode(self._decoded).rstrip("\ufffd")
+        else:
+            out.text = self._tokenizer.decode(out.token_ids)
+        self._end_by_text(out)
         if self.finished and self._params.return_perf_metrics:
             out.request_perf_metrics = self._metrics(count)
 
-    def _end(self, out: CompletionOutput, count: int) -> None:
-        found = [word for word in self._params.stops if word in out.text]
-        # Stop words match over the border between prompt and answer.
-        if not found and (borders := self._stops_over_border(out)):
-            out.finish_reason, out.stop_reason = "stop", borders[0]
+    def _end_by_tokens(self, out: Any, count: int) -> None:
+        """Stop words match over the border between prompt and answer, but are taken out of the answer alone."""
+        both = [*self.prompt_token_ids, *out.token_ids]
         if self._aborted:
             out.finish_reason = "cancelled"
-        elif found:
-            first = min(found, key=out.text.index)
-            out.text = out.text[: out.text.index(first)]
-            out.finish_reason, out.stop_reason = "stop", first
+        elif any(both[-len(ids) :] == ids for ids in self._stops.values()):
+            out.finish_reason = "stop"
+            for word, ids in self._stops.items():
+                if out.token_ids[-len(ids) :] == ids:
+                    out.stop_reason = word
+                    if not self._params.include_stop_str_in_output:
+                        out.token_ids = out.token_ids[: -len(ids)]
+                    break
         elif SHORT in self.prompt and count == 5:
             out.finish_reason = "stop"
         elif count == self._params.max_tokens:
             out.finish_reason = "length"
         self.finished = out.finish_reason is not None
-        if not self.finished:
-            begun = [word[:n] for word in self._params.stops for n in range(1, len(word))]
-            held = max((len(part) for part in begun if out.text.endswith(part)), default=0)
-            out.text = out.text[: len(out.text) - held]
 
-    def _stops_over_border(self, out: CompletionOutput) -> list[str]:
-        both = self._tokenizer.decode([*self.prompt_token_ids[-40:], *out.token_ids])
-        return [word for word in self._params.stops if both.endswith(word)]
+    def _end_by_text(self, out: Any) -> None:
+        for word in self._stops:
+            if word in out.text and out.finish_reason != "cancelled":
+                end = out.text.index(word)
+                out.text = out.text[: end + len(word) if self._params.include_stop_str_in_output else end]
+                # The engine does not know of it, if it has not found the word, too.
+                self._stopped_in_text = out.finish_reason is None
+                self._aborted = VERSION < "1.3"
+                out.finish_reason, out.stop_reason, self.finished = "stop", word, True
+                break
 
     def _metrics(self, count: int) -> Any:
         arrival = timedelta(seconds=self._began)
@@ -246,6 +283,12 @@ class RequestOutput:
                 acceptance_rate=0.75, total_accepted_draft_tokens=3 * count, total_draft_tokens=4 * count
             ),
         )
+
+
+def log_probs(token: int, k: int) -> dict[int, Logprob]:
+    """The k most probable tokens, the tokens above this one; then this one."""
+    tops = {(token + n) % VOCAB_SIZE: Logprob(-0.01 * n, n) for n in range(1, k + 1)}
+    return {**tops, token: Logprob(OWN_LOG_PROB, k + 1)}
 
 
 class _Status:

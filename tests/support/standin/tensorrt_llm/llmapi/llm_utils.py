@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
+
+from tensorrt_llm.release import VERSION, bound
 
 
 class Decoding:
@@ -13,7 +14,8 @@ class Decoding:
         self.settings = settings
 
 
-def update_llm_args_with_extra_dict(llm_args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    if "speculative_config" in extra and os.environ.get("STANDIN_VERSION", "1.2.1") < "1.3":
+def update_llm_args_with_extra_dict(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    given, extra, _ = bound("update_llm_args_with_extra_dict", *args, **kwargs).values()
+    if "speculative_config" in extra and VERSION < "1.3":
         extra = {**extra, "speculative_config": Decoding(extra["speculative_config"])}
-    return llm_args | extra
+    return {**given, **extra}

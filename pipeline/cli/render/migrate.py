@@ -1,0 +1,132 @@
+"""Output of `pipeline migrate`: one list of records as text, as JSON and as tables in Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from pipeline.cli.output import aligned
+from pipeline.cli.render.memory import Look
+from pipeline.cli.render.speed import number
+from pipeline.prepare.migration import Migration
+from pipeline.prepare.migration_changes import Change, Figure, figures, written
+from pipeline.printable import json_text
+from pipeline.recipe import CpuRuntime, Recipe
+
+SCHEMA = "pipeline.migrate/1"
+_SIDES = ("engines", "LLM API")
+# Title -> places and effects of its records.
+_GROUPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Recipe": (("recipe",), ("changed", "removed", "means")),
+    "Settings of the engine, and the argument that says the same": (("engine", "triton"), ("carried over",)),
+    "Settings of the engine without counterpart": (("engine", "triton"), ("no counterpart",)),
+    "Requests that go to Triton itself": (("requests",), ("changed", "no counterpart")),
+}
+
+
+def migration_text(found: Migration) -> str:
+    """Write all records and both plans for people."""
+    return "\n".join(line.rstrip() for line in _text(found, Look.of_output().width))
+
+
+def migration_markdown(found: Migration) -> str:
+    """Write the same as tables."""
+    return "\n".join(_markdown(found)) + "\n"
+
+
+def migration_json(found: Migration, file: Path | None) -> str:
+    """Write the same as JSON.
+
+    Args:
+        file: File that the recipe was written to; None where nothing was.
+    """
+    document = {
+        "schema": SCHEMA,
+        "name": found.after.name,
+        "file": None if file is None else str(file.absolute()),
+        "engines": _release(found.before),
+        "llm_api": _release(found.after),
+        "changes": [asdict(one) for one in found.changes],
+        "figures": [asdict(one) for one in figures(found.reports)],
+        "verdicts": [report.verdict for report in found.reports],
+        "refused": [report.refused for report in found.reports],
+        "recipe": found.after.model_dump(mode="json"),
+        "yaml": found.text,
+    }
+    return json_text(document, indent=2) + "\n"
+
+
+def _text(found: Migration, width: int) -> Iterator[str]:
+    yield _title(found)
+    for name, records in _groups(found):
+        yield ""
+        yield name
+        for reason, alike in groupby(records, key=lambda one: one.reason):
+            yield from (f"  {_said(one)}" for one in alike)
+            yield from (f"      {line}" for line in textwrap.wrap(reason, width - 6))
+    yield ""
+    rows = [(_label(one), _value(one.before), _value(one.after)) for one in figures(found.reports)]
+    yield from aligned([("Plan", *_SIDES), *((f"  {name}", *values) for name, *values in rows)])
+    yield ""
+    for side, report in zip(_SIDES, found.reports, strict=True):
+        yield from textwrap.wrap(f"{side}: {report.verdict}", width)
+
+
+def _markdown(found: Migration) -> Iterator[str]:
+    yield f"# {_title(found)}"
+    for name, records in _groups(found):
+        yield from ("", f"## {name}", "", "| before | now | why | source |", "| --- | --- | --- | --- |")
+        for one in records:
+            now = "–" if one.new_key is None else f"`{_pair(one.new_key, one.after)}`"
+            cells = (
+                f"`{_pair(one.key, one.before)}`",
+                now,
+                one.reason or "another name",
+                "; ".join(one.sources),
+            )
+            yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+    yield from ("", "## Plan", "", f"| | {' | '.join(_SIDES)} |", "| --- | --- | --- |")
+    for figure in figures(found.reports):
+        yield f"| {_label(figure)} | {_value(figure.before)} | {_value(figure.after)} |"
+    before, after = (report.verdict for report in found.reports)
+    yield f"| verdict | {before} | {after} |"
+
+
+def _title(found: Migration) -> str:
+    before, after = (_release(one) for one in (found.before, found.after))
+    return f"{found.after.name}: {before['runtime']} {before['version']} to {after['runtime']} {after['version']}"
+
+
+def _release(recipe: Recipe) -> dict[str, str]:
+    assert not isinstance(recipe.runtime, CpuRuntime), "both are of TensorRT-LLM"
+    return {"runtime": recipe.runtime.kind, "version": recipe.runtime.version, "gpu": recipe.runtime.gpu}
+
+
+def _groups(found: Migration) -> Iterator[tuple[str, list[Change]]]:
+    for name, (places, effects) in _GROUPS.items():
+        records = [one for one in found.changes if one.place in places and one.effect in effects]
+        if records:
+            yield name, records
+
+
+def _said(one: Change) -> str:
+    now = "" if one.new_key is None else f" -> {_pair(one.new_key, one.after)}"
+    return f"{_pair(one.key, one.before)}{' -> left out' if one.effect == 'removed' else now}"
+
+
+def _pair(key: str, value: object) -> str:
+    text = written(value)
+    return key if text == key else f"{key} {text}"
+
+
+def _label(one: Figure) -> str:
+    return f"{one.name}, {one.unit}" if one.unit else one.name
+
+
+def _value(value: float | str | None) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else str(value) if isinstance(value, int) else number(value)
