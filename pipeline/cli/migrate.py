@@ -11,6 +11,7 @@ import click
 from pipeline.cli.options import Verb, json_option, open_store, recipe_argument
 from pipeline.cli.output import note, reporter
 from pipeline.cli.settings_options import options_of
+from pipeline.extras import missing
 from pipeline.plan.settings import MigrateSettings
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ def command(
 
 
 def _servable(found: Migration, store: Store) -> tuple[Path, ...]:
-    from pipeline.bench.compare.sources import servable_packages
-
+    try:
+        from pipeline.bench.compare.sources import servable_packages
+    except ImportError as error:
+        raise missing("comparing", error, "bench") from error
     return servable_packages((found.before, found.after), store)
 
 
@@ -88,7 +91,7 @@ def _say_next(found: Migration, file: Path, store: Store, *, dry_run: bool) -> N
     if dry_run:
         click.echo(f"\n{found.text}", nl=False)
         return
-    if not found.keeps_comments:
+    if not found.keeps_comments and found.before.provenance.file is not None:
         note("the comments of the old file could not be kept: its values cannot be changed in place")
     named = shlex.join((str(file.absolute()), *store.words))
     click.echo(f"\nwrote {file}")

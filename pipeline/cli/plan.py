@@ -174,6 +174,35 @@ def calibrate(
 
 
 @command.command()
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER…",
+)
+@json_option
+def models(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List what published checkpoints hold, by their config.json and hf_quant_config.json.
+
+    FOLDER is a checkpoint, or holds folders of checkpoints. For each: parameters in all and active, bytes of weights by
+    format, and bytes that are kept of a token and of a sequence; in brackets what its name or its index says.
+
+    Exit code 2 if one of them cannot be read; the output says why.
+
+    \b
+    pipeline plan models ~/checkpoints
+    """
+    from pipeline.cli.render.checkpoints import models_json, models_lines
+    from pipeline.plan.checkpoint_summary import summaries
+
+    found = summaries(folders)
+    click.echo(models_json(found) if as_json else "\n".join(models_lines(found)))
+    if any(one.sizes is None for one in found):
+        sys.exit(UserError.exit_code)
+
+
+@command.command()
 @json_option
 def accuracy(as_json: bool) -> None:
     """Compare the forecasts of memory and speed with measurements.

@@ -97,7 +97,7 @@ def linear_bytes(
         rows: outputs.
         columns: inputs.
         form: a format of the recipe, or a published one such as `fp8_block`.
-        awq_block: inputs that share a scale in AWQ.
+        awq_block: inputs that share a scale, in formats that leave it open.
         dtype: type of weights that are not quantized.
         bits: average of a weight where the format is `auto`.
 
@@ -109,7 +109,7 @@ def linear_bytes(
     if form == "auto":
         return math.ceil(rows * columns * (bits or 16) / 8)
     facts: Mapping[str, float] = _data()["weights"]["formats"][form]
-    group = facts.get("group_size", awq_block)
+    group = facts.get("group_size") or min(awq_block, columns)
     tile = facts.get("tile_size", 1)
     return math.ceil(
         facts["weight"] * rows * columns
@@ -126,20 +126,10 @@ def formats() -> tuple[str, ...]:
     return ("none", "auto", *_data()["weights"]["formats"])
 
 
-def is_experts_only(form: str) -> bool:
-    """Whether a format leaves all matrices but those of experts as they are."""
-    return form in _data()["weights"]["experts_only"]
-
-
 def mxfp4_multiples() -> Mapping[str, int]:
     """Sizes to which kernels round up the `hidden` size and the `inner` size of experts."""
     found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
     return found
-
-
-def counted_classes() -> tuple[str, ...]:
-    """Classes of models whose weights are counted matrix by matrix: "LlamaForCausalLM", …"""
-    return tuple(_data()["weights"]["classes"])
 
 
 def dtypes() -> tuple[str, ...]:
@@ -163,10 +153,9 @@ def sources(section: str) -> tuple[str, ...]:
     return tuple(facts["sources"][name] for name in facts[section]["source"])
 
 
-def latent_bytes_per_token(*, layers: int, rank: int, rope: int, kv_cache: str) -> int:
-    """Bytes of one token's compressed vector (multi-head latent attention), which every rank keeps whole."""
-    size = float(_data()["kv_cache"]["bytes"][kv_cache])
-    return math.ceil(layers * (rank + rope) * size)
+def kv_number_bytes(kv_cache: str) -> float:
+    """Bytes of one number of keys and values. Raises KeyError for an unknown type."""
+    return float(_data()["kv_cache"]["bytes"][kv_cache])
 
 
 def kv_bytes_per_token(
@@ -183,7 +172,7 @@ def kv_bytes_per_token(
     Raises:
         KeyError: the data type of the KV cache (`kv_cache`: bfloat16, fp8, …) is not known.
     """
-    size = float(_data()["kv_cache"]["bytes"][kv_cache])
+    size = kv_number_bytes(kv_cache)
     numbers = 2 * math.ceil(layers / pipeline_parallel) * math.ceil(kv_heads / tensor_parallel) * head_size
     return math.ceil(numbers * size)
 

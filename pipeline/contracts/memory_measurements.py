@@ -33,7 +33,7 @@ class LoadLog:
     kv_cache: str
     fraction: float
     block_tokens: int
-    sizes: ModelSizes
+    config: Mapping[str, Any]  # of the model, as config.json has it
     engine_mib: float  # weights
     context_mib: float  # activations
     runtime_mib: float
@@ -41,6 +41,13 @@ class LoadLog:
     available_gib: float  # after all of it
     blocks: int
     source: tuple[str, ...]
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """Sizes of the model."""
+        found = ModelSizes.from_config(self.config)
+        assert found is not None, "the data are read by a test"
+        return found
 
 
 def capacity_points() -> tuple[CapacityPoint, ...]:
@@ -50,10 +57,7 @@ def capacity_points() -> tuple[CapacityPoint, ...]:
 
 def load_logs() -> tuple[LoadLog, ...]:
     """List all published logs of engines."""
-    return tuple(
-        LoadLog(**{**_sourced(entry), "sizes": ModelSizes(**entry["sizes"])})
-        for entry in _data()["load_logs"]
-    )
+    return tuple(LoadLog(**_sourced(entry)) for entry in _data()["load_logs"])
 
 
 def _sourced(entry: Mapping[str, Any]) -> dict[str, Any]:

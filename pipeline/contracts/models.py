@@ -23,11 +23,7 @@ from pipeline.models.sizes import ModelSizes
 
 def known_model(repo: str) -> ModelSizes | None:
     """Return the sizes of a repository of the hub, or None if they are not among the data."""
-    entry = _data().get(repo)
-    if entry is None:
-        return None
-    named = {name: value for name, value in entry.items() if name != "source"}
-    return ModelSizes(**{**named, "windows": tuple(named.get("windows", ()))})
+    return _sizes(repo) if repo in _data() else None
 
 
 def known_models() -> tuple[str, ...]:
@@ -40,6 +36,11 @@ def _files() -> Iterator[Mapping[str, Any]]:
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             yield read_facts(f"models/{file.name}")
+
+
+@cache
+def _sizes(repo: str) -> ModelSizes | None:
+    return ModelSizes.from_config(_data()[repo])
 
 
 @cache

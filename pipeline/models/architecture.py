@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Fault, InvalidInput, SourceError
+from pipeline.models.config_values import MAX_LAYERS, MAX_SIZE, class_of, declared_dtype
 from pipeline.models.rope import Rope, rope_faults
-from pipeline.models.sizes import class_of, declared_dtype, read_sizes, size_faults
+from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.reading import read_json
 
 FAMILIES: Mapping[str, str] = {
@@ -90,7 +91,7 @@ class Architecture:
             InvalidInput: with every reason why the model cannot be built.
         """
         try:
-            faults = list(_faults(config))
+            faults = list(_faults(config)) or list(config_faults(_plain(config)))
             if not faults:
                 return cls._of(config)
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -102,7 +103,11 @@ class Architecture:
 
     @classmethod
     def _of(cls, config: Mapping[str, Any]) -> Architecture:
-        sizes, family = read_sizes(config), FAMILIES[class_of(config)]
+        # How weights are stored is not asked here: those that we cannot dequantize have an architecture, too.
+        sizes, family = ModelSizes.from_config(_plain(config)), FAMILIES[class_of(config)]
+        assert sizes is not None, "its faults were looked for"
+        held = {tensor.name for tensor in sizes.blocks[0].weights}
+        attention = "layers.0.self_attn."
         eos = config.get("eos_token_id")
         return cls(
             family=family,
@@ -118,10 +123,10 @@ class Architecture:
             norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
             rope=Rope.from_config(config),
             tied=sizes.tied,
-            qkv_bias=sizes.qkv_bias,
-            output_bias=sizes.output_bias,
-            mlp_bias=sizes.mlp_bias,
-            qk_norm=sizes.qk_norm,
+            qkv_bias=f"{attention}q_proj.bias" in held,
+            output_bias=f"{attention}o_proj.bias" in held,
+            mlp_bias="layers.0.mlp.up_proj.bias" in held,
+            qk_norm=f"{attention}q_norm" in held,
             windows=tuple(window or None for window in sizes.windows) or (None,) * sizes.layers,
             dtype=declared_dtype(config) or "float32",
             bos_token_id=config.get("bos_token_id"),
@@ -183,6 +188,16 @@ class Architecture:
         return "model.embed_tokens.weight"
 
 
+_REQUIRED = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings",
+)  # fmt: skip
+
+
+def _plain(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in config.items() if key != "quantization_config"}
+
+
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "num_key_value_heads": int,
     "head_dim": int,
@@ -205,7 +220,10 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
         yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
         return  # another class has other keys
-    yield from size_faults(config)
+    for key in _REQUIRED:
+        value, most = config.get(key), MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            yield Fault(f"must be a positive number of at most {most}", key=key, value=value)
     for key, kind in _KINDS.items():
         if config.get(key) is not None and not isinstance(config[key], kind):
             yield Fault("is of another kind than it should be", key=key, value=config[key])

@@ -1,7 +1,8 @@
-"""Which layers of a checkpoint are quantized, and how: `quantization_config` and hf_quant_config.json.
+"""Which layers of a checkpoint of ours are quantized, and how: `quantization_config` and hf_quant_config.json.
 
 The names are ModelOpt's (0.37 to 0.47). config.json lacks the group size for AWQ as ModelOpt writes it, so
-the two files are read together, and must agree where both speak.
+the two files are read together, and must agree where both speak. Published checkpoints are quantized in many more ways
+(`pipeline.models.published`).
 """
 
 from __future__ import annotations
@@ -111,25 +112,6 @@ class CheckpointQuantization:
             excluded=tuple(map(str, excluded)),
             producer=f"{maker.get('name', '')} {maker.get('version', '')}".strip(),
         )
-
-
-def stored_format(config: Mapping[str, Any]) -> str:
-    """Name the format of the weights that a config.json describes, whoever quantized them.
-
-    Returns:
-        "none" if they are not quantized; a recipe's format; "fp8_block" (FP8 with a scale for each block, as DeepSeek
-        publishes it); or the quantization method's own name if it is none of those.
-    """
-    settings = config.get("quantization_config") or {}
-    method = str(settings.get("quant_method") or "")
-    if method == "fp8":
-        return "fp8_block" if settings.get("weight_block_size") else "fp8"
-    if method == "awq" and settings.get("bits", 4) == 4:
-        return str(Format.INT4_AWQ)
-    if method == "modelopt":
-        algorithm = str(settings.get("quant_algo") or "none")
-        return str(ALGORITHMS.get(algorithm, algorithm))
-    return method or ("none" if not settings else "quantization_config without quant_method")
 
 
 def _check_agreement(

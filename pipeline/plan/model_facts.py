@@ -138,10 +138,12 @@ def read_model_facts(folder: Path) -> ModelFacts:
     """
     try:
         config = read_json(folder / "config.json")
+        beside = folder / "hf_quant_config.json"
+        quantization = read_json(beside) if beside.exists() else None
     except UnreadableFile:
         return ModelFacts()
     return ModelFacts(
-        sizes=ModelSizes.from_config(config),
+        sizes=ModelSizes.from_config(config, quantization),
         architecture=class_of(config),
         config_faults=_faults(config),
         has_tokenizer=(folder / "tokenizer.json").is_file(),

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu as gpu_of
 from pipeline.contracts.releases import half
 from pipeline.errors import Fault, InvalidInput, UserError
@@ -159,9 +158,8 @@ class _Draft:
                 f"{source}: its sizes are not among those that are known, and HF_HUB_OFFLINE forbids to ask the Hub"
             )
         if probe.sizes is None:
-            classes = ", ".join(engine_memory.counted_classes())
             raise UserError(
-                f"{source} is a {probe.architecture}, whose sizes cannot be read; supported are {classes}"
+                f"{source} is a {probe.architecture}, whose sizes cannot be read: {probe.unknown}"
             )
         self.sizes = probe.sizes
 

@@ -7,16 +7,15 @@ each safetensors file are asked for; no weights are downloaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.contracts import engine_memory
 from pipeline.contracts.models import known_model
 from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
 from pipeline.extras import missing
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import WeightTotals, read_totals
-from pipeline.models.sizes import ModelSizes, class_of, config_faults
+from pipeline.models.sizes import ModelSizes, class_of, config_faults, unknown_parts
 from pipeline.plan.model_facts import recipe_checkpoints
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json
@@ -24,18 +23,19 @@ from pipeline.recipe import Checkpoint, HubSource, Recipe
 from pipeline.sources import find_fetched, is_offline
 from pipeline.store import Store
 
-_CONFIG = "config.json"
+_CONFIG, _QUANTIZATION = "config.json", "hf_quant_config.json"
 _CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """Facts of config.json and the headers of a model's files."""
+    """Facts of config.json, hf_quant_config.json and the headers of a model's files."""
 
-    sizes: ModelSizes | None  # None: config.json names a class whose sizes are not understood
+    sizes: ModelSizes | None  # None: config.json names something that is not known
     origin: str  # "known", a folder, or "hub"
     architecture: str  # the class that config.json names: "LlamaForCausalLM"; "": none
     totals: WeightTotals | None = None  # by the headers; None: they were not read
+    unknown: str = ""  # what is not known, and what is
 
 
 def probe_models(
@@ -84,6 +84,7 @@ def _in_folder(folder: Path) -> ModelProbe:
     held = CheckpointFolder(folder)
     try:
         content = held.read(_CONFIG)
+        beside = held.read(_QUANTIZATION) if _QUANTIZATION in held.names else None
     except UnreadableFile as error:
         raise InvalidInput(str(folder), [error.fault]) from error
 
@@ -91,8 +92,8 @@ def _in_folder(folder: Path) -> ModelProbe:
         with held.open(name) as stream:
             return stream.read(size)
 
-    sizes, architecture = _read(content, str(folder / _CONFIG))
-    return ModelProbe(sizes, str(folder), architecture, _totals(_weights(held.names), start_of, str(folder)))
+    totals = _totals(_weights(held.names), start_of, str(folder))
+    return replace(_read(content, beside, str(folder)), origin=str(folder), totals=totals)
 
 
 def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> ModelProbe:
@@ -102,14 +103,15 @@ def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Mode
         raise missing(f"{source}: the Hub", error, "hub") from error
     hub = HubClient.from_environment()
     commit = hub.commit_of(source.repo, revision, progress.say)
-    config = hub.start_of(source.repo, commit, _CONFIG, _CONFIG_BYTES, progress.say)
-    sizes, architecture = _read(config, f"{source}/{_CONFIG}")
-    names = hub.files(source.repo, commit, progress.say)
 
     def start_of(name: str, size: int) -> bytes:
         return hub.start_of(source.repo, commit, name, size, progress.say)
 
-    return ModelProbe(sizes, "hub", architecture, _totals(_weights(names), start_of, str(source)))
+    config = start_of(_CONFIG, _CONFIG_BYTES)
+    names = hub.files(source.repo, commit, progress.say)
+    beside = start_of(_QUANTIZATION, _CONFIG_BYTES) if _QUANTIZATION in names else None
+    probe = _read(config, beside, str(source))
+    return replace(probe, totals=_totals(_weights(names), start_of, str(source)))
 
 
 def _weights(names: Iterable[str]) -> list[str]:
@@ -125,15 +127,16 @@ def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str)
         raise SourceError(f"{where}: {error}") from error
 
 
-def _read(content: bytes, where: str) -> tuple[ModelSizes | None, str]:
-    """Sizes and class by a config.json."""
+def _read(content: bytes, beside: bytes | None, where: str) -> ModelProbe:
+    """Sizes and class by a config.json and the statement of the quantization beside it."""
     try:
-        config = parse_json(content, where)
+        config = parse_json(content, f"{where}/{_CONFIG}")
+        quantization = None if beside is None else parse_json(beside, f"{where}/{_QUANTIZATION}")
     except UnreadableFile as error:
         raise InvalidInput(where, [error.fault]) from error
-    faults, architecture = config_faults(config), class_of(config)
-    if faults and architecture and architecture not in engine_memory.counted_classes():
-        return None, architecture  # another class has other keys
-    if faults:
-        raise InvalidInput(where, [Fault(f.problem, where=where, key=f.key, value=f.value) for f in faults])
-    return ModelSizes.from_config(config), architecture
+    architecture = class_of(config)
+    if architecture and (unknown := unknown_parts(config, quantization)):
+        return ModelProbe(None, "hub", architecture, unknown="; ".join(map(str, unknown)))
+    if faults := config_faults(config, quantization):
+        raise InvalidInput(where, [replace(fault, where=f"{where}/{_CONFIG}") for fault in faults])
+    return ModelProbe(ModelSizes.from_config(config, quantization), "hub", architecture)

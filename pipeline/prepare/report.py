@@ -11,15 +11,15 @@ from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, SourceError, UserError
 from pipeline.machine.host import processor_name
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import (
     Alternative,
     MemoryPlan,
-    ModelSpec,
     alternatives,
     deployment_spec,
     plan_memory,
 )
-from pipeline.plan.memory.tensors import parameter_counts, weight_bytes
+from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_format
 from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
 from pipeline.plan.performance import Forecast, forecast_recipe
 from pipeline.plan.performance.calibration import SpeedCalibration, calibration_file
@@ -216,7 +216,7 @@ def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) ->
         if role not in probes:
             raise UserError(f"the sizes of the {role} are not among those that we know; unset HF_HUB_OFFLINE")
         if role not in sizes:
-            raise UserError(f"the {role} is a {probes[role].architecture}, whose sizes cannot be read")
+            raise UserError(_unread(role, probes[role]))
     models = facts_from_sizes(sizes)
 
     def judge(changed: Recipe) -> tuple[str, ...]:
@@ -279,9 +279,9 @@ def _memory(
     unknown: dict[str, str],
 ) -> MemoryPlan | None:
     sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
-    unread = [f"the {role} is a {one.architecture}" for role, one in models.items() if one.sizes is None]
+    unread = [_unread(role, one) for role, one in models.items() if one.sizes is None]
     if unread:
-        unknown["memory"] = f"{', '.join(unread)}, whose sizes cannot be read"
+        unknown["memory"] = "; ".join(unread)
         return None
     try:
         demand = deployment_spec(
@@ -302,6 +302,10 @@ def _memory(
         return None
     unknown.setdefault("memory", "offline, and the sizes of a model are not among those that we know")
     return None
+
+
+def _unread(role: str, model: ModelProbe) -> str:
+    return f"the {role} is a {model.architecture}, whose sizes cannot be read: {model.unknown}"
 
 
 def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]:
@@ -325,14 +329,14 @@ def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
     if sizes is None or totals is None or not totals.bytes or chosen != "none":
         return 1.0
     if sizes.stored == "none":
-        return max(1.0, sum(parameter_counts(sizes).values()) / totals.weights)
-    return weight_bytes(ModelSpec(role, sizes, format=sizes.stored)) / totals.bytes
+        return max(1.0, _weights(sizes) / totals.weights)
+    return _published(sizes) / totals.bytes
 
 
 def _miscounted(role: str, model: ModelProbe) -> str:
     assert model.sizes is not None, "the caller looked"
     assert model.totals is not None, "the caller looked"
-    counted = weight_bytes(ModelSpec(role, model.sizes, format=model.sizes.stored)) / 2**30
+    counted = _published(model.sizes) / 2**30
     return (
         f"the files of the {role} hold {model.totals.bytes / 2**30:.1f} GiB, of which {counted:.1f} GiB would be "
         "explained by config.json: the checkpoint is not understood"
@@ -381,7 +385,17 @@ def _passes(provenance: RecipeProvenance, overrides: tuple[str, ...]) -> bool:
 def _unexplained(model: ModelProbe) -> int:
     if model.totals is None or model.sizes is None or model.sizes.stored != "none":
         return 0
-    return max(0, model.totals.weights - sum(parameter_counts(model.sizes).values()))
+    return max(0, model.totals.weights - _weights(model.sizes))
+
+
+def _weights(sizes: ModelSizes) -> int:
+    """Weights in the files of a checkpoint: those that are loaded, and those that predict further tokens."""
+    return sum(tensor.parameters for tensor in (*sizes.weights(), *sizes.draft))
+
+
+def _published(sizes: ModelSizes) -> int:
+    """Bytes of those weights as they are published."""
+    return sum(published_bytes_by_format((*sizes.weights(), *sizes.draft), sizes.dtype).values())
 
 
 def _bytes(model: ModelProbe) -> int | None:

@@ -37,6 +37,9 @@ def _sections(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tupl
     """Each section below a schema: the key that it stands at, and the name of its definition."""
     for key, value in schema["properties"].items():
         for name in _references(value):
+            # Any JSON value, for one, is no section.
+            if "properties" not in definitions[name]:
+                continue
             variant = _kind(definitions[name])
             path = f"{prefix}{key}" + (f" (kind: {variant})" if variant else "")
             yield path, name

@@ -28,7 +28,7 @@ RECIPES = {
 BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "cpu": (),
     "tensorrt": (("draft=null",),),
-    "ngrams": (("runtime.speculation=null",), ("runtime.version=1.3.0rc1",)),
+    "ngrams": (("runtime.speculation=null",), ("runtime.version=1.3.0rc29",)),
 }
 
 

@@ -42,6 +42,7 @@ def test_what_is_missing_is_said_at_once(
     ("words", "said"),
     [
         (("plan", "llama-3.1-8b-fp8"), "calibrate.target"),
+        (("migrate", "llama-3.1-8b-fp8", "--dry-run"), "capacity_scheduler_policy"),
         (("doctor", "tiny-cpu"), "is missing"),
     ],
 )

@@ -146,7 +146,7 @@ def test_what_lies_between_two_states_is_unverified_and_not_refused() -> None:
     for version, arguments in (
         ("1.3.0rc29", {"speculative_config": {"decoding_type": "MTP", "mtp_eagle_one_model": True}}),
         ("1.3.0rc29", {"speculative_config": {"decoding_type": "Eagle3", "eagle3_one_model": True}}),
-        ("1.3.0rc29", {"per_request_spec_decode_stats": True}),
+        ("1.3.0rc29", {"cache_transceiver_config": {"agent_bounce_buffer_enable": True}}),
         ("1.3.0rc29", {"moe_config": {"backend": "CUTEDSL_FC12"}}),
         ("1.4.0rc1", {"quite_another_thing": 1}),
     ):
@@ -155,6 +155,7 @@ def test_what_lies_between_two_states_is_unverified_and_not_refused() -> None:
         assert f"is not certain to be taken by TensorRT-LLM {version}" in str(fault)
     assert said("1.4.0rc1", max_batchsize=1)[0].endswith("(did you mean max_batch_size?)")
     assert said("1.3.0rc29", quite_another_thing=1) != []
+    assert "TensorRT-LLM 1.4.0rc1 takes it" in said("1.3.0rc29", per_request_spec_decode_stats=True)[0]
 
 
 def test_secondary_evidence_is_said() -> None:

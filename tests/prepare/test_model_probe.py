@@ -167,7 +167,7 @@ def test_every_fault_of_a_config_is_named(hub: LoopbackHub, recipe: Recipe, stor
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"{", "is not JSON"), (b"[1]", "is not an object"), (b"{}", "must be a positive number")],
+    [(b"{", "is not JSON"), (b"[1]", "is not an object"), (b"{}", "architectures: is not known")],
 )
 def test_a_local_config_that_is_none(content: bytes, problem: str, tmp_path: Path, store: Store) -> None:
     (tmp_path / "config.json").write_bytes(content)

@@ -79,7 +79,7 @@ TUNABLE_KEYS = (
         values=("guaranteed_no_evict", "max_utilization"),
     ),
     TunableKey(
-        "scheduler.max_queue_delay_us", ("cpu", "tensorrt"),
+        "scheduler.max_queue_delay_us", _ALL,
         "waiting to batch arrivals together: fuller batches before and behind the engine, and a later first token",
         values=(0, 100, 500, 2000),
     ),

@@ -22,6 +22,7 @@ from pipeline.plan.memory.tensors import (
     kv_formula,
     kv_token_bytes,
     mxfp4_padding,
+    sequence_state_bytes,
     weight_lines,
 )
 
@@ -44,6 +45,7 @@ def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
     """Everything on a rank but its KV caches."""
     held = [model for model in spec.models if index < model.split.world]
     lines = [_runtime(spec), *(line for model in held for line in _model(model, index, spec.is_gpu))]
+    lines += [line for model in held for line in _states(model, index, spec.concurrency)]
     left = spec.capacity - sum(line.bytes for line in lines)
     pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
     costs = {model.role: kv_token_bytes(model, index // model.split.tensor) for model in held}
@@ -70,6 +72,13 @@ def _cache_lines(spec: DeploymentSpec, rank: _LoadedRank, tokens: int) -> tuple[
         each = f"at most {size // count} bytes for each of {count} batch sizes"
         lines.append(MemoryLine("graphs", "", "CUDA graphs", size, each, engine_memory.sources("cuda_graph")))
     return tuple(lines)
+
+
+def _states(model: ModelSpec, index: int, sequences: int) -> Iterator[MemoryLine]:
+    """States of linear attention and Mamba, which are set aside for each sequence that may run at a time."""
+    if each := sequence_state_bytes(model, index // model.split.tensor):
+        text = f"{sequences} sequences * {each} bytes of states, whatever their length"
+        yield MemoryLine("kv_cache", model.role, "states", sequences * each, text, _kv())
 
 
 def _kv() -> tuple[str, ...]:

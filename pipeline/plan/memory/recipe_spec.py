@@ -72,12 +72,7 @@ def deployment_spec(
 
 def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
     """Parts of a model that are not understood, so that any figure would be a guess."""
-    classes, dtypes, forms = engine_memory.counted_classes(), engine_memory.dtypes(), engine_memory.formats()
-    if sizes.architecture not in classes:
-        yield (
-            f"the {role} is a {sizes.architecture or 'model of no named class'}, whose weights and KV cache are not "
-            f"understood; understood are {', '.join(classes)}"
-        )
+    dtypes, forms = engine_memory.dtypes(), engine_memory.formats()
     if form not in forms:
         yield (
             f"the weights of the {role} are published in {form}, whose bytes are not understood; understood are "
@@ -115,10 +110,13 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> M
 
 
 def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
-    """An engine takes the type from its calibrated checkpoint, the LLM API is told, and `cpu` keeps its own."""
+    """An engine takes the type from its calibrated checkpoint; the LLM API is told, or follows the published one; `cpu`
+    keeps its own."""
     if isinstance(recipe.runtime, CpuRuntime):
         return _PRECISIONS[recipe.runtime.precision]
     asked = recipe.quantization.kv_cache
+    if asked == "auto" and isinstance(recipe.runtime, PyTorchRuntime):
+        return sizes.kv_cache or sizes.dtype
     told = form != "none" or isinstance(recipe.runtime, PyTorchRuntime)
     return asked if told and asked != "auto" else sizes.dtype
 

@@ -35,7 +35,9 @@ class ModelSpec:
     role: str  # "target" | "draft"
     sizes: ModelSizes
     split: Parallelism = field(default_factory=Parallelism)
-    format: str = "none"  # of the weights: the recipe's words, or fp8_block
+    format: str = (
+        "none"  # of the weights; that of most of the published ones stands for all as they are published
+    )
     kv_cache: str = "bfloat16"  # data type of keys and values
     step_tokens: int = 8192  # max_num_tokens: in one step, of all requests
     block_tokens: int = 32  # of a page of the KV cache

@@ -307,7 +307,7 @@ def figure_source(figure: PublishedFigure) -> str:
 @cache
 def _sizes(name: str) -> ModelSizes:
     entry = _data()["models"][name]
-    known = known_model(entry["known"]) if "known" in entry else ModelSizes(**entry)
+    known = known_model(entry["known"]) if "known" in entry else ModelSizes.from_config(entry)
     assert known is not None, f"{name} is among the data"
     return known
 

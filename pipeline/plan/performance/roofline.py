@@ -19,18 +19,17 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import Arithmetic, GpuRates, gpu_generation
 from pipeline.contracts.releases import Track
+from pipeline.models.blocks import WeightTensor
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import (
-    WeightTensor,
     kv_token_bytes,
-    layer_kinds,
-    layer_tensors,
-    output_tensors,
     rank_part,
+    served_format,
     stage_layers,
+    stage_weights,
+    tensor_bytes,
 )
 from pipeline.resources import parse_yaml
 
@@ -102,6 +101,14 @@ _ARITHMETIC: dict[str, Arithmetic] = {
     "int8_sq": "int8",
     "nvfp4": "fp4",
     "mxfp4": "bf16",
+    "fp8_row": "fp8",
+    "mxfp8": "fp8",
+    "w4a16_nvfp4": "bf16",
+    "w4a8_nvfp4": "fp8",
+    "int4": "bf16",
+    "int4_zeros": "bf16",
+    "int8_row": "int8",
+    "int8_group": "bf16",
 }
 _ACTIVATION_BYTES = 2
 
@@ -140,35 +147,27 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
     """Count what a model asks of a rank, by the token and by the step."""
     sizes, split = model.sizes, model.split
     held = stage_layers(model, 0)
-    # With the number of layers that have each.
-    matrices = [
-        (tensor, count)
-        for index, count in layer_kinds(sizes, held).items()
-        for tensor in layer_tensors(sizes, index)
-        if tensor.columns > 1
-    ]
-    dense = [one for one in matrices if not one[0].is_expert]
-    experts = [one for one in matrices if one[0].is_expert]
+    matrices = [tensor for tensor in stage_weights(model, 0) if tensor.columns > 1]
+    dense = [tensor for tensor in matrices if not tensor.is_expert]
+    experts = [tensor for tensor in matrices if tensor.is_expert]
     share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
-    heads = [(tensor, 1) for tensor in _output(model)]
+    heads = _output(model)
     return ModelLoad(
         layers=len(held),
         stages=split.pipeline,
         ranks=split.tensor,
-        dense_bytes=sum(count * _bytes(tensor, model) for tensor, count in (*dense, *heads)),
-        expert_bytes=sum(count * _bytes(tensor, model) for tensor, count in experts),
+        dense_bytes=sum(tensor_bytes(tensor, model) for tensor in (*dense, *heads)),
+        expert_bytes=sum(tensor_bytes(tensor, model) for tensor in experts),
         experts=sizes.experts,
         experts_per_token=sizes.experts_per_token,
-        quantized_ops=sum(
-            count * _ops(one, model) for one, count in dense if one.format(model.format) != "none"
-        )
-        + share * sum(count * _ops(tensor, model) for tensor, count in experts),
-        plain_ops=sum(count * _ops(one, model) for one, count in dense if one.format(model.format) == "none"),
-        output_ops=sum(_ops(tensor, model) for tensor, _ in heads),
+        quantized_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) != "none")
+        + share * sum(_ops(tensor, model) for tensor in experts),
+        plain_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) == "none"),
+        output_ops=sum(_ops(tensor, model) for tensor in heads),
         arithmetic=_arithmetic(model.format, rates),
         kv_bytes=kv_token_bytes(model),
         pair_ops=4 * sizes.heads * sizes.head_dim * len(held) / split.tensor,
-        activation_bytes=sum(count * _activations(one, model, share) for one, count in matrices),
+        activation_bytes=sum(_activations(tensor, model, share) for tensor in matrices),
         exchange_bytes=sizes.hidden * _ACTIVATION_BYTES,
         exchanges=2 * len(held) if split.tensor > 1 else 0,
     )
@@ -181,25 +180,16 @@ def _arithmetic(form: str, rates: GpuRates) -> Arithmetic:
 
 def _output(model: ModelSpec) -> tuple[WeightTensor, ...]:
     """The output projection, which a tied model has too: it is its embedding."""
-    found = tuple(tensor for tensor in output_tensors(model.sizes) if tensor.kind == "lm_head")
+    found = tuple(tensor for tensor in model.sizes.last if tensor.kind == "lm_head")
     return found or (WeightTensor("lm_head", model.sizes.vocab, model.sizes.hidden, "vocabulary"),)
 
 
-def _bytes(tensor: WeightTensor, model: ModelSpec) -> float:
-    held = rank_part(tensor, model.sizes, model.split)
-    form = tensor.format(model.format)
-    each = engine_memory.linear_bytes(
-        held.rows, held.columns, form, awq_block=model.awq_block, dtype=model.sizes.dtype, bits=model.bits
-    )
-    return each * held.copies
-
-
 def _ops(tensor: WeightTensor, model: ModelSpec) -> float:
-    return 2.0 * rank_part(tensor, model.sizes, model.split).parameters
+    return 2.0 * rank_part(tensor, model.split).parameters
 
 
 def _activations(tensor: WeightTensor, model: ModelSpec, share: float) -> float:
-    held = rank_part(tensor, model.sizes, model.split)
+    held = rank_part(tensor, model.split)
     used = held.copies * share if tensor.is_expert else held.copies
     return _ACTIVATION_BYTES * (held.rows + held.columns) * used
 

@@ -13,7 +13,8 @@ from pipeline.contracts.gpus import gpu, gpus
 from pipeline.contracts.memory_measurements import capacity_points
 from pipeline.contracts.models import known_model
 from pipeline.errors import UserError
-from pipeline.models.sizes import LatentAttention, ModelSizes
+from pipeline.models.blocks import LatentAttention, latent_attention
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import (
     DeploymentSpec,
     ModelSpec,
@@ -107,16 +108,23 @@ def test_a_larger_gpu_never_holds_less(capacity: int, more: int) -> None:
 @given(layers=st.integers(1, 100), split=st.sampled_from([1, 2, 4, 8, 16]))
 @settings(max_examples=30)
 def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: int) -> None:
-    one = kv_token_bytes(ModelSpec("target", replace(LLAMA_8B, layers=1), Parallelism(tensor=split)))
-    assert (
-        kv_token_bytes(ModelSpec("target", replace(LLAMA_8B, layers=layers), Parallelism(tensor=split)))
-        == layers * one
+    one, many = (
+        kv_token_bytes(
+            ModelSpec(
+                "target",
+                replace(LLAMA_8B, layers=count, blocks=count * LLAMA_8B.blocks[:1]),
+                Parallelism(tensor=split),
+            )
+        )
+        for count in (1, layers)
     )
+    assert many == layers * one
     assert one == 2 * max(1, 8 // split) * 128 * 2  # beyond eight GPUs, each KV head is on several
 
 
 def test_a_token_of_latent_attention_is_the_same_on_every_rank() -> None:
-    sizes = replace(LLAMA_8B, layers=61, latent=LatentAttention(512, 64, 128, 128, 1536))
+    block = latent_attention(7168, 128, LatentAttention(512, 64, 128, 128, 1536))
+    sizes = replace(LLAMA_8B, layers=61, blocks=61 * (block,))
     costs = {kv_token_bytes(ModelSpec("target", sizes, Parallelism(tensor=split))) for split in (1, 8)}
     assert costs == {61 * (512 + 64) * 2}
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli.render.speed import forecast_lines
 from pipeline.contracts.models import known_model
 from pipeline.contracts.releases import Track
-from pipeline.models.sizes import LatentAttention
+from pipeline.models.blocks import LatentAttention
 from pipeline.plan.memory import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance import Workload, forecast
@@ -121,6 +121,8 @@ def test_what_does_not_fit_has_no_forecast() -> None:
     assert forecast(demand, "pytorch", Workload(1000, 100), Slo()) is None
 
 
+WINDOWED = known_model("openai/gpt-oss-120b")
+assert WINDOWED is not None
 LATENT = LatentAttention(kv_rank=512, rope=64, nope=128, value=128, query_rank=1536)
 
 
@@ -132,7 +134,7 @@ LATENT = LatentAttention(kv_rank=512, rope=64, nope=128, value=128, query_rank=1
         ("weights in int8_sq", "h100-sxm-80g", "tensorrt", {"format": "int8_sq"}, 64),
         ("multi-head latent attention", "h100-sxm-80g", "pytorch", {"latent": LATENT}, 64),
         ("experts of LlamaForCausalLM in fp8 on 1 GPU", "h100-sxm-80g", "pytorch", {"experts": 8}, 64),
-        ("layers that see a window", "h100-sxm-80g", "pytorch", {"windows": (128, 0)}, 64),
+        ("layers that see a window", "h100-sxm-80g", "pytorch", {"blocks": WINDOWED.blocks}, 64),
         ("8 pipeline stages", "h100-sxm-80g", "pytorch", {"split": Parallelism(pipeline=8)}, 64),
         ("16 GPUs", "h100-sxm-80g", "pytorch", {"split": Parallelism(tensor=16)}, 64),
         ("fewer than 7 requests at a time", "h100-sxm-80g", "pytorch", {}, 6),
@@ -146,7 +148,7 @@ def test_what_no_published_figure_is_of_has_no_bracket(
     sizes = known_model("meta-llama/Llama-3.1-8B-Instruct")
     assert sizes is not None
     of_need = {name: changes[name] for name in ("format", "split") if name in changes}
-    of_sizes = {name: changes[name] for name in ("latent", "experts", "windows") if name in changes}
+    of_sizes = {name: changes[name] for name in ("latent", "experts", "blocks") if name in changes}
     plain = ModelSpec("target", sizes, format="fp8")
     need = replace(plain, sizes=replace(sizes, **of_sizes), **of_need)
     drafts = "drafts" in changes

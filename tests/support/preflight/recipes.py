@@ -41,6 +41,7 @@ FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
+UNVERIFIED = arguments(cache_transceiver_config={"agent_bounce_buffer_enable": True})
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
@@ -334,6 +335,6 @@ CASES = [
     Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
     Case("llmapi.own_arguments", None, NVFP4),
     Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={enable_attention_dp: true}",)),
-    Case("llmapi.unverified", None, NVFP4, emitted=arguments(per_request_spec_decode_stats=True)),
-    Case("llmapi.unverified", "warning", NVFP4, CANDIDATE, emitted=arguments(per_request_spec_decode_stats=True)),
+    Case("llmapi.unverified", None, NVFP4, emitted=UNVERIFIED),
+    Case("llmapi.unverified", "warning", NVFP4, CANDIDATE, emitted=UNVERIFIED),
 ]  # fmt: skip

@@ -1,0 +1,77 @@
+"""Table of published checkpoints (`pipeline plan models`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from pipeline.plan.checkpoint_summary import CheckpointSummary, named_parameters
+from pipeline.plan.memory.tensors import active_parameters, parameter_counts
+
+_HEADER = (
+    "model",
+    "parameters",
+    "active",
+    "weights",
+    "by format",
+    "KV cache",
+    "a token",
+    "a sequence",
+    "layers",
+)
+
+
+def models_json(found: Sequence[CheckpointSummary]) -> str:
+    """Render every figure."""
+    return json.dumps({"schema": 1, "models": [one.document() for one in found]}, indent=2)
+
+
+def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
+    """Render a line for each checkpoint, published figures in brackets, and why others are refused."""
+    rows = [_HEADER, *(_row(one) for one in found if one.sizes is not None)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for one in found:
+        if one.sizes is None:
+            yield ""
+            yield f"{one.name}: cannot be read"
+            yield from (f"  {fault}" for fault in one.faults)
+
+
+def _row(one: CheckpointSummary) -> tuple[str, ...]:
+    assert one.sizes is not None, "the caller looked"
+    counts = parameter_counts(one.sizes)
+    named, active = named_parameters(one.name)
+    draft, vision = sum(weight.parameters for weight in one.sizes.draft), counts["vision"]
+    total = _billions(sum(counts.values()))
+    total += f", {_billions(vision)} of a tower" if vision else ""
+    total += f", and {_billions(draft)} MTP" if draft else ""
+    size = sum(one.bytes_by_format.values())
+    forms = ", ".join(f"{form} {_giga(count)}" for form, count in one.bytes_by_format.items())
+    kinds = (
+        f"{each.layers} {each.kind}" + (f" of {each.window}" if each.window else "") for each in one.caches
+    )
+    token, state = (
+        sum(each.token_bytes for each in one.caches),
+        sum(each.state_bytes for each in one.caches),
+    )
+    return (
+        one.name,
+        total + ("" if named is None else f" ({named / 1e9:g})"),
+        _billions(active_parameters(one.sizes)) + ("" if active is None else f" ({active / 1e9:g})"),
+        f"{_giga(size)} GB" + ("" if one.index_bytes is None else f" ({_giga(one.index_bytes)})"),
+        forms,
+        one.kv_cache,
+        f"{token / 1024:.1f} KiB",
+        f"{state / 2**20:.1f} MiB" if state else "-",
+        ", ".join(kinds),
+    )
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.2f} G"
+
+
+def _giga(size: int) -> str:
+    return f"{size / 1e9:.1f}"

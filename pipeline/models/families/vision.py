@@ -1,0 +1,190 @@
+"""Towers for images, and what joins them to the decoder. Every rank holds them whole, and they are never quantized."""
+
+from __future__ import annotations
+
+from pipeline.models.blocks import GATED, Block, feed_forward, linear, norms, vector
+from pipeline.models.config_values import ConfigValues
+from pipeline.models.families.base import hidden_size
+
+_FC = ("fc1", "fc2")
+
+
+def _matrix(name: str, rows: int, columns: int, *, bias: bool = True) -> Block:
+    return Block(linear("vision", name, rows, columns, bias=bias))
+
+
+def _layer(
+    width: int, inner: int, *, fused: bool = True, bias: bool = True, mlp: tuple[str, ...] = _FC,
+    mlp_bias: bool = True, norm_bias: bool = True, heads: str = "attn",
+) -> Block:  # fmt: skip
+    """One layer of a tower: attention over all heads, a feed-forward, two norms."""
+    if fused:
+        mixer = _matrix(f"{heads}.qkv", 3 * width, width, bias=bias)
+    else:
+        mixer = Block()
+        for one in ("q_proj", "k_proj", "v_proj"):
+            mixer += _matrix(f"{heads}.{one}", width, width, bias=bias)
+    mixer += _matrix(f"{heads}.proj", width, width, bias=bias)
+    feed = feed_forward(width, inner, kind="vision", projections=mlp, bias=mlp_bias)
+    return mixer + feed + norms(width, "norm1", "norm2", bias=norm_bias)
+
+
+def _tower(place: str, layers: int, layer: Block) -> Block:
+    found = Block()
+    for index in range(layers):
+        found += layer.at(f"{place}.{index}.")
+    return found
+
+
+def _merger(name: str, inner: int, outputs: int, *, norm: int, norm_bias: bool = True) -> Block:
+    """Norm, and two matrices: inner to inner, inner to outputs."""
+    return (
+        norms(norm, f"{name}.norm", bias=norm_bias)
+        + _matrix(f"{name}.linear_fc1", inner, inner)
+        + _matrix(f"{name}.linear_fc2", outputs, inner)
+    )
+
+
+def _patches(v: ConfigValues, width: int, *, bias: bool = True) -> Block:
+    size = v.size("in_channels", "in_chans") * v.size("temporal_patch_size")
+    size *= v.size("patch_size") ** 2
+    return _matrix("patch_embed.proj", width, size, bias=bias)
+
+
+def qwen3_vl(values: ConfigValues) -> Block:
+    """Qwen3-VL, Qwen3.5: mergers of several layers go to the decoder (`deepstack_visual_indexes`)."""
+    v = values.inner("vision_config", "qwen3_vl_vision")
+    width, outputs = v.size("hidden_size"), v.size("out_hidden_size", default=hidden_size(values))
+    inner = width * v.size("spatial_merge_size") ** 2
+    layer = _layer(width, v.size("intermediate_size"))
+    found = _patches(v, width) + _tower("blocks", v.size("depth"), layer)
+    found += Block((vector("vision", "pos_embed", width * v.size("num_position_embeddings")),))
+    found += _merger("merger", inner, outputs, norm=width)
+    for index in range(len(v.sizes("deepstack_visual_indexes"))):
+        found += _merger(f"deepstack_merger_list.{index}", inner, outputs, norm=inner)
+    return found.at("visual.")
+
+
+def qwen2_vl(values: ConfigValues) -> Block:
+    """Qwen2-VL."""
+    v = values.inner("vision_config", "qwen2_vl_vision")
+    width = v.size("embed_dim")
+    outputs = v.size("hidden_size")
+    inner = width * v.size("spatial_merge_size") ** 2
+    layer = _layer(width, width * v.size("mlp_ratio"))
+    found = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
+    return (found + _merger("merger", inner, outputs, norm=width)).at("visual.")
+
+
+def qwen2_5_vl(values: ConfigValues) -> Block:
+    """Qwen2.5-VL: a gated feed-forward with biases, norms without."""
+    v = values.inner("vision_config", "qwen2_5_vl_vision")
+    width = v.size("hidden_size")
+    outputs = v.size("out_hidden_size", default=hidden_size(values))
+    inner = width * v.size("spatial_merge_size") ** 2
+    layer = _layer(width, v.size("intermediate_size"), mlp=GATED, norm_bias=False)
+    found = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
+    return (found + _merger("merger", inner, outputs, norm=width, norm_bias=False)).at("visual.")
+
+
+def gemma3(values: ConfigValues) -> Block:
+    """Gemma 3: SigLIP and a projection."""
+    v = values.inner("vision_config", "siglip_vision_model")
+    width = v.size("hidden_size")
+    patch = v.size("patch_size")
+    count = (v.size("image_size") // patch) ** 2
+    layer = _layer(width, v.size("intermediate_size"), fused=False)
+    layers = v.size("num_hidden_layers")
+    found = _matrix("embeddings.patch_embedding", width, 3 * patch**2) + _tower(
+        "encoder.layers", layers, layer
+    )
+    found += Block((vector("vision", "embeddings.position_embedding", count * width),))
+    found += norms(width, "post_layernorm", bias=True)
+    joined = _matrix("mm_input_projection", hidden_size(values), width, bias=False)
+    joined += norms(width, "mm_soft_emb_norm")
+    return found.at("vision_tower.") + joined.at("multi_modal_projector.")
+
+
+def gemma4(values: ConfigValues) -> Block:
+    """Gemma 4: norms of each head's queries and keys, four norms a layer, positions along two axes."""
+    if not values.says("vision_config"):
+        return Block()
+    v = values.inner("vision_config", "gemma4_vision")
+    width = v.size("hidden_size")
+    head = v.size("head_dim")
+    layer = _layer(width, v.size("intermediate_size"), fused=False, bias=False, mlp=GATED,
+                   mlp_bias=False, norm_bias=False)  # fmt: skip
+    layer += norms(width, "norm3", "norm4") + norms(head, "q_norm", "k_norm")
+    layers = v.size("num_hidden_layers")
+    found = _matrix("patch_embedder.input_proj", width, 3 * v.size("patch_size") ** 2, bias=False)
+    positions = 2 * v.size("position_embedding_size") * width
+    found += Block((vector("vision", "patch_embedder.position_embedding_table", positions),))
+    if v.flag("standardize", False):
+        found += norms(width, "std_bias", "std_scale")
+    found += _tower("encoder.layers", layers, layer)
+    joined = _matrix("embed_vision.embedding_projection", hidden_size(values), width, bias=False)
+    return found.at("vision_tower.") + joined
+
+
+def llama4(values: ConfigValues) -> Block:
+    """Llama 4: a tower with a token for the whole image, and an adapter of two matrices."""
+    v = values.inner("vision_config", "llama4_vision_model")
+    width = v.size("hidden_size")
+    layers = v.size("num_hidden_layers")
+    inner, patch = v.size("intermediate_size"), v.size("patch_size")
+    count = (v.size("image_size") // patch) ** 2 + 1
+    found = _matrix("patch_embedding.linear", width, 3 * patch**2, bias=False)
+    found += Block((vector("vision", "positional_embedding_vlm", (count + 1) * width),))
+    found += norms(width, "layernorm_pre", "layernorm_post", bias=True)
+    found += _tower("model.layers", layers, _layer(width, inner, fused=False))
+    joined, outputs = v.size("projector_input_dim"), v.size("projector_output_dim")
+    found += _matrix("vision_adapter.mlp.fc1", joined, inner, bias=False)
+    found += _matrix("vision_adapter.mlp.fc2", outputs, joined, bias=False)
+    last = _matrix("linear_1", hidden_size(values), v.size("vision_output_dim"), bias=False)
+    return found.at("vision_model.") + last.at("multi_modal_projector.")
+
+
+def pixtral(values: ConfigValues) -> Block:
+    """Mistral Small 3.1 and newer: Pixtral's tower without biases, patches merged by one matrix."""
+    v = values.inner("vision_config", "pixtral")
+    width = v.size("hidden_size")
+    layers = v.size("num_hidden_layers")
+    layer = _layer(width, v.size("intermediate_size"), fused=False, bias=False, mlp=GATED,
+                   mlp_bias=False, norm_bias=False)  # fmt: skip
+    found = _matrix("patch_conv", width, 3 * v.size("patch_size") ** 2, bias=False)
+    found += norms(width, "ln_pre") + _tower("transformer.layers", layers, layer)
+    hidden, bias = hidden_size(values), values.flag("multimodal_projector_bias", False)
+    merged = values.size("spatial_merge_size", default=2) ** 2 * width
+    joined = norms(width, "norm") + _matrix("patch_merger.merging_layer", width, merged, bias=False)
+    joined += _matrix("linear_1", hidden, width, bias=bias) + _matrix("linear_2", hidden, hidden, bias=bias)
+    return found.at("vision_tower.") + joined.at("multi_modal_projector.")
+
+
+def kimi(values: ConfigValues) -> Block:
+    """Kimi K2.5 and newer: MoonViT with positions in three dimensions, and a projector of merged patches."""
+    v = values.inner("vision_config", "kimi_k25_vision")
+    width = v.size("vt_hidden_size", "hidden_size")
+    heads = v.size("qkv_hidden_size", default=width)
+    bias, norm_bias = v.flag("attn_bias", True), v.word("norm_type", "layernorm") == "layernorm"
+    mlp_bias = v.flag("linear_bias", True)
+    layer = _matrix("wqkv", 3 * heads, width, bias=bias) + _matrix("wo", width, heads, bias=bias)
+    inner = v.size("vt_intermediate_size", "intermediate_size")
+    layer += feed_forward(width, inner, kind="vision", projections=_FC, bias=mlp_bias)
+    layer += norms(width, "norm0", "norm1", bias=norm_bias)
+    found = _matrix("patch_embed.proj", width, 3 * v.size("patch_size") ** 2,
+                    bias=v.flag("patch_embed_proj_bias", True))  # fmt: skip
+    positions = (
+        v.size("init_pos_emb_height", "pos_emb_height")
+        * v.size("init_pos_emb_width", "pos_emb_width")
+        * width
+    )
+    found += Block((vector("vision", "patch_embed.pos_emb", positions),))
+    found += _tower("encoder.blocks", v.size("vt_num_hidden_layers", "num_hidden_layers"), layer)
+    found += norms(width, "encoder.final_layernorm", bias=norm_bias)
+    kernel = v.sizes("merge_kernel_size") or [2, 2]
+    merged = width
+    for one in kernel:
+        merged *= one
+    joined = norms(v.size("mm_hidden_size", default=width), "pre_norm", bias=norm_bias)
+    joined += _matrix("proj.0", merged, merged) + _matrix("proj.2", hidden_size(values), merged)
+    return found.at("vision_tower.") + joined.at("mm_projector.")

@@ -1,0 +1,181 @@
+"""Published checkpoints read from their folders: parameters, bytes by format, and what they keep of a sequence.
+
+Each figure stands beside the one that is published, where there is one: `total_size` of the checkpoint's index, or what
+its name says ("Qwen3-235B-A22B"). No weights are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Fault, InvalidInput
+from pipeline.models.blocks import Cache, CacheKind
+from pipeline.models.sizes import ModelSizes, config_faults
+from pipeline.plan.memory.tensors import (
+    active_parameters,
+    cache_state_bytes,
+    cache_token_bytes,
+    parameter_counts,
+    published_bytes_by_format,
+)
+from pipeline.reading import UnreadableFile, read_json
+
+CONFIG, QUANTIZATION, INDEX = "config.json", "hf_quant_config.json", "model.safetensors.index.json"
+# "235B-A22B", "70B", "8x7B"; not "17B-16E", which says what is active
+_NAMED = re.compile(r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BT])(?:-A(\d+(?:\.\d+)?)B)?(?![\w.]|-\d+E)")
+_UNITS = {"B": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCaches:
+    """Bytes that layers of one kind keep of a sequence.
+
+    Attributes:
+        layers: Number of layers.
+        token_bytes: Bytes of a token in all of them.
+        state_bytes: Bytes whatever the length of the sequence, in all of them.
+        window: Tokens that are seen; 0: all.
+    """
+
+    kind: CacheKind
+    layers: int
+    token_bytes: float
+    state_bytes: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """One checkpoint; without `sizes` it is refused, and `faults` say why.
+
+    Attributes:
+        index_bytes: `total_size` of its index; None where there is none.
+    """
+
+    name: str
+    sizes: ModelSizes | None
+    faults: tuple[Fault, ...] = ()
+    index_bytes: int | None = None
+
+    @property
+    def kv_cache(self) -> str:
+        """Type of keys and values: as the checkpoint asks, or that of its weights."""
+        assert self.sizes is not None, "the caller looked"
+        return self.sizes.kv_cache or self.sizes.dtype
+
+    @property
+    def bytes_by_format(self) -> Mapping[str, int]:
+        """Bytes of the files' weights by format, layers that predict further tokens included."""
+        assert self.sizes is not None, "the caller looked"
+        return published_bytes_by_format((*self.sizes.weights(), *self.sizes.draft), self.sizes.dtype)
+
+    @property
+    def caches(self) -> tuple[LayerCaches, ...]:
+        """Bytes that each kind of layers keeps, on one GPU."""
+        assert self.sizes is not None, "the caller looked"
+        found: dict[tuple[CacheKind, int], list[Cache]] = {}
+        for block in self.sizes.blocks:
+            for cache in block.caches:
+                found.setdefault((cache.kind, cache.window), []).append(cache)
+        return tuple(
+            LayerCaches(
+                kind,
+                len(caches),
+                sum(cache_token_bytes(cache, self.kv_cache) for cache in caches),
+                sum(cache_state_bytes(cache, self.kv_cache) for cache in caches),
+                window,
+            )
+            for (kind, window), caches in found.items()
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return all figures, for JSON."""
+        if self.sizes is None:
+            return {"name": self.name, "faults": [str(fault) for fault in self.faults]}
+        named, active = named_parameters(self.name)
+        counts = parameter_counts(self.sizes)
+        return {
+            "name": self.name,
+            "architecture": self.sizes.architecture,
+            "parameters": {
+                "total": sum(counts.values()), "active": active_parameters(self.sizes), "vision": counts["vision"],
+                "draft": sum(one.parameters for one in self.sizes.draft),
+                "named": named, "named_active": active,
+            },
+            "weights": {
+                "by_format": dict(self.bytes_by_format), "bytes": sum(self.bytes_by_format.values()),
+                "index_bytes": self.index_bytes,
+            },
+            "kv_cache": {
+                "type": self.kv_cache,
+                "token_bytes": sum(one.token_bytes for one in self.caches),
+                "sequence_bytes": sum(one.state_bytes for one in self.caches),
+                "layers": [
+                    {"kind": one.kind, "layers": one.layers, "token_bytes": one.token_bytes,
+                     "sequence_bytes": one.state_bytes, "window": one.window}
+                    for one in self.caches
+                ],
+            },
+        }  # fmt: skip
+
+
+def named_parameters(name: str) -> tuple[int | None, int | None]:
+    """Return the parameters that a name states, in all and active.
+
+    >>> named_parameters("Qwen/Qwen3-235B-A22B")
+    (235000000000, 22000000000)
+    >>> named_parameters("meta-llama/Llama-4-Scout-17B-16E")
+    (None, None)
+    """
+    found = _NAMED.search(name)
+    if found is None or found[1]:
+        return None, None
+    return int(float(found[2]) * _UNITS[found[3]]), int(float(found[4]) * 10**9) if found[4] else None
+
+
+def summaries(paths: Sequence[Path]) -> tuple[CheckpointSummary, ...]:
+    """Read checkpoints, each a folder with a config.json, or a folder of such folders.
+
+    Raises:
+        InvalidInput: a folder holds neither.
+    """
+    found: list[CheckpointSummary] = []
+    faults: list[Fault] = []
+    for path in paths:
+        folders = list(_folders(path))
+        found += map(summarize, folders)
+        faults += [] if folders else [Fault(f"holds no {CONFIG}, nor folders that do", where=str(path))]
+    if faults:
+        raise InvalidInput("No checkpoints", faults)
+    return tuple(found)
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    if (path / CONFIG).is_file():
+        yield path
+    elif path.is_dir():
+        yield from sorted(one for one in path.iterdir() if (one / CONFIG).is_file())
+
+
+def summarize(folder: Path) -> CheckpointSummary:
+    """Read one checkpoint's folder. Names of the Hub are told by "org--name", as its cache writes them."""
+    name = folder.resolve().name.removeprefix("models--").replace("--", "/")
+    try:
+        config = read_json(folder / CONFIG)
+        beside = read_json(folder / QUANTIZATION) if (folder / QUANTIZATION).exists() else None
+        index = read_json(folder / INDEX) if (folder / INDEX).exists() else {}
+    except UnreadableFile as error:
+        return CheckpointSummary(name, None, (error.fault,))
+    if faults := config_faults(config, beside):
+        where = str(folder / CONFIG)
+        return CheckpointSummary(name, None, tuple(replace(fault, where=where) for fault in faults))
+    told = index.get("metadata")
+    size = told.get("total_size") if isinstance(told, Mapping) else None
+    is_number = isinstance(size, int) and not isinstance(size, bool)
+    return CheckpointSummary(
+        name, ModelSizes.from_config(config, beside), index_bytes=size if is_number else None
+    )

@@ -1,0 +1,334 @@
+"""Published checkpoints by their config.json and hf_quant_config.json: weights, formats, and what a sequence keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.contracts import engine_memory
+from pipeline.models.published import ALGORITHMS
+from pipeline.models.sizes import ModelSizes, config_faults
+from pipeline.plan.memory import ModelSpec
+from pipeline.plan.memory.tensors import (
+    active_parameters,
+    kv_token_bytes,
+    parameter_counts,
+    published_bytes_by_format,
+    sequence_state_bytes,
+)
+from pipeline.plan.performance import EngineSpeed
+from tests.support.hub_configs import hub_configs, hub_counts, library_counts
+
+REPOSITORIES = sorted(hub_configs())
+repositories = st.sampled_from(REPOSITORIES)
+
+
+@cache
+def read(repo: str) -> ModelSizes:
+    entry = hub_configs()[repo]
+    sizes = ModelSizes.from_config(entry["config"], entry.get("hf_quant_config"))
+    assert sizes is not None, [
+        str(one) for one in config_faults(entry["config"], entry.get("hf_quant_config"))
+    ]
+    return sizes
+
+
+def counted(sizes: ModelSizes) -> tuple[int, int]:
+    counts = parameter_counts(sizes)
+    return sum(counts.values()) - counts["vision"], counts["vision"]
+
+
+def formats(sizes: ModelSizes, part: str) -> set[str]:
+    """Formats of the weights whose names hold `part`."""
+    return {one.stored for one in (*sizes.weights(), *sizes.draft) if part in one.name and one.quantizable}
+
+
+# Weights
+
+
+@pytest.mark.parametrize("repo", sorted(hub_counts()))
+def test_weights_are_those_that_the_library_builds(repo: str) -> None:
+    assert counted(read(repo)) == tuple(hub_counts()[repo])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repo", sorted(hub_counts()))
+def test_what_is_recorded_is_what_the_library_builds(repo: str) -> None:
+    assert library_counts(hub_configs()[repo]["config"]) == tuple(hub_counts()[repo])
+
+
+# Of two that the library does not know, in thousand millions, by their names.
+@pytest.mark.parametrize(
+    ("repo", "billions"),
+    [("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 49), ("XiaomiMiMo/MiMo-7B-Base", 7)],
+)
+def test_weights_of_models_with_code_of_their_own(repo: str, billions: float) -> None:
+    sizes = read(repo)
+    assert billions <= sum(one.parameters for one in sizes.weights()) / 1e9 < billions + 1
+
+
+# (in all with layers for further tokens, active) in thousand millions: model cards, and the names of the models
+@pytest.mark.parametrize(
+    ("repo", "total", "active"),
+    [
+        ("Qwen/Qwen3-235B-A22B", 235, 22),
+        ("zai-org/GLM-5.1", 754, 40),
+        ("deepseek-ai/DeepSeek-V3", 684.5, 37),
+        ("deepseek-ai/DeepSeek-V4-Pro", 1600, 49),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, 3.2),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", 560, 55),
+        ("openai/gpt-oss-120b", 116.8, 5.1),
+    ],
+)
+def test_parameters_in_all_and_active_are_as_published(repo: str, total: float, active: float) -> None:
+    sizes = read(repo)
+    held = sum(one.parameters for one in (*sizes.weights(), *sizes.draft))
+    assert held / 1e9 == pytest.approx(total, rel=0.005)
+    assert active_parameters(sizes) / 1e9 == pytest.approx(active, rel=0.03)
+
+
+# Formats
+
+
+@pytest.mark.parametrize("repo", REPOSITORIES)
+def test_none_is_taken_for_another_format(repo: str) -> None:
+    sizes, name = read(repo), repo.upper()
+    entry = hub_configs()[repo]
+    text = entry["config"].get("text_config") or {}
+    told = (
+        entry["config"].get("quantization_config")
+        or text.get("quantization_config")
+        or entry.get("hf_quant_config")
+    )
+    assert (sizes.stored == "none") == (told is None)
+    if "NVFP4" in name:
+        assert sizes.stored in ("nvfp4", "w4a16_nvfp4")
+    elif name.endswith("FP8"):
+        assert sizes.stored in ("fp8", "fp8_block")
+    elif name.endswith("BF16"):
+        assert sizes.stored_formats == ()
+    # Whatever the method: norms, routers and embeddings keep their precision.
+    kept = [one for one in sizes.weights() if not one.quantizable and one.kind != "lm_head"]
+    assert {one.stored for one in kept} == {"none"}
+
+
+def test_layers_that_are_left_out_keep_their_precision() -> None:
+    mixed = read("nvidia/DeepSeek-V3.1-NVFP4")
+    assert formats(mixed, ".o_proj") == {"nvfp4", "none"}  # that of the layer for further tokens
+    assert formats(mixed, ".kv_b_proj") == {"none"}
+    assert formats(mixed, "layers.60.mlp.experts") == {"nvfp4"}
+    assert formats(mixed, "layers.61.") == {"none"}
+    assert mixed.kv_cache == "fp8"
+    assert formats(read("nvidia/Gemma-4-26B-A4B-NVFP4"), "mlp.") == {"none"}
+    assert formats(read("nvidia/Gemma-4-26B-A4B-NVFP4"), "experts.") == {"nvfp4"}
+    nano = read("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4")
+    assert formats(nano, "layers.4.mixer.in_proj") == {"none"}
+    assert formats(nano, "layers.0.mixer.in_proj") == {"nvfp4"}
+
+
+def test_formats_by_layer() -> None:
+    sizes = read("nvidia/Qwen3.6-35B-A3B-NVFP4")
+    assert formats(sizes, "linear_attn.in_proj_qkv") == {"fp8"}
+    assert formats(sizes, "self_attn.q_proj") == {"fp8", "none"}
+    assert formats(sizes, "layers.0.mlp.shared_expert") == {"w4a16_nvfp4", "none"}
+    assert {one.stored for one in sizes.last if one.kind == "lm_head"} == {"w4a16_nvfp4"}
+    v4 = read("nvidia/DeepSeek-V4-Pro-NVFP4")
+    assert formats(v4, "layers.3.ffn.experts") == {"nvfp4"}
+    assert formats(v4, "layers.3.attn.wq_b") == formats(v4, "layers.3.ffn.shared_experts") == {"fp8_block"}
+    assert formats(v4, "mtp.0.ffn.experts") == {"mxfp4"}
+    k3 = read("moonshotai/Kimi-K3")
+    assert formats(k3, "layers.5.block_sparse_moe.experts") == {"mxfp4"}
+    assert formats(k3, "self_attn") == {"none"}
+
+
+# `total_size` of an index, by repository. Kimi K2 and gpt-oss: as elsewhere in these tests. GLM-5.1's layer for further
+# tokens is a file of 19.9 GB in CortexLM/GLM-5.1-NVFP4-MTP.
+@pytest.mark.parametrize(
+    ("repo", "size"),
+    [
+        ("moonshotai/Kimi-K2-Instruct", 1_029_173_256_720),
+        ("openai/gpt-oss-120b", 65_248_815_744),
+        ("openai/gpt-oss-20b", 13_761_264_768),
+    ],
+)
+def test_bytes_are_those_of_the_files(repo: str, size: int) -> None:
+    sizes = read(repo)
+    found = published_bytes_by_format((*sizes.weights(), *sizes.draft), sizes.dtype)
+    assert sum(found.values()) == pytest.approx(size, rel=0.001)
+
+
+def test_layers_for_further_tokens_are_told_apart() -> None:
+    sizes = read("zai-org/GLM-5.1")
+    assert sum(published_bytes_by_format(sizes.draft, "bfloat16").values()) / 1e9 == pytest.approx(
+        19.9, abs=0.05
+    )
+
+
+def quantized(**settings: Any) -> ModelSizes:
+    sizes = ModelSizes.from_config(
+        {**hub_configs()["Qwen/Qwen3-30B-A3B"]["config"], "quantization_config": settings}
+    )
+    assert sizes is not None
+    return sizes
+
+
+def packed(**weights: Any) -> dict[str, Any]:
+    return {"targets": ["Linear"], "weights": {"strategy": "group", "symmetric": True, **weights}}
+
+
+def test_compressed_tensors() -> None:
+    ignored = ["lm_head", "re:.*self_attn.*"]
+    plain = quantized(
+        quant_method="compressed-tensors", format="pack-quantized", ignore=ignored,
+        config_groups={"group_0": packed(num_bits=4, type="int", group_size=32)},
+        kv_cache_scheme={"num_bits": 8, "type": "float"},
+    )  # fmt: skip
+    assert (plain.stored, plain.kv_cache) == ("int4", "fp8")
+    assert {one.group for one in plain.weights() if one.is_expert} == {32}
+    assert formats(plain, "self_attn") == {"none"}
+    groups = {
+        "group_0": packed(num_bits=8, type="float", strategy="channel") | {"targets": ["re:.*self_attn.*"]},
+        "group_1": packed(num_bits=4, type="float", group_size=16),
+    }
+    two = quantized(quant_method="compressed-tensors", config_groups=groups, ignore=["lm_head"])
+    assert formats(two, "self_attn") == {"fp8_row"}
+    assert formats(two, "experts") == {"nvfp4"}
+
+
+def test_single_experts_come_apart() -> None:
+    mixed = quantized(quant_method="fp8", modules_to_not_convert=["model.layers.0.mlp.experts.3"])
+    found = [one for one in mixed.blocks[0].weights if one.is_expert or "experts" in one.name]
+    assert sorted((one.stored, one.copies) for one in found) == [("fp8", 127)] * 3 + [("none", 1)] * 3
+
+
+# What a sequence keeps
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "state"),
+    [
+        # two of KV heads * head size in each layer
+        ("Qwen/Qwen3-8B", 2 * 36 * 8 * 128 * 2, 0),
+        # 512 + 64 numbers for all heads
+        ("deepseek-ai/DeepSeek-V3", 61 * 576 * 2, 0),
+        # and an index of 128 bytes and a scale
+        ("deepseek-ai/DeepSeek-V3.2", 61 * (576 * 2 + 132), 0),
+        # which most layers of GLM 5.2 share
+        ("zai-org/GLM-5.2", 78 * 576 * 2 + 21 * 132, 0),
+        # 6 of 52 layers; the others: 3 inputs of 6144 channels, and 64 heads * 64 * 128 in float32
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            2 * 6 * 2 * 128 * 2,
+            23 * (3 * 6144 * 2 + 64 * 64 * 128 * 4),
+        ),
+        # 10 of 40 layers; the others: 3 inputs of 8192 channels, and 32 heads * 128 * 128 in float32
+        ("Qwen/Qwen3.5-35B-A3B", 2 * 10 * 2 * 256 * 2, 30 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)),
+        # 49 of 80 layers
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 2 * 49 * 8 * 128 * 2, 0),
+    ],
+)
+def test_what_is_kept_of_a_token_and_of_a_sequence(repo: str, token: int, state: int) -> None:
+    model = ModelSpec("target", read(repo), kv_cache="bfloat16")
+    assert (kv_token_bytes(model), sequence_state_bytes(model)) == (token, state)
+
+
+def test_windows_and_chunks() -> None:
+    assert read("openai/gpt-oss-20b").windows[:3] == (128, 0, 128)
+    assert read("google/gemma-4-26B-A4B").windows[4:7] == (1024, 0, 1024)
+    assert read("meta-llama/Llama-4-Scout-17B-16E-Instruct").windows[:4] == (8192, 8192, 8192, 0)
+
+
+# Whatever a config.json holds
+
+SMALL = ("Qwen/Qwen3-8B", "openai/gpt-oss-20b", "Qwen/Qwen3.5-35B-A3B", "nvidia/Llama-3_3-Nemotron-Super-49B-v1",
+         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "deepseek-ai/DeepSeek-V4-Flash", "moonshotai/Kimi-K3",
+         "google/gemma-4-26B-A4B", "meta-llama/Llama-4-Scout-17B-16E-Instruct")  # fmt: skip
+garbage = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=True), st.text(max_size=5),
+    st.lists(st.integers(-3, 3), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+def summary(sizes: ModelSizes | None) -> object:
+    assert sizes is not None
+    return sizes, [(one.name, one.parameters, one.stored) for one in sizes.weights()]
+
+
+@given(repo=repositories, order=st.randoms(use_true_random=False))
+@settings(max_examples=6, deadline=None)
+def test_the_order_of_keys_and_unknown_keys_are_no_matter(repo: str, order: Any) -> None:
+    entry = hub_configs()[repo]
+    keys = [*entry["config"], "a_key_of_tomorrow"]
+    order.shuffle(keys)
+    changed = {key: entry["config"].get(key, {"a": [1]}) for key in keys}
+    assert summary(ModelSizes.from_config(changed, entry.get("hf_quant_config"))) == summary(read(repo))
+
+
+@pytest.mark.parametrize("repo", ["Qwen/Qwen3-30B-A3B-FP8", "openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3"])
+def test_a_decoder_may_be_described_in_text_config(repo: str) -> None:
+    config = hub_configs()[repo]["config"]
+    nested = {"architectures": config["architectures"], "text_config": config}
+    assert summary(ModelSizes.from_config(nested)) == summary(read(repo))
+
+
+@given(repo=st.sampled_from(SMALL), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_garbage_is_refused_by_key_and_never_fails(repo: str, data: st.DataObject) -> None:
+    entry = json.loads(json.dumps(hub_configs()[repo]))
+    places: list[dict[str, Any]] = [entry["config"]]
+    places += [one for one in entry["config"].values() if isinstance(one, dict)]
+    if "hf_quant_config" in entry:
+        places.append(entry["hf_quant_config"]["quantization"])
+    place = data.draw(st.sampled_from([one for one in places if one]))
+    key = data.draw(st.sampled_from(sorted(place)))
+    place[key] = data.draw(garbage)
+    faults = config_faults(entry["config"], entry.get("hf_quant_config"))
+    sizes = ModelSizes.from_config(entry["config"], entry.get("hf_quant_config"))
+    assert (sizes is None) == bool(faults)
+    assert all(fault.problem and fault.key for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "known"),
+    [
+        ({"architectures": ["TomorrowForCausalLM"]}, "architectures", "LlamaForCausalLM"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quantization_config.quant_method", "compressed-tensors"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP2"}}, "quantization_config.quant_algo",
+         "NVFP4"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": packed(
+            num_bits=3, type="int")}}}, "quantization_config.config_groups.g.weights", "4 or 8 bits"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
+            "encoder.layers.0.mlp": {"quant_algo": "FP8"}}}}, "quantization_config", ""),
+        ({"hidden_size": None}, "hidden_size", ""),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused_by_name(change: Mapping[str, Any], key: str, known: str) -> None:
+    config = {**hub_configs()["Qwen/Qwen3-8B"]["config"], **change}
+    (fault,) = config_faults(config)
+    assert fault.key == key
+    assert known in f"{fault.fix} {fault.problem}"
+    assert ModelSizes.from_config(config) is None
+
+
+def test_two_statements_that_disagree_are_refused() -> None:
+    entry = hub_configs()["nvidia/GLM-5.1-NVFP4"]
+    other = {"quantization": {**entry["hf_quant_config"]["quantization"], "quant_algo": "FP8"}}
+    (fault,) = config_faults(entry["config"], other)
+    assert fault.key == "quantization_config.quant_algo"
+
+
+def test_the_bytes_of_every_format_are_known() -> None:
+    """Also of formats that none of the checkpoints here has, and what their products are computed in."""
+    assert set(ALGORITHMS.values()) <= set(engine_memory.formats())
+    model = read("Qwen/Qwen3-8B")
+    for form in engine_memory.formats():
+        assert (
+            EngineSpeed.of(ModelSpec("target", model, format=form), "b200-sxm-180g", "pytorch").decode(1, 1)
+            > 0
+        )
