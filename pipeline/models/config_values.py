@@ -18,6 +18,14 @@ from pipeline.resources import parse_yaml
 # Above every published model: lists as long as a model is deep are made from its config.json.
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 _TEXT = ("text_config", "llm_config")
+# Keys by which a config says how its decoder is built; of each set a family has to look at one that is there.
+_STRUCTURE = (
+    ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), ("kv_lora_rank",),
+    ("index_head_dim", "sparse_attention_config"), ("hybrid_override_pattern", "layers_block_type"),
+    ("block_configs",), ("linear_attn_config",), ("linear_num_key_heads",), ("mamba_num_heads", "mamba_n_heads"),
+    ("compress_ratios",), ("hidden_size_per_layer_input",), ("num_kv_shared_layers",), ("attention_chunk_size",),
+    ("cross_attention_layers",),
+)  # fmt: skip
 _NEVER_DEFAULT = ("hidden_size", "num_hidden_layers")
 
 
@@ -45,6 +53,7 @@ class ConfigValues:
         self._maps = (config,) if text is None else (text, config)
         self._place = place
         self.faults: dict[str, Fault] = {} if faults is None else faults
+        self._asked: set[str] = set()
         types = [one.get("model_type") for one in self._maps]
         known = _defaults()
         named = next((name for name in types if isinstance(name, str) and name in known), library)
@@ -52,6 +61,7 @@ class ConfigValues:
 
     def get(self, key: str) -> Any:
         """Return what the config says, or None; defaults are not looked at."""
+        self._asked.add(key)
         return next((one[key] for one in self._maps if one.get(key) is not None), None)
 
     def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
@@ -131,6 +141,14 @@ class ConfigValues:
             ConfigValues(one, place=f"{self._place}{key}[{index}].", faults=self.faults)
             for index, one in enumerate(found)
         ]
+
+    def refuse_unread(self, name: str) -> None:
+        """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
+        for keys in _STRUCTURE:
+            said = [key for key in keys if any(one.get(key) for one in self._maps)]
+            if said and self._asked.isdisjoint(said):
+                problem = f"is not known of a {name}: the model would be taken for another one"
+                self._fault(said[0], next(one[said[0]] for one in self._maps if one.get(said[0])), problem)
 
     def refuse(self, key: str, problem: str, fix: str = "") -> None:
         """Note that the value of a key is not understood."""

@@ -151,6 +151,7 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
     tied = values.flag("tie_word_embeddings", family.tied, outer=True)
     routed = [weight for block in blocks for weight in block.weights if weight.is_expert]
     outer = family.outer(values).weights
+    values.refuse_unread(name)
     embedding = WeightTensor("embedding", vocab, hidden, "vocabulary", name="embed_tokens")
     outputs = values.size("draft_vocab_size", default=vocab)
     head = WeightTensor("lm_head", outputs, hidden, "vocabulary", name=family.head)

@@ -306,6 +306,10 @@ def test_garbage_is_refused_by_key_and_never_fails(repo: str, data: st.DataObjec
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
             "encoder.layers.0.mlp": {"quant_algo": "FP8"}}}}, "quantization_config", ""),
         ({"hidden_size": None}, "hidden_size", ""),
+        # Parts of other architectures: read as a plain decoder, it would be taken for what it is not.
+        ({"n_routed_experts": 64}, "n_routed_experts", "another one"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank", "another one"),
+        ({"use_sliding_window": True, "layer_types": ["linear_attention"] * 36}, "layer_types", "linear_attention"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused_by_name(change: Mapping[str, Any], key: str, known: str) -> None:

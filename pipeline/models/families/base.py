@@ -109,9 +109,18 @@ def _window(values: ConfigValues) -> int:
     return values.size("sliding_window", default=0, least=0)
 
 
-def layer_kinds(values: ConfigValues, key: str = "layer_types") -> list[str]:
-    """Kind of each layer, or an empty list; one of another length than the model is deep is a fault."""
+def layer_kinds(
+    values: ConfigValues,
+    key: str = "layer_types",
+    known: tuple[str, ...] = ("full_attention", "sliding_attention"),
+) -> list[str]:
+    """Kind of each layer, or an empty list; a kind that is not known is a fault, as is a list of the wrong length."""
     kinds, layers = values.texts(key), hidden_layers(values)
+    if unknown := sorted(set(kinds) - set(known)):
+        values.refuse(
+            key, f"has layers that are not known: {', '.join(unknown[:8])}", f"known are {', '.join(known)}"
+        )
+        return []
     if kinds and len(kinds) != layers:
         values.refuse(key, f"has {len(kinds)} entries, for {layers} layers")
         return []
@@ -134,7 +143,7 @@ def plain_dense(values: ConfigValues, _index: int) -> Block:
 
 def deepseek_experts(values: ConfigValues, index: int) -> Block:
     """Dense first layers, then experts with shared ones of the same size, as DeepSeek V2 and V3 and GLM have them."""
-    kinds = layer_kinds(values, "mlp_layer_types")
+    kinds = layer_kinds(values, "mlp_layer_types", ("dense", "sparse"))
     is_dense = (
         kinds[index] == "dense"
         if kinds and index < len(kinds)

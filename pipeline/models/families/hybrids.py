@@ -62,7 +62,8 @@ def _qwen(feed: LayerOf, *, joined: bool = False) -> LayerOf:
     """Linear attention in all but every fourth layer (`full_attention_interval`)."""
 
     def layer(values: ConfigValues, index: int) -> Block:
-        kinds, every = layer_kinds(values), values.size("full_attention_interval", default=4)
+        kinds = layer_kinds(values, known=("linear_attention", "full_attention"))
+        every = values.size("full_attention_interval", default=4)
         is_full = kinds[index] == "full_attention" if kinds else (index + 1) % every == 0
         if is_full:
             return _full(values, feed, index)

@@ -55,7 +55,7 @@ def _v2(values: ConfigValues, index: int) -> Block:
 
 def _sparse(values: ConfigValues, index: int) -> Block:
     """With an indexer, except in layers that share that of an earlier one."""
-    found, kinds = _layer(values, index), layer_kinds(values, "indexer_types")
+    found, kinds = _layer(values, index), layer_kinds(values, "indexer_types", ("full", "shared"))
     if kinds and index < len(kinds) and kinds[index] == "shared":
         return found
     rank = values.size("q_lora_rank")

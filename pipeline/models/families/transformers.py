@@ -49,7 +49,8 @@ def _gpt_oss_experts(values: ConfigValues, _index: int) -> Block:
 
 
 def _llama4(values: ConfigValues, index: int) -> Block:
-    hidden, kinds = hidden_size(values), layer_kinds(values)
+    hidden = hidden_size(values)
+    kinds = layer_kinds(values, known=("chunked_attention", "full_attention"))
     step = values.size("interleave_moe_layer_step", default=1)
     listed = values.sizes("moe_layers")
     rope = values.sizes("no_rope_layers")
@@ -90,7 +91,7 @@ def _mimo_v2(values: ConfigValues, index: int) -> Block:
     )
     window = values.size("sliding_window", default=0, least=0) if windowed else 0
     mixer = attention(hidden, heads, kv_heads, head_dim, value_dim=value_dim, sinks=sinks, window=window)
-    feeds, listed = layer_kinds(values, "mlp_layer_types"), values.get("moe_layer_freq")
+    feeds, listed = layer_kinds(values, "mlp_layer_types", ("dense", "sparse")), values.get("moe_layer_freq")
     is_sparse = feeds[index] == "sparse" if feeds else index > 0
     if isinstance(listed, list):
         is_sparse = values.sizes("moe_layer_freq")[index : index + 1] == [1]
