@@ -2,8 +2,8 @@
 
 The facts are data (`data/llm_args.yaml`, each with its source). `check` accepts or refuses an argument by its name and
 type; what upstream's validators demand beyond that is left to upstream. A version that is newer than all that was read
-may have arguments that nobody here has seen: they are not refused, `unverified` lists them. A version is added by adding
-data.
+may have arguments that nobody here has seen: they are not refused, `unverified` lists them. A version is added by
+adding data.
 
 >>> [str(fault) for fault in check("1.2.1", {"model": "m", "max_batchsize": 8})]
 ['max_batchsize = 8: is not an argument in TensorRT-LLM 1.2.1 (did you mean max_batch_size?)']
