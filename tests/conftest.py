@@ -1,9 +1,15 @@
 """For all tests."""
 
+import os
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
+
+# Models of tests are small: two threads of torch would wait for each other most of the time, busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No test depends on how fast the machine is, and two runs of one commit judge the same examples.
 settings.register_profile(
@@ -26,11 +32,32 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Folders whose files take long: with them first, no process is left alone with one at the end.
-LONG = ("e2e", "serving", "stages", "runtimes")
+# What tests share that a process makes once, and the files that share it: each group stays in one process.
+TOGETHER = {
+    "ModelOpt, transformers and torch": ("tests/stages/", "tests/runtimes/test_cpu_ir_"),
+    "a Triton server": ("tests/serving/",),
+    "the checked-in pair as OpenVINO models": ("tests/runtimes/test_cpu_engine_",),
+}
+# They come first, and files that take long after them, so that no process is left alone with one at the end.
+LONG = (*sum(TOGETHER.values(), ()), "tests/e2e/", "tests/runtimes/")
+
+
+class Scheduling(LoadFileScheduling):
+    """`--dist loadfile`, with the files of a group as if they were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next(
+            (group for group, files in TOGETHER.items() if nodeid.startswith(files)), nodeid.split("::")[0]
+        )
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
-        key=lambda item: LONG.index(folder) if (folder := item.path.parent.name) in LONG else len(LONG)
+        key=lambda item: next(
+            (at for at, start in enumerate(LONG) if item.nodeid.startswith(start)), len(LONG)
+        )
     )

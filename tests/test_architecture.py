@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Set
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "pipeline"
+ROOMS = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
 
 # A room may import rooms of the floors below its own, and no other of its own floor. What lies in no room is ground.
 FLOORS = (
@@ -59,16 +61,19 @@ def test_what_applications_install_needs_nothing_of_the_build_side() -> None:
 
 def imports(path: Path) -> Iterator[str]:
     """The rooms that a file imports."""
-    rooms = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
+    for node in import_statements(path):
+        of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        names = [f"{of}{alias.name}" for alias in node.names]
         found = {name.split(".")[1] for name in names if name.startswith("pipeline.")}
-        yield from sorted(found & rooms)
+        yield from sorted(found & ROOMS)
+
+
+@cache
+def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a file, wherever they stand in it, without relative ones."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(node for node in imports if isinstance(node, ast.Import) or not node.level)
 
 
 def test_no_files_import_each_other_in_circles() -> None:
@@ -94,10 +99,10 @@ def modules() -> dict[str, Path]:
 def imported_modules(path: Path, known: Set[str]) -> set[str]:
     """Known modules that a file imports, anywhere in it."""
     imported = set[str]()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
+        elif node.module is not None:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             imported |= (names & known) or {node.module}
     return imported & known

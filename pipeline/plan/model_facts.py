@@ -18,9 +18,8 @@ from pipeline.contracts.models import known_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.models.architecture import FAMILIES, Architecture
 from pipeline.models.sizes import ModelSizes, class_of
-from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
-from pipeline.recipe import Checkpoint, HubSource, Recipe
+from pipeline.recipe import HubSource, Recipe
 from pipeline.resources import parse_yaml
 
 FILES = (
@@ -104,19 +103,13 @@ class ModelFacts:
     has_template: bool | None = None  # a chat template
 
 
-def recipe_checkpoints(recipe: Recipe) -> dict[str, Checkpoint]:
-    """Map "target", and "draft" if there is one, to the recipe's checkpoint."""
-    found: dict[str, Checkpoint] = {TARGET: recipe.model}
-    return found if recipe.draft is None else found | {DRAFT: recipe.draft}
-
-
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
     return {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
         else read_model_facts(checkpoint.source.path)
-        for role, checkpoint in recipe_checkpoints(recipe).items()
+        for role, checkpoint in recipe.checkpoints.items()
     }
 
 

@@ -27,7 +27,6 @@ from pipeline.plan.model_facts import (
     TokenizerFacts,
     offline_facts,
     read_model_facts,
-    recipe_checkpoints,
 )
 from pipeline.plan.plan import DRAFT, Plan, PlanFacts
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
@@ -79,7 +78,7 @@ def read_settings(recipe: Recipe) -> GeneratedConfig:
     runtime, refusals = runtime_of(recipe), list[Fault]()
     build = {
         role: _worked_out(partial(runtime.build_settings, recipe, role), refusals)
-        for role in recipe_checkpoints(recipe)
+        for role in recipe.checkpoints
     }
     package = _worked_out(partial(runtime.package_settings, recipe), refusals)
     # Target, draft and package are often refused for the same reason.
@@ -126,7 +125,7 @@ def _dataset_file(path: Path) -> DatasetFacts:
 
 def with_folder_problems(facts: RecipeFacts) -> RecipeFacts:
     """Add why a build would not take the local folders of a recipe."""
-    checkpoints = recipe_checkpoints(facts.recipe)
+    checkpoints = facts.recipe.checkpoints
     models = {role: replace(one, problem=_problem(checkpoints[role])) for role, one in facts.models.items()}
     return replace(facts, models=models)
 
@@ -176,7 +175,7 @@ def read_plan_inputs(
     """
     sources = {
         role: resolve_checkpoint(checkpoint, store=store, offline=offline, progress=progress)
-        for role, checkpoint in recipe_checkpoints(recipe).items()
+        for role, checkpoint in recipe.checkpoints.items()
     }
     calibration = recipe.quantization.calibration
     dataset = {} if calibration is None else dataset_identity(calibration.dataset)
@@ -237,7 +236,7 @@ def _folder(plan: Plan, store: Store, role: str) -> Path | None:
     artifact = store.find(plan[f"fetch.{role}"].key)
     if artifact is not None:
         return artifact.path
-    source = recipe_checkpoints(plan.recipe)[role].source
+    source = plan.recipe.checkpoints[role].source
     return source.path if isinstance(source, LocalSource) else None
 
 
@@ -265,7 +264,7 @@ def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
     """
     missing = [
         (one.source.repo, one.revision)
-        for one in recipe_checkpoints(recipe).values()
+        for one in recipe.checkpoints.values()
         if isinstance(one.source, HubSource) and find_fetched(one.source, one.revision, store) is None
     ]
     if not missing:

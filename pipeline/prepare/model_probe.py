@@ -16,7 +16,6 @@ from pipeline.extras import missing
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import WeightTotals, read_totals
 from pipeline.models.sizes import ModelSizes, class_of, config_faults, unknown_parts
-from pipeline.plan.model_facts import recipe_checkpoints
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
@@ -54,7 +53,7 @@ def probe_models(
     """
     found: dict[str, ModelProbe] = {}
     faults: list[Fault] = []
-    for role, checkpoint in recipe_checkpoints(recipe).items():
+    for role, checkpoint in recipe.checkpoints.items():
         try:
             probe = _probe(checkpoint, store, offline or is_offline(), progress or Silent())
         except InvalidInput as error:

@@ -20,7 +20,7 @@ from pipeline.plan.memory import (
     plan_memory,
 )
 from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_format
-from pipeline.plan.model_facts import facts_from_sizes, recipe_checkpoints
+from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.performance import Forecast, forecast_recipe
 from pipeline.plan.performance.calibration import SpeedCalibration, calibration_file
 from pipeline.plan.performance.compare import Comparison, compare, comparison_settings
@@ -212,7 +212,7 @@ def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) ->
         )
     probes = probe_models(recipe, store)
     sizes = {role: model.sizes for role, model in probes.items() if model.sizes is not None}
-    for role in recipe_checkpoints(recipe):
+    for role in recipe.checkpoints:
         if role not in probes:
             raise UserError(f"the sizes of the {role} are not among those that we know; unset HF_HUB_OFFLINE")
         if role not in sizes:

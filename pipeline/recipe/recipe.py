@@ -153,6 +153,12 @@ class Recipe(RecipeSection):
         """Arguments that name it for `pipeline build`: `words` without what only starts read."""
         return self._provenance.build_words or ("RECIPE",)
 
+    @property
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """The checkpoint of the "target", and of the "draft" if there is one."""
+        found: dict[str, Checkpoint] = {"target": self.model}
+        return found if self.draft is None else found | {"draft": self.draft}
+
     def built_values(self) -> dict[str, Any]:
         """Values of the sections that a build reads: all but `SERVED_SECTIONS`."""
         return self.model_dump(mode="json", exclude=set(SERVED_SECTIONS))

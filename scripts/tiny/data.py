@@ -8,6 +8,7 @@ from pathlib import Path
 from tiny.grammar import Dialogue, Grammar
 from tiny.slots import Split
 
+SEED = 1  # of what is checked in
 COUNTS: dict[Split, int] = {"train": 1536, "heldout": 320}
 
 

@@ -13,7 +13,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from tiny import cards, data, measure, models, tokenizer, tools, training
 from tiny.grammar import Grammar
 
-SEED = 1  # of what is checked in
 _TOKENIZER_DIALOGUES = 8000
 _TOOL_DIALOGUES = 128  # measured
 
@@ -21,7 +20,7 @@ _TOOL_DIALOGUES = 128  # measured
 @dataclass(frozen=True)
 class Workshop:
     out: Path  # laid out as the repository is
-    seed: int = SEED
+    seed: int = data.SEED
     grammar: Grammar = field(default_factory=Grammar.load)
 
     @property

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import lognorm
 
 from pipeline.bench.result import Distribution
 from pipeline.bench.statistics import (
@@ -41,6 +40,8 @@ def test_few_values_have_no_interval_of_a_high_percentile() -> None:
 
 
 def test_intervals_cover_what_is_true_as_often_as_they_say() -> None:
+    from scipy.stats import lognorm
+
     chance = np.random.default_rng(1)
     truth = {percent: float(lognorm.ppf(percent / 100, 0.8)) for percent in PERCENTILES}
     hits = dict.fromkeys(PERCENTILES, 0)

@@ -16,6 +16,11 @@ from tests.support.programs import Program, Unavailable
 MODEL = "tiny-cpu"
 
 
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Leave the folder alone where its tier is not wanted: to import its files takes seconds."""
+    return True if "not clients" in config.option.markexpr else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of this folder belongs to the tier, and has time to install a program on a slow machine."""
     for item in items:

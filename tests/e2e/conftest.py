@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def build(store: Path) -> Build:
-    """`build("tiny-cpu", "a.b=c")` -> what `pipeline build --json` printed."""
+    """`build("tiny-cpu", "a.b=c")` -> what `pipeline build --json` printed when this process first asked for it."""
 
+    @cache
     def build(recipe: str, *overrides: str) -> dict[str, Any]:
         sets = [argument for override in overrides for argument in ("--set", override)]
         done = pipeline("build", recipe, *sets, "--json", store=store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,132 +16,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.sqlite import SqliteBackend
-from pipeline.client import AsyncClient, ChatTemplate, PromptLimit, Retries, Timeouts
-from pipeline.client.testing import FakeServer, Received, Reply
+from pipeline.client.testing import Received, Reply
 from pipeline.gateway.api.batches import runner
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.api.responses.stored import StoredResponses
-from pipeline.gateway.api.tools.prompt import ToolSectionTemplate
 from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.client_connection import ConnectionLimits
 from pipeline.gateway.context import GatewayParts
-from pipeline.gateway.fair_queue import FairQueue
 from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.readiness import PROBE_ID
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import PromptLog
-from pipeline.gateway.served_model import EmbeddingModel, ServedModel
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.text_processes import TextProcesses
 from pipeline.gateway.traces import Tracer
-from pipeline.recipe.deployment import MetricNames, Spread
+from pipeline.recipe.deployment import MetricNames
 from tests.support.http_clients import http, openai_client
+from tests.support.scripted_model import Upstream, tiny
 from tests.support.servers import Servers, started_servers
 from tests.support.state_places import StatePlace
 from tests.support.waiting import wait_for
-
-TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
-
-
-class Words:
-    """Counts a token a word."""
-
-    class Encoding:
-        def __init__(self, text: str) -> None:
-            self.ids = text.split()
-            self.offsets = [(0, len(text))]
-            self.special_tokens_mask = [0] * len(self.ids)
-
-        def __len__(self) -> int:
-            return len(self.ids)
-
-    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> Encoding:  # noqa: ARG002
-        return self.Encoding(text)
-
-    def encode_batch_fast(self, texts: Sequence[str], /) -> list[Encoding]:
-        return [self.Encoding(text) for text in texts]
-
-    def decode(self, ids: list[int], /, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
-        return " ".join(map(str, ids))
-
-    def id_to_token(self, id: int | str, /) -> str | None:
-        return str(id) if isinstance(id, str) or id < 100 else None
-
-    def token_to_id(self, token: str, /) -> int | None:
-        return 90 if token in ("<fim_prefix>", "<fim_suffix>", "<fim_middle>") else None
-
-
-def tiny(
-    url: str | Sequence[str],
-    *,
-    places: int = 4,
-    max_waiting: int = 16,
-    aliases: tuple[str, ...] = (),
-    template: str | None = TEMPLATE,
-    tool_section: bool = False,
-    cache: ResponseCache | None = None,
-    embedder: EmbeddingModel | None = None,
-    returns_logits: bool = False,
-    max_wait_s: float = 30.0,
-    timeouts: Timeouts | None = None,
-    spread: Spread = "affinity",
-    slots_per_server: int | None = None,
-    processes: TextProcesses | None = None,
-    strict: bool = False,
-) -> ServedModel:
-    """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
-    made = None if template is None else ChatTemplate(template)
-    if made is not None and tool_section:
-        made = ToolSectionTemplate(made)
-    return ServedModel(
-        name="tiny",
-        created=1,
-        deployment="digest",
-        client=AsyncClient(
-            url,
-            template=made,
-            timeouts=timeouts,
-            retries=Retries(attempts=1),
-            spread=spread,
-            slots=slots_per_server,
-        ),
-        template=made,
-        prompt_limit=PromptLimit(Words(), max_tokens=500 if tool_section else 50),
-        max_output_tokens=200 if tool_section else 40,
-        queue=FairQueue(places, max_waiting=max_waiting),
-        aliases=aliases,
-        strict=strict,
-        cache=cache,
-        embedder=embedder,
-        returns_logits=returns_logits,
-        max_wait_s=max_wait_s,
-        slots_per_server=slots_per_server,
-        processes=processes,
-    )
-
-
-class Upstream(FakeServer):
-    """A fake server that answers the gateway's probes by itself, so that scripts and counts are of requests alone."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.probe = Reply(["."])
-        self.probes: list[Received] = []
-
-    def _choose(self, received: Received) -> Reply:
-        if received.request_id != PROBE_ID:
-            return super()._choose(received)
-        self.requests.remove(received)
-        self.probes.append(received)
-        return self.probe
-
-    def begin(self, reply: Reply | Sequence[Reply] | Callable[[Received], Reply]) -> None:
-        """Answer by another script from now on, as if nothing had been asked before."""
-        self._reply, self._count = reply, itertools.count()
-        self.requests.clear()
 
 
 class Running:

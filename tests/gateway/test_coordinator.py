@@ -18,7 +18,7 @@ from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.workers.coordinator import Coordinator
 from pipeline.gateway.workers.link import SharedUsage
-from tests.gateway.conftest import Upstream
+from tests.support.scripted_model import Upstream
 
 LOST_S = 60.0
 

@@ -19,8 +19,9 @@ from pipeline.client.testing import Ending, Received, Reply
 from pipeline.gateway.api.batches.objects import InputFile
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage, StorageLimits
-from tests.gateway.conftest import Running, Start, Upstream
+from tests.gateway.conftest import Running, Start
 from tests.support.http_clients import http, openai_client
+from tests.support.scripted_model import Upstream
 from tests.support.state_gateway import gateway_process
 from tests.support.waiting import wait_for
 from tests.support.worker_gateway import worker_gateway

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from pipeline.client.testing import Ending, Received, Reply
-from tests.gateway.conftest import Upstream
 from tests.support.http_clients import openai_client
+from tests.support.scripted_model import Upstream
 from tests.support.waiting import wait_for
 
 PROGRAM = """
@@ -25,7 +25,7 @@ import sys
 from pipeline.gateway.app import Gateway
 from pipeline.gateway.app import GatewayServer
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import tiny
+from tests.support.scripted_model import tiny
 
 server = GatewayServer(Gateway({"tiny": tiny(sys.argv[1])}, Tenants()), "127.0.0.1", 0, drain_s=int(sys.argv[2]))
 server.on_start = lambda: print(server.port, flush=True)
@@ -66,7 +66,7 @@ def test_streams_finish_after_sigterm_or_are_broken_off_at_the_deadline() -> Non
     def reply(received: Received) -> Reply:
         if "long" in received.prompt:
             return Reply(["a"], ending=Ending.HANG)
-        return Reply(["a"] * 20, delay_s=0.05)
+        return Reply(["a"] * 10, delay_s=0.05)
 
     def ask(client: openai.OpenAI, text: str) -> openai.Stream[Any]:
         question: Any = [{"role": "user", "content": text}]
@@ -74,7 +74,7 @@ def test_streams_finish_after_sigterm_or_are_broken_off_at_the_deadline() -> Non
         next(stream)
         return stream
 
-    with Upstream(reply) as upstream, running(upstream, drain_s=6) as gateway:
+    with Upstream(reply) as upstream, running(upstream, drain_s=3) as gateway:
         short, long = ask(gateway.client, "short"), ask(gateway.client, "long")
         gateway.popen.send_signal(signal.SIGTERM)
         wait_for(lambda: not gateway.listens(), "end of listening")

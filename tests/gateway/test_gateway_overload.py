@@ -34,7 +34,7 @@ from pipeline.gateway.app import Gateway
 from pipeline.client import PromptLimit
 from pipeline.gateway.app import GatewayServer
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import tiny
+from tests.support.scripted_model import tiny
 
 served = tiny(sys.argv[1], places=3, max_waiting=100)
 served.prompt_limit = PromptLimit(Tokenizer.from_file(sys.argv[2]), max_tokens=1_000_000)

@@ -13,8 +13,9 @@ from pipeline.gateway import readiness
 from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.http_server import bound_sockets
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start, tiny
+from tests.gateway.conftest import Running, Start
 from tests.support.http_clients import http
+from tests.support.scripted_model import tiny
 from tests.support.waiting import wait_for
 
 

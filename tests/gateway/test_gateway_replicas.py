@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from pipeline.client.testing import Ending, Received, Reply
-from tests.gateway.conftest import Running, Start, Upstream
+from tests.gateway.conftest import Running, Start
 from tests.gateway.test_gateway_metrics import samples
 from tests.support.http_clients import http
 from tests.support.names import Names, use_names
+from tests.support.scripted_model import Upstream
 from tests.support.waiting import wait_for
 
 NAME = "replicas.test"

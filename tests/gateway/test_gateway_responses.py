@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import openai
@@ -14,7 +15,6 @@ from pipeline.client.testing import Ending, Reply
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_gateway_requests import CALLING, HERMES
 
-EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TRACK: Any = {
     "type": "function",
     "name": "track",
@@ -23,6 +23,11 @@ TRACK: Any = {
     "strict": False,
 }
 CALLED = '{"name": "track", "arguments": {"id": 7}}'
+
+
+@cache
+def event_type() -> TypeAdapter[Any]:
+    return TypeAdapter(ResponseStreamEvent)
 
 
 def judged(response: Response) -> Response:
@@ -39,7 +44,7 @@ def events_of(running: Running, **fields: Any) -> list[Any]:
     """The events of a stream, each held to its type; sequence numbers count from 0."""
     asked = {"model": "tiny", "input": "Where is my parcel?", **fields}
     events = list(running.same_client().responses.create(**asked, stream=True))
-    judged = [EVENTS.validate_python(event.to_dict()) for event in events]
+    judged = [event_type().validate_python(event.to_dict()) for event in events]
     assert [event.sequence_number for event in judged] == list(range(len(judged)))
     return judged
 
@@ -191,7 +196,7 @@ def test_a_stream_that_fails_says_so(borrow: Start) -> None:
         model="tiny", input="Hi", stream=True
     ) as raw:
         lines = [line for line in raw.iter_lines() if line.startswith("data: ")]
-    events = [EVENTS.validate_json(line.removeprefix("data: ")) for line in lines]
+    events = [event_type().validate_json(line.removeprefix("data: ")) for line in lines]
     assert shape(events)[-2:] == ["error", "failed"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "it broke" in events[-1].response.error.message

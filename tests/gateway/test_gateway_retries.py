@@ -15,8 +15,9 @@ from pipeline.client import Timeouts
 from pipeline.client.testing import Ending, FakeServer, Received, Reply
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.tenants import Tenants
-from tests.gateway.conftest import Running, Start, Upstream
+from tests.gateway.conftest import Running, Start
 from tests.support.http_clients import http, http_client
+from tests.support.scripted_model import Upstream
 from tests.support.waiting import wait_for
 
 DEAD = Reply([], ending=Ending.ERROR, error="Stub process 'tensorrt_llm_0_0' is not healthy.")

@@ -21,9 +21,10 @@ from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
 from pipeline.gateway.blame import BlamePolicy
 from pipeline.gateway.shared_redis import RedisBuckets
-from tests.gateway.conftest import Running, Start, Upstream, keyed
+from tests.gateway.conftest import Running, Start, keyed
 from tests.gateway.test_gateway_batches import create, lines, read, wait_until
 from tests.support.http_clients import http
+from tests.support.scripted_model import Upstream
 from tests.support.servers import RedisServer, Unavailable
 from tests.support.waiting import wait_for
 

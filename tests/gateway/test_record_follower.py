@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
+from pipeline.client import PromptLimit
 from pipeline.client.testing import Received, Reply
 from pipeline.errors import UserError
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.triton.running import RunningServer, State
-from tests.gateway.conftest import Start, Upstream
+from tests.gateway.conftest import Start
 from tests.support import waiting
 from tests.support.deployments import ADDRESSES
 from tests.support.http_clients import http
+from tests.support.scripted_model import Upstream, Words, tiny
 
 
 def wait_for(condition: Callable[..., bool], what: str) -> None:
@@ -82,9 +84,6 @@ class Exchange:
 
 def tiny_again(url: str) -> ServedModel:
     """Another package: a shorter limit, another template, two slots."""
-    from pipeline.client import PromptLimit
-    from tests.gateway.conftest import Words, tiny
-
     model = tiny(url, places=2, template="{{ messages[0].content }} again")
     model.prompt_limit = PromptLimit(Words(), max_tokens=6)
     return model

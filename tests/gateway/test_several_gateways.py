@@ -27,7 +27,7 @@ from pipeline.gateway.database import PostgresDatabase
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.gateway.state import open_state
 from pipeline.recipe import CacheSettings
-from tests.gateway.conftest import Start, Upstream, opened_place, places
+from tests.gateway.conftest import Start, opened_place, places
 from tests.gateway.test_gateway_batches import (
     CHAT,
     FINAL,
@@ -42,6 +42,7 @@ from tests.gateway.test_gateway_batches import (
 from tests.gateway.test_gateway_responses import create as respond
 from tests.gateway.test_gateway_responses import events_of
 from tests.support.http_clients import http
+from tests.support.scripted_model import Upstream
 from tests.support.servers import Servers
 from tests.support.state_gateway import gateway_process
 from tests.support.state_places import StatePlace

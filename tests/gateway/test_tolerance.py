@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pipeline.client.testing import Received, Reply
 from pipeline.gateway.api.bounds import MAX_SHOWN
 from pipeline.gateway.api.parsing import IGNORED_FIELDS, MAX_TOKENS
-from tests.gateway.conftest import TEMPLATE, Running, Start
+from tests.gateway.conftest import Running, Start
 from tests.support.http_clients import http
+from tests.support.scripted_model import TEMPLATE
 
 CHAT, TEXT, RESPONSES, MESSAGES = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",

@@ -21,9 +21,9 @@ from prometheus_client import parser
 
 from pipeline.client.testing import Ending, Received, Reply
 from pipeline.process_state import ProcessStat
-from tests.gateway.conftest import Upstream
 from tests.support.http_clients import http, http_client
 from tests.support.names import HostsFile
+from tests.support.scripted_model import Upstream
 from tests.support.waiting import wait_for
 from tests.support.worker_gateway import PLACES, WorkerGateway, worker_gateway
 

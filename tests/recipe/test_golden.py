@@ -157,23 +157,20 @@ def test_an_expression_that_never_ends_is_a_fault_and_the_next_answer_is_judged(
     of_schema = GoldenQuestion(prompt="?", json_schema={"type": "string", "pattern": "^(a+)+$"})
     answer = "a" * 60 + "!"
     with AnswerJudge(cpu_s=0.5) as judge:
-        for _ in range(2):
-            fault = judge.fault(endless, answer)
-            assert fault == (
-                "cannot be judged: its expression '(a+)+$' took more than 0.5 s of processor time"
-            )
-            assert "its schema took more" in str(judge.fault(of_schema, json.dumps(answer)))
-            assert judge.fault(endless, "aaa") is None
-            assert judge.fault(endless, "b") == endless.fault("b")
+        fault = judge.fault(endless, answer)
+        assert fault == "cannot be judged: its expression '(a+)+$' took more than 0.5 s of processor time"
+        assert judge.fault(endless, "aaa") is None
+        assert "its schema took more" in str(judge.fault(of_schema, json.dumps(answer)))
+        assert judge.fault(endless, "b") == endless.fault("b")
 
 
-@pytest.mark.parametrize("answer", ["", "4", " 5\ud800", "\x00\n\u2028", "{}", '{"a": 1}', "[" * 100_000])
 @pytest.mark.parametrize(
     "checks",
     [{"regex": "^ ?4"}, {"json_schema": {"type": "object", "required": ["a"]}}, {"equals": "4"}],
     ids=str,
 )
-def test_another_process_judges_as_this_one_does(checks: dict[str, Any], answer: str) -> None:
+def test_another_process_judges_as_this_one_does(checks: dict[str, Any]) -> None:
     question = GoldenQuestion(prompt="1, 2, 3,", **checks)
     with AnswerJudge() as judge:
-        assert judge.fault(question, answer) == question.fault(answer)
+        for answer in ("", "4", " 5\ud800", "\x00\n\u2028", "{}", '{"a": 1}', "[" * 100_000):
+            assert judge.fault(question, answer) == question.fault(answer)

@@ -22,12 +22,12 @@ def make(pair: Pair, draft: bool, **settings: int) -> EngineCore:
     return load(pair.target, pair.draft if draft else None, **settings, adapt_speculation=False)
 
 
-@pytest.mark.parametrize("kv_blocks", [6, 7, 16])
-def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair, kv_blocks: int) -> None:
+def test_1_a_draft_beside_scarce_kv_blocks_stays_exact(cpu_pair: Pair) -> None:
     expected = [one.tokens for one in answer(make(cpu_pair, draft=False), *ASKED)]
-    core = make(cpu_pair, draft=True, kv_blocks=kv_blocks)
-    assert [one.tokens for one in answer(core, *ASKED)] == expected
-    assert core.stats().kv_blocks_used == 0
+    for kv_blocks in (6, 7, 16):
+        core = make(cpu_pair, draft=True, kv_blocks=kv_blocks)
+        assert [one.tokens for one in answer(core, *ASKED)] == expected, kv_blocks
+        assert core.stats().kv_blocks_used == 0
 
 
 def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> None:
@@ -42,9 +42,10 @@ def test_2_a_draft_keeps_the_distribution_of_sampled_tokens(cpu_pair: Pair) -> N
         return Counter(tuple(one.tokens) for one in answer(core, *asked))
 
     alone, drafted = (make(cpu_pair, draft, max_concurrency=64) for draft in (False, True))
-    noise = distance(drawn(alone, 0), drawn(alone, count))
+    first = drawn(alone, 0)
+    noise = distance(first, drawn(alone, count))
     assert distance(drawn(drafted, 2 * count), drawn(alone, 3 * count)) < noise + 0.07
-    assert drawn(drafted, 0) == drawn(alone, 0)  # with the same seeds, even the same tokens
+    assert drawn(drafted, 0) == first  # with the same seeds, even the same tokens
     assert drafted.stats().draft_tokens_accepted > 60
 
 

@@ -14,13 +14,7 @@ from safetensors.numpy import load_file, save_file
 from pipeline.errors import UserError
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
-from tests.support.decoding import (
-    Stateful,
-    paged_logits,
-    prompt,
-    reference,
-    reference_logits,
-)
+from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
 from tests.support.models import LLAMA3_SCALING, make_checkpoint
 
 LENGTH = 150  # several times the window, and more than four blocks of the paged cache
@@ -90,7 +84,7 @@ def test_a_model_computes_what_transformers_does(tmp_path: Path, name: str) -> N
     _close(stateful.logits(tokens), expected)
     first = stateful.logits(tokens[:100])
     _close(np.concatenate([first, stateful.logits(tokens[100:], past=100)]), expected)
-    _close(paged_logits(tmp_path / "ir", tokens, [37, 64, 9, *[1] * 40]), expected)
+    _close(Paged(tmp_path / "ir").logits(tokens, [37, 64, 9, *[1] * 40]), expected)
     # Greedy decoding gives these tokens if each is the likeliest after those before it.
     answer = stateful.greedy(tokens, 32)
     logits = reference_logits(model, tokens + answer[:-1])

@@ -20,7 +20,7 @@ from pipeline.models import CheckpointReader, Format, TensorFiles
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.weights import Weights
-from tests.support.decoding import Stateful, paged_logits, prompt, reference, reference_logits
+from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
 from tests.support.models import make_checkpoint, quantize_checkpoint
 
 FORMATS = ("fp8", "int4_awq", "w4a8_awq", "int8_sq")
@@ -83,13 +83,13 @@ def test_weights_stay_packed_in_the_file_and_engine_json_holds_the_facts(built: 
 
 
 def test_rounding_is_felt_and_survives_paging(built: Built) -> None:
-    plain, stateful = Stateful(built.plain), Stateful(built.rounded)
+    plain, stateful, paged = Stateful(built.plain), Stateful(built.rounded), Paged(built.rounded)
     tokens = prompt(16)
     assert np.abs(plain.logits(tokens) - stateful.logits(tokens)).max() > 0.01
     errors = []
     for seed in range(8):
         tokens = prompt(8, seed=seed)
-        errors.append(np.abs(paged_logits(built.rounded, tokens, [5, 3]) - stateful.logits(tokens)).max())
+        errors.append(np.abs(paged.logits(tokens, [5, 3]) - stateful.logits(tokens)).max())
     assert np.median(errors) < 1e-3  # a number at the edge of a step may fall to its other side
 
 
@@ -130,7 +130,7 @@ def test_quantized_layers_and_head_equal_the_weights_that_they_stand_for(
     _set_weights(model, checkpoint, head)
     tokens = prompt(40)
     expected = reference_logits(model, tokens)
-    for logits in (Stateful(tmp_path / "ir").logits(tokens), paged_logits(tmp_path / "ir", tokens, [33, 7])):
+    for logits in (Stateful(tmp_path / "ir").logits(tokens), Paged(tmp_path / "ir").logits(tokens, [33, 7])):
         assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 

@@ -1,5 +1,6 @@
 """The pair of small checkpoints and the dialogues that are checked in, and the modules that made them.
 
+Those that import torch and transformers are imported by the tests that need them: every process collects this file.
 What the models say is judged before a release: the default tests of served models would notice a damaged checkpoint.
 """
 
@@ -11,20 +12,23 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from tiny import data, make, measure, models, tokenizer, tools, training
+from tiny import data, tools
 from tiny.grammar import Grammar, expand
 from tiny.slots import SLOTS, is_reserved
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from tiny import measure
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKSHOP = make.Workshop(ROOT)
-TARGET, DRAFT = WORKSHOP.checkpoint("target"), WORKSHOP.checkpoint("draft")
+TARGET, DRAFT = (ROOT / f"recipes/checkpoints/support-{role}" for role in ("target", "draft"))
+GRAMMAR, DIALOGUES = Grammar.load(), ROOT / "calibration/support"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -42,25 +46,33 @@ LEAST_TOOL_MATCH = 0.9
 
 @pytest.fixture(scope="module")
 def shared_tokenizer() -> PreTrainedTokenizerFast:
-    return WORKSHOP.tokenizer()
+    from tiny import tokenizer
+
+    return tokenizer.load(TARGET)
 
 
 @pytest.fixture(scope="module")
 def draft() -> LlamaForCausalLM:
-    return WORKSHOP.model("draft")
+    from tiny import models
+
+    return models.load(DRAFT)
 
 
 @pytest.fixture(scope="module")
 def replies(shared_tokenizer: PreTrainedTokenizerFast) -> list[measure.Reply]:
     """What the target answers to some of the held-out dialogues."""
-    held_out = data.dialogues(WORKSHOP.grammar, "heldout", seed=make.SEED)
+    from tiny import measure, models
+
+    held_out = data.dialogues(GRAMMAR, "heldout", seed=data.SEED)
     sample = random.Random(0).sample(held_out, SAMPLED_DIALOGUES)
-    return list(measure.replies(WORKSHOP.model("target"), shared_tokenizer, sample))
+    return list(measure.replies(models.load(TARGET), shared_tokenizer, sample))
 
 
 @pytest.fixture
 def _torch_settings() -> Iterator[None]:
     """Training fixes torch's threads and algorithms for its process; other tests want theirs back."""
+    import torch
+
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
@@ -78,7 +90,7 @@ class TestGrammar:
         assert first(7) == first(7) != first(8)
 
     def test_splits_share_no_phrasing(self) -> None:
-        for intent in WORKSHOP.grammar.intents.values():
+        for intent in GRAMMAR.intents.values():
             assert intent.phrasings["heldout"]
             assert not set(intent.phrasings["heldout"]) & set(intent.phrasings["train"])
 
@@ -92,7 +104,7 @@ class TestGrammar:
         """The question alone decides the answer."""
         phrasings = [
             phrasing
-            for intent in WORKSHOP.grammar.intents.values()
+            for intent in GRAMMAR.intents.values()
             for split in data.COUNTS
             for phrasing in intent.phrasings[split]
         ]
@@ -102,8 +114,8 @@ class TestGrammar:
 class TestDialogues:
     @pytest.mark.parametrize("split", list(data.COUNTS))
     def test_the_seed_gives_the_checked_in_bytes(self, split: data.Split) -> None:
-        checked_in = (WORKSHOP.dialogues / f"{split}.jsonl").read_text(encoding="utf-8")
-        assert data.as_jsonl(WORKSHOP.grammar, split, seed=make.SEED) == checked_in
+        checked_in = (DIALOGUES / f"{split}.jsonl").read_text(encoding="utf-8")
+        assert data.as_jsonl(GRAMMAR, split, seed=data.SEED) == checked_in
 
     def test_no_held_out_question_is_asked_in_training(self) -> None:
         assert not _questions("heldout") & _questions("train")
@@ -117,7 +129,7 @@ class TestDialogues:
 
 class TestTools:
     def test_a_call_is_answered_from_its_result(self) -> None:
-        for dialogue in tools.held_out(WORKSHOP.grammar, seed=make.SEED, count=50):
+        for dialogue in tools.held_out(GRAMMAR, seed=data.SEED, count=50):
             contents = [content for _, content in dialogue.rows]
             for call, results, answer in zip(contents, contents[1:], contents[2:], strict=False):
                 if not call.startswith("<tool_call>"):
@@ -129,7 +141,9 @@ class TestTools:
     def test_what_is_not_learnt_is_one_token_of_an_answer(
         self, shared_tokenizer: PreTrainedTokenizerFast
     ) -> None:
-        prompt = next(tools.ToolGrammar.load().prompts(WORKSHOP.grammar, "train", seed=3))
+        from tiny import training
+
+        prompt = next(tools.ToolGrammar.load().prompts(GRAMMAR, "train", seed=3))
         dialogue = next(one for one in prompt if one.unlearned)
         messages = dialogue.messages()
         _, weights = training.weigh(shared_tokenizer, messages, unlearned=dialogue.unlearned)
@@ -146,6 +160,8 @@ class TestTokenizer:
     @example("비밀번호를 잊어버렸어요 🙏🏽👩‍👩‍👧 e\u0301 \u200d\ufeff\x00\x7f")
     @example("don't . , ! 's 12345678901234567890 TP-174685")
     def test_any_text_comes_back(self, shared_tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+        from tiny import tokenizer
+
         tokens = shared_tokenizer.encode(text, add_special_tokens=False)
         assert shared_tokenizer.decode(tokens) == text
         assert max(tokens, default=0) < tokenizer.VOCABULARY_SIZE
@@ -155,6 +171,9 @@ class TestTokenizer:
         assert (TARGET / name).read_bytes() == (DRAFT / name).read_bytes()
 
     def test_transformers_finds_template_and_special_tokens(self) -> None:
+        from tiny import tokenizer
+        from transformers import AutoTokenizer
+
         loaded = AutoTokenizer.from_pretrained(TARGET)
         messages = [{"role": "user", "content": " Hi! "}]
         assert loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
@@ -169,6 +188,8 @@ class TestTokenizer:
         )
 
     def test_the_seed_gives_the_checked_in_bytes(self, tmp_path: Path) -> None:
+        from tiny import make
+
         make.make_tokenizer(make.Workshop(tmp_path))
         for name in TOKENIZER_FILES:
             assert (make.Workshop(tmp_path).checkpoint("target") / name).read_bytes() == (
@@ -205,31 +226,41 @@ class TestModels:
 
     @pytest.mark.slow
     def test_the_target_answers(self, replies: list[measure.Reply]) -> None:
+        from tiny import measure
+
         assert measure.exact_match(replies) >= LEAST_EXACT_MATCH
 
     @pytest.mark.slow
     def test_the_target_calls_tools(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
-        sample = tools.held_out(WORKSHOP.grammar, seed=make.SEED, count=SAMPLED_TOOL_DIALOGUES)
-        calls = list(measure.replies(WORKSHOP.model("target"), shared_tokenizer, sample))
+        from tiny import measure, models
+
+        sample = tools.held_out(GRAMMAR, seed=data.SEED, count=SAMPLED_TOOL_DIALOGUES)
+        calls = list(measure.replies(models.load(TARGET), shared_tokenizer, sample))
         assert measure.exact_match(calls) >= LEAST_TOOL_MATCH
 
     @pytest.mark.slow
     def test_the_target_accepts_what_the_draft_proposes(
         self, draft: LlamaForCausalLM, replies: list[measure.Reply]
     ) -> None:
+        from tiny import measure
+
         assert measure.acceptance(draft, replies) >= LEAST_ACCEPTANCE
 
     @pytest.mark.slow
     def test_acceptance_is_that_of_drafting_step_by_step(
         self, draft: LlamaForCausalLM, replies: list[measure.Reply]
     ) -> None:
+        from tiny import measure
+
         few = replies[:: len(replies) // 6]
         assert measure.acceptance(draft, few) == pytest.approx(_acceptance_step_by_step(draft, few))
 
 
 class TestTraining:
     def test_only_the_assistant_weighs_fully(self, shared_tokenizer: PreTrainedTokenizerFast) -> None:
-        dialogue = next(d for d in WORKSHOP.grammar.dialogues("train", seed=0) if len(d.turns) == 2)
+        from tiny import training
+
+        dialogue = next(d for d in GRAMMAR.dialogues("train", seed=0) if len(d.turns) == 2)
         tokens, weights = training.weigh(shared_tokenizer, dialogue.messages())
         said = [token for token, weight in zip(tokens, weights, strict=True) if weight == 1.0]
         assert shared_tokenizer.decode(said) == "".join(f"{answer}<|eot_id|>" for _, answer in dialogue.turns)
@@ -239,17 +270,19 @@ class TestTraining:
     def test_the_same_seed_trains_the_same_weights(
         self, shared_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
     ) -> None:
+        from tiny import models, training
+
         written = []
         for attempt in ("first", "second"):
             schedule = training.Schedule(steps=3, batch_size=4)
-            model = training.train("draft", shared_tokenizer, WORKSHOP.grammar, seed=3, schedule=schedule)
+            model = training.train("draft", shared_tokenizer, GRAMMAR, seed=3, schedule=schedule)
             models.save(model, tmp_path / attempt)
             written.append((tmp_path / attempt / "model.safetensors").read_bytes())
         assert written[0] == written[1]
 
 
 def _rows(split: data.Split) -> list[dict[str, list[dict[str, str]]]]:
-    lines = (WORKSHOP.dialogues / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (DIALOGUES / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -258,6 +291,9 @@ def _questions(split: data.Split) -> set[str]:
 
 
 def _acceptance_step_by_step(draft: LlamaForCausalLM, replies: list[measure.Reply]) -> float:
+    import torch
+    from tiny import measure
+
     accepted = proposed = 0
     for reply in replies:
         position = 0

@@ -25,9 +25,9 @@ from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.tenants import Tenants
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
-from tests.gateway.conftest import tiny
 from tests.serving.test_serving_cancel import ENDLESS, LONG, PROMPT, cut_short
 from tests.support.engine import QUESTIONS, TURN
+from tests.support.scripted_model import tiny
 from tests.support.served import SETTINGS, package_support_pair
 from tests.support.streams import infer, joined, tensor
 from tests.support.waiting import wait_for

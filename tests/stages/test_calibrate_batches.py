@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
 from pipeline.errors import StageError
 from pipeline.models import Architecture
@@ -52,6 +51,7 @@ def test_samples_in_one_row_are_kept_apart(
     calibrations: Calibrations, tmp_path: Path, architecture: str, window: int | None
 ) -> None:
     import torch
+    from transformers import AutoModelForCausalLM
 
     source = calibrations.source(architecture, "float32")
     if window is not None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from pipeline.cli.store import command
 from pipeline.errors import DamagedArtifact, StoreError, UserError
-from pipeline.store import Artifact, Store
+from pipeline.store import Artifact, Store, ranged_fetch
 from pipeline.store.object_store import fetch_artifact, send_artifact
 
 FILES = {
@@ -23,6 +23,11 @@ FILES = {
     "model_repository/preprocessing/1/tokenizer/tokenizer.json": b"t" * (2 << 20),
     "model_repository/an empty file": b"",
 }
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged_fetch, "_PAUSE_S", 0.001)
 
 
 @pytest.fixture

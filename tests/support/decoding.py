@@ -52,21 +52,28 @@ class Stateful:
         return answer
 
 
-def paged_logits(folder: Path, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:
-    """[len(tokens), vocab] from the engine's form of the model, computed a chunk at a time."""
-    from pipeline.runtimes.cpu.engine import EngineSettings
-    from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
+class Paged:
+    """The engine's form of the model, one sequence at a time."""
 
-    model = PagedModel(folder, EngineSettings(threads=2))
-    model.allocate(16)
-    table = np.array([7, 2, 11, 3, 5, 13, 1, 8], np.int32)  # blocks in no order
-    rows, past = [], 0
-    for count in chunks:
-        piece = TokenSlice(tokens[past : past + count], past, table, count)
-        rows.append(model.forward([piece]).copy())
-        past += count
-    assert past == len(tokens)
-    return np.concatenate(rows)
+    def __init__(self, folder: Path) -> None:
+        from pipeline.runtimes.cpu.engine import EngineSettings
+        from pipeline.runtimes.cpu.engine.paged_model import PagedModel
+
+        self._model = PagedModel(folder, EngineSettings(threads=2))
+        self._model.allocate(16)
+
+    def logits(self, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:
+        """[len(tokens), vocab], computed a chunk at a time."""
+        from pipeline.runtimes.cpu.engine.paged_model import TokenSlice
+
+        table = np.array([7, 2, 11, 3, 5, 13, 1, 8], np.int32)  # blocks in no order
+        rows, past = [], 0
+        for count in chunks:
+            piece = TokenSlice(tokens[past : past + count], past, table, count)
+            rows.append(self._model.forward([piece]).copy())
+            past += count
+        assert past == len(tokens)
+        return np.concatenate(rows)
 
 
 def reference(checkpoint: Path) -> Any:

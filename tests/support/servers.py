@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-import psycopg
 import pytest
 
 from tests.support.downloads import Unavailable, installed
@@ -201,6 +200,8 @@ class PostgresServer(Server):
 
     def is_ready(self) -> bool:
         """Before it lets anybody in, it listens and refuses."""
+        import psycopg
+
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
         except psycopg.OperationalError:

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import openai
+from typing import TYPE_CHECKING
 
 from pipeline.gateway.api.batches import claims, runner
 from pipeline.gateway.app import Gateway, GatewayServer
@@ -23,8 +22,10 @@ from pipeline.gateway.state import open_state
 from pipeline.gateway.tenants import Tenants
 from pipeline.recipe import CacheSettings
 from pipeline.recipe.response_cache import PgvectorSettings
-from tests.gateway.conftest import Upstream, tiny
-from tests.support.http_clients import openai_client
+from tests.support.scripted_model import Upstream, tiny
+
+if TYPE_CHECKING:
+    import openai
 
 
 @contextmanager
@@ -43,6 +44,8 @@ def gateway_process(
         try:
             assert process.stdout is not None
             url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            from tests.support.http_clients import openai_client
+
             with openai_client(url, timeout_s=60) as client:
                 yield process, client
         finally:
