@@ -63,6 +63,32 @@ def test_what_is_recorded_is_what_the_library_builds(repo: str) -> None:
     assert library_counts(hub_configs()[repo]["config"]) == tuple(hub_counts()[repo])
 
 
+# Classes of which no config is kept here, by the library's own defaults.
+DEFAULTS = {
+    "deepseek_v2": "DeepseekV2ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration", "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM", "mistral3": "Mistral3ForConditionalGeneration", "mistral4": "Mistral4ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen3_next": "Qwen3NextForCausalLM",
+    "seed_oss": "SeedOssForCausalLM", "smollm3": "SmolLM3ForCausalLM",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_other_classes_are_those_of_the_library(kind: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    given = {"num_experts_per_tok": 2} if kind == "deepseek_v2" else {}
+    config = {**CONFIG_MAPPING[kind](**given).to_dict(), "architectures": [DEFAULTS[kind]]}
+    sizes = ModelSizes.from_config(json.loads(json.dumps(config, default=str)))
+    assert sizes is not None
+    assert counted(sizes) == library_counts(config)
+
+
 # Of two that the library does not know, in thousand millions, by their names.
 @pytest.mark.parametrize(
     ("repo", "billions"),

@@ -44,7 +44,7 @@ def library_counts(config: Mapping[str, Any]) -> tuple[int, int] | None:
     import torch
     import transformers
 
-    plain = json.loads(json.dumps(config))
+    plain = json.loads(json.dumps(config, default=str))
     for part in (plain, plain.get("text_config") or {}):
         for key in ("quantization_config", "auto_map"):
             part.pop(key, None)

@@ -18,13 +18,14 @@ from pipeline.models.families.deepseek_v4 import FAMILIES as DEEPSEEK_V4
 from pipeline.models.families.gemma4 import FAMILIES as GEMMA4
 from pipeline.models.families.hybrids import FAMILIES as HYBRIDS
 from pipeline.models.families.latent import FAMILIES as LATENT
+from pipeline.models.families.minimax_m3 import FAMILIES as MINIMAX_M3
 from pipeline.models.families.nemotron_h import FAMILIES as NEMOTRON_H
 from pipeline.models.families.transformers import FAMILIES as TRANSFORMERS
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
 FAMILIES: Mapping[str, Family] = {
-    **TRANSFORMERS, **LATENT, **HYBRIDS, **NEMOTRON_H, **DECILM, **GEMMA4, **DEEPSEEK_V4,
+    **TRANSFORMERS, **LATENT, **HYBRIDS, **NEMOTRON_H, **DECILM, **GEMMA4, **DEEPSEEK_V4, **MINIMAX_M3,
 }  # fmt: skip
 
 

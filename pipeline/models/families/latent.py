@@ -41,8 +41,8 @@ def _layer(values: ConfigValues, index: int) -> Block:
     return _mixer(values) + deepseek_experts(values, index) + norms(hidden_size(values), *LAYER_NORMS)
 
 
-def _v2(values: ConfigValues, index: int) -> Block:
-    """DeepSeek V2: the router has no score for each expert."""
+def v2_layer(values: ConfigValues, index: int) -> Block:
+    """DeepSeek V2, Mistral 4: the router has no score for each expert."""
     hidden = hidden_size(values)
     if index < values.size("first_k_dense_replace", default=0, least=0):
         feed = plain_dense(values, index)
@@ -68,7 +68,8 @@ _V3 = Family(_layer, "deepseek_v3", draft=next_layers(_layer))
 _GLM = Family(_sparse, "glm_moe_dsa", draft=next_layers(_sparse, copies=False))
 
 FAMILIES: Mapping[str, Family] = {
-    "DeepseekV2ForCausalLM": Family(_v2, "deepseek_v2"),
+    "DeepseekV2ForCausalLM": Family(v2_layer, "deepseek_v2"),
+    "Mistral4ForCausalLM": Family(v2_layer, "mistral4"),
     "DeepseekV3ForCausalLM": _V3,
     "DeepseekV32ForCausalLM": Family(_sparse, "deepseek_v32", draft=next_layers(_sparse)),
     "KimiK25ForConditionalGeneration": replace(_V3, vision=vision.kimi),

@@ -24,6 +24,7 @@ from pipeline.models.families.base import (
     qwen_window,
     window_pattern,
 )
+from pipeline.models.families.latent import v2_layer
 
 _FOUR_NORMS = (*LAYER_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _AFTER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -33,6 +34,11 @@ _W = ("w1", "w3", "w2")
 def _mixtral_experts(values: ConfigValues, _index: int) -> Block:
     inner, count = values.size("intermediate_size"), values.size("num_local_experts")
     return experts(hidden_size(values), inner, count, name="block_sparse_moe", projections=_W)
+
+
+def _mistral3(values: ConfigValues, index: int) -> Block:
+    """Mistral with a tower: a dense decoder, or that of Mistral 4."""
+    return (v2_layer if values.says("kv_lora_rank") else _MISTRAL.layer)(values, index)
 
 
 def _minimax_experts(values: ConfigValues, _index: int) -> Block:
@@ -157,7 +163,7 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "LlamaForCausalLMEagle3": Family(_eagle3, embeds=False),
     "MistralForCausalLM": _MISTRAL,
-    "Mistral3ForConditionalGeneration": replace(_MISTRAL, vision=vision.pixtral),
+    "Mistral3ForConditionalGeneration": replace(_MISTRAL, layer=_mistral3, vision=vision.pixtral),
     "Ministral3ForCausalLM": replace(_MISTRAL, library="ministral3"),
     "MixtralForCausalLM": Family(
         decoder_layer(feed=_mixtral_experts, window=one_window, bias=False, output_bias=False), "mixtral"

@@ -188,3 +188,20 @@ def kimi(values: ConfigValues) -> Block:
     joined = norms(v.size("mm_hidden_size", default=width), "pre_norm", bias=norm_bias)
     joined += _matrix("proj.0", merged, merged) + _matrix("proj.2", hidden_size(values), merged)
     return found.at("vision_tower.") + joined.at("mm_projector.")
+
+
+def minimax(values: ConfigValues) -> Block:
+    """MiniMax M3: CLIP's layers over patches of two frames; a projector, and one that merges patches."""
+    v = values.inner("vision_config", "minimax_m3_vl_vision")
+    width, hidden = v.size("hidden_size"), hidden_size(values)
+    layer = _layer(width, v.size("intermediate_size"), fused=False)
+    size = 3 * v.size("temporal_patch_size") * v.size("patch_size") ** 2
+    found = _matrix("embeddings.patch_embedding", width, size, bias=False) + norms(
+        width, "pre_layrnorm", bias=True
+    )
+    found += _tower("encoder.layers", v.size("num_hidden_layers"), layer)
+    inner = values.size("projector_hidden_size", default=hidden)
+    merged = v.size("spatial_merge_size") ** 2 * hidden
+    joined = _matrix("linear_1", inner, width) + _matrix("linear_2", hidden, inner)
+    merging = _matrix("linear_1", inner, merged) + _matrix("linear_2", hidden, inner)
+    return found.at("vision_tower.") + joined.at("multi_modal_projector.") + merging.at("patch_merge_mlp.")
