@@ -63,4 +63,4 @@ def test_an_argument_inside_of_speculation_or_of_a_model() -> None:
     assert llm_args.has_argument("1.2.1", "speculative_config.decoding_type")
     assert not llm_args.has_argument("1.2.1", "speculative_config.max_batch_size")
     assert not llm_args.has_argument("1.2.1", "max_batch_size.inner")
-    assert not llm_args.has_argument("1.1.0", "kv_cache_config.tokens_per_block")
+    assert not llm_args.has_argument("1.0.0", "kv_cache_config.tokens_per_block")

@@ -133,11 +133,11 @@ def test_values_are_those_of_both_runtimes(store: Store, tmp_path: Path) -> None
 
 def test_what_an_older_release_lacks_is_left_out(store: Store, tmp_path: Path) -> None:
     before = recipe(tmp_path, {"scheduler": {"max_queue_delay_us": 1500}})
-    found = made(before, tmp_path, store, "1.1.0")
+    found = made(before, tmp_path, store, "1.0.0")
     change = records(found, "removed")["scheduler.max_queue_delay_us"]
-    assert (change.before, change.reason) == (1500, "TensorRT-LLM 1.1.0 has no batch_wait_timeout_ms")
+    assert (change.before, change.reason) == (1500, "TensorRT-LLM 1.0.0 has no batch_wait_timeout_ms")
     assert "\nscheduler:" not in found.text
-    assert found.after.runtime == PyTorchRuntime(kind="pytorch", version="1.1.0", gpu="h100-sxm-80g")
+    assert found.after.runtime == PyTorchRuntime(kind="pytorch", version="1.0.0", gpu="h100-sxm-80g")
 
 
 QUANTIZED = {"calibration": {"dataset": "cnn_dailymail"}, "gate": {}}
