@@ -92,6 +92,9 @@ def test_versions_that_are_not_taken_say_why() -> None:
         ("1.2.1", {"speculative_config": {"decoding_type": "SA", "max_draft_len": 3}},
          "speculative_config.decoding_type = SA: is not known to TensorRT-LLM 1.2.1 (TensorRT-LLM 1.3.0rc29 and "
          "1.4.0rc1 take it"),
+        ("1.2.1", {"load_format": "GMS"},
+         "load_format = GMS: must be choice[auto, dummy, vision_only, AUTO, DUMMY, VISION_ONLY] "
+         "(TensorRT-LLM 1.3.0rc29 and 1.4.0rc1 take it)"),
         ("1.2.1", {"gms_config": {}},
          "gms_config = {}: is not an argument in TensorRT-LLM 1.2.1 (TensorRT-LLM 1.3.0rc29 and 1.4.0rc1 take it)"),
         ("1.4.0rc1", {"sampler_type": "auto"},
