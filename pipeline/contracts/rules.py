@@ -22,8 +22,8 @@ from pipeline.contracts.version_range import holds
 
 Severity = Literal["error", "warning", "note"]
 GROUPS = (
-    "releases", "formats", "splitting", "speculation", "tokenizers", "budgets", "memory", "serving", "sourcing",
-    "caching", "devices", "software", "host",
+    "releases", "support", "formats", "splitting", "speculation", "tokenizers", "budgets", "memory", "serving",
+    "sourcing", "caching", "devices", "software", "host",
 )  # fmt: skip
 
 

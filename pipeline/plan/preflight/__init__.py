@@ -8,6 +8,7 @@ The rules themselves (severity, reason, sources, what may be allowed) are data: 
 `contracts/data/rules` a group. Their checks:
 
     releases.py      releases: release, GPU, flags, models; formats: weights and KV cache, by GPU
+    support.py       support: models and features that upstream lists
     splitting.py     what must divide
     speculation.py   speculation: a draft and its target; tokenizers: whether both speak of the same tokens
     budgets.py       budgets: lengths, and the tokens of a step; memory: whether it fits on its GPUs

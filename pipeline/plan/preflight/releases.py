@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.contracts import gpus, llm_args, llmapi, trtllm_build
+from pipeline.contracts import gpus, llm_args, llmapi, support, trtllm_build
 from pipeline.contracts.releases import half
 from pipeline.contracts.rules import rule
 from pipeline.contracts.version_range import is_candidate, precedes
@@ -69,7 +69,7 @@ def _class(context: Context) -> Iterator[Objection]:
 
 def _served(context: Context) -> Iterator[Objection]:
     """A checkpoint that the PyTorch backend reads itself must be of a class that it has."""
-    known: list[str] = rule("model.served").facts["classes"]
+    known = support.architectures()
     for model in context.models:
         if model.is_head or model.architecture is None or context.is_read(model):
             continue

@@ -13,7 +13,7 @@ from pipeline.contracts.rules import Rule, Severity, rule, rules, similar_ids
 from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, offline_facts
-from pipeline.plan.preflight import budgets, releases, serving, sourcing, speculation, splitting
+from pipeline.plan.preflight import budgets, releases, serving, sourcing, speculation, splitting, support
 from pipeline.plan.preflight import machine as machines
 from pipeline.plan.preflight.context import Check, Context, GeneratedConfig, Objection, make_context
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
@@ -26,6 +26,7 @@ from pipeline.store.manifest import FINDINGS
 # Group -> checks of a recipe, its models, and what will be written for it.
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "releases": releases.RELEASE_CHECKS,
+    "support": support.CHECKS,
     "formats": releases.FORMAT_CHECKS,
     "splitting": splitting.CHECKS,
     "speculation": speculation.SPECULATION_CHECKS,

@@ -41,6 +41,10 @@ FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
+H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.llm_args={enable_attention_dp: true}",)
+NO_CHUNKS = ("scheduler.chunked_context=false", "limits.max_batch_tokens=16384")
+NO_CHUNKS_OLD = (*NO_CHUNKS, "runtime.version=1.1.0")
+MTP = ("runtime.speculation={method: mtp, layers: 1}",)
 UNVERIFIED = arguments(quite_another_thing=1)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
@@ -83,6 +87,29 @@ CASES = [
     Case("release.candidate", None, NVFP4),
     Case("release.evidence", "note", NVFP4, ("runtime.version=1.4.0rc1",)),
     Case("release.evidence", None, NVFP4),
+    Case("model.listed", "warning", NVFP4, models=unread("GlmMoeDsaForCausalLM")),
+    Case("model.listed", None, NVFP4, CANDIDATE, models=unread("GlmMoeDsaForCausalLM")),
+    Case("model.listed", "warning", NVFP4, CANDIDATE, models=unread("MiniMaxM2ForCausalLM")),  # 1.2 lists it
+    Case("model.listed", None, NVFP4, models=unread("GPT2LMHeadModel")),  # model.served says so
+    Case("model.gpu", "error", NVFP4, ("runtime.gpu=h200-sxm-141g",), models=unread("DeepseekV4ForCausalLM")),
+    Case("model.gpu", None, NVFP4, models=unread("DeepseekV4ForCausalLM")),
+    Case("model.gpu", None, NVFP4, ("runtime.gpu=h100",), models=unread("DeepseekV4ForCausalLM")),
+    Case("feature.supported", None, NVFP4),  # upstream has no row for it
+    Case("feature.supported", "error", NVFP4, ("runtime.version=1.1.0",), models=unread("GptOssForCausalLM")),
+    Case("feature.supported", None, NVFP4, (*NO_CHUNKS_OLD, NO_REUSE), models=unread("GptOssForCausalLM")),
+    Case("feature.supported", None, NVFP4, models=unread("GptOssForCausalLM")),
+    Case("feature.supported", "warning", NVFP4, models=unread("Llama4ForConditionalGeneration")),
+    Case("feature.supported", "error", NVFP4, MTP, models=unread("GptOssForCausalLM")),
+    Case("feature.supported", "error", EAGLE, models=unread("DeepseekV3ForCausalLM")),
+    Case("feature.supported", None, EAGLE, models=unread("GptOssForCausalLM")),
+    Case("feature.supported", "error", NVFP4, ATTENTION_DP, models=unread("Qwen3NextForCausalLM")),
+    Case("feature.supported", "error", NVFP4, (H200, "runtime.version=1.0.0"), models=unread("DeepseekV3ForCausalLM")),
+    Case("feature.supported", "warning", NVFP4, (H200,), models=unread("DeepseekV3ForCausalLM")),
+    Case("feature.supported", None, NVFP4, (H200, *CANDIDATE), models=unread("DeepseekV3ForCausalLM")),
+    Case("feature.together", "warning", NVFP4, (f"{PP}=2",)),
+    Case("feature.together", None, NVFP4, (f"{PP}=2", *NO_CHUNKS)),
+    Case("feature.together", "warning", NVFP4, ("runtime.llm_args={enable_lora: true, enable_attention_dp: true}",)),
+    Case("feature.together", None, NVFP4, ATTENTION_DP),
     Case("gpu.known", None, FP8),
     Case("gpu.known", "error", FP8, ("runtime.gpu=h100",)),
     Case("sm.fp8", "error", FP8, ("runtime.gpu=a100-sxm-80g",)),
