@@ -1,8 +1,8 @@
 """Faults of a published checkpoint, by the headers of its files and small reads of its scales, before it is served.
 
 `lint` compares what config.json and hf_quant_config.json say (`ModelSizes`: every weight, its shape and its format)
-with what the files hold, in a folder or read by ranges. Servers load many a damaged checkpoint without a word: an absent
-scale is 1, and the answers are noise. What is stored under names that are not known is reported as not judged. Weights
+with what the files hold, in a folder or read by ranges. Servers load many a damaged checkpoint without a word: a scale
+that is absent is 1, and answers are noise. What has names that are not known is reported as not judged. Weights
 themselves are not read.
 """
 

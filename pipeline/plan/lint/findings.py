@@ -24,8 +24,8 @@ class Finding:
 
     Attributes:
         names: Tensors, as the checkpoint spells them, or would.
-        expected: What they should be.
-        served: What a server does with the checkpoint as it is.
+        expected: Shape, type or value that would be right.
+        served: Behaviour of a server with the checkpoint as it is.
     """
 
     severity: Severity
