@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from pipeline.cli.options import Verb, json_option
+from pipeline.cli.options import Verb, json_option, open_store
 from pipeline.cli.output import print_json, print_rich
 from pipeline.contracts import llm_args
 from pipeline.contracts.images import ServingImage, serving_image
 from pipeline.contracts.releases import TRACKS, Release, Track, containers, half, release, releases
+from pipeline.contracts.support import Answer
 from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
@@ -40,11 +41,17 @@ _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
     show_default=True,
     help="Format of the KV cache.",
 )
+@click.option(
+    "--model",
+    metavar="CLASS|hf:ORG/NAME|local:FOLDER",
+    help="A model, or the class that its config.json names, such as GptOssForCausalLM.",
+)
 @json_option
 def command(
     version: str | None,
     runtime: Track | None,
     gpu: str | None,
+    model: str | None,
     quantization: str,
     kv_cache: str,
     as_json: bool,
@@ -54,26 +61,29 @@ def command(
     A release candidate is marked. Below the table stands which runtime upstream works on, and which facts of a release
     rest on something other than its own files.
 
-    With a GPU, a format, or a VERSION and a runtime it says whether the combination exists, and why not; then exit code
-    2 if it does not.
+    With a GPU, a format, a model, or a VERSION and a runtime it says whether the combination exists, and why not; then
+    exit code 2 if it does not. Of a model it says which releases list it, and which features upstream has for it.
 
     \b
     pipeline versions
     pipeline versions 1.2.1
     pipeline versions 1.2.1 --gpu b200-sxm-180g --quantization int4_awq
+    pipeline versions --runtime pytorch --model GptOssForCausalLM
     """
     from pipeline.plan.compatibility import check_compatibility
+    from pipeline.prepare.model_probe import find_architecture
 
-    combining = gpu or quantization != "none" or kv_cache != "auto" or (version and runtime)
+    architecture = find_architecture(model, open_store()) if model is not None else None
+    combining = gpu or architecture or quantization != "none" or kv_cache != "auto" or (version and runtime)
     if combining:
         versions = (version,) if version else tuple(one.version for one in releases())
         runtimes: tuple[Track, ...] = (runtime,) if runtime else TRACKS
         answers = [
-            check_compatibility(one, kind, gpu, quantization, kv_cache)
+            check_compatibility(one, kind, gpu, quantization, kv_cache, architecture)
             for one in versions
             for kind in runtimes
         ]
-        _print_answers(answers, as_json)
+        _print_answers(answers, architecture is not None, as_json)
         if not any(answer.offered for answer in answers):
             sys.exit(UserError.exit_code)
         return
@@ -162,7 +172,7 @@ def _row(one: Release) -> tuple[str, ...]:
     return (version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
 
 
-def _print_answers(answers: list[Compatibility], as_json: bool) -> None:
+def _print_answers(answers: list[Compatibility], of_model: bool, as_json: bool) -> None:
     if as_json:
         print_json([asdict(answer) | {"offered": answer.offered} for answer in answers])
         return
@@ -173,3 +183,13 @@ def _print_answers(answers: list[Compatibility], as_json: bool) -> None:
         )
         for reason in answer.reasons:
             click.echo(f"  {reason.severity}: {reason.text} [{', '.join(reason.sources)}]")
+        features = (answer.features or {}).values()
+        for verdict in get_args(Answer):
+            limits = {one.label: one.capabilities for one in features if one.answer == verdict}
+            named = [
+                f"{label} (compute capability {only})" if only else label for label, only in limits.items()
+            ]
+            if named:
+                click.echo(f"  features, {verdict}: {', '.join(named)}")
+        if of_model and answer.features is None and answer.runtime == "pytorch":
+            click.echo("  features: upstream's matrix has no row for the model")

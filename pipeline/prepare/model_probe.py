@@ -6,19 +6,26 @@ each safetensors file are asked for; no weights are downloaded.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic_core import PydanticCustomError
+
 from pipeline.contracts.models import known_model
-from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError
+from pipeline.contracts.support import architectures
+from pipeline.errors import CheckpointError, Fault, InvalidInput, SourceError, UserError
 from pipeline.extras import missing
+from pipeline.models.architecture import FAMILIES
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import WeightTotals, read_totals
 from pipeline.models.sizes import ModelSizes, class_of, config_faults, unknown_parts
+from pipeline.plan.plan import TARGET
 from pipeline.progress import Progress, Silent
 from pipeline.reading import UnreadableFile, parse_json
 from pipeline.recipe import Checkpoint, HubSource, Recipe
+from pipeline.recipe.source import parse_source
 from pipeline.sources import find_fetched, is_offline
 from pipeline.store import Store
 
@@ -64,6 +71,38 @@ def probe_models(
     if faults:
         raise InvalidInput(f"{recipe.name}: models whose memory cannot be planned", faults)
     return found
+
+
+def find_architecture(model: str, store: Store) -> str:
+    """Find the class that a model's config.json names.
+
+    Args:
+        model: "hf:ORG/NAME", "local:FOLDER", or the class itself.
+
+    Raises:
+        UserError: It is neither, or names no class; the text says which classes are like it.
+        SourceError: The Hub does not give it.
+    """
+    if ":" not in model:
+        known = (*architectures(), *FAMILIES)
+        if model in known or model.isidentifier():
+            return model
+        near = difflib.get_close_matches(model, known, n=3, cutoff=0.4) or ["LlamaForCausalLM"]
+        raise UserError(
+            f"{model}: write hf:ORG/NAME, local:FOLDER, or the class that config.json names, such as {', '.join(near)}"
+        )
+    limits = dict.fromkeys(("max_input_tokens", "max_output_tokens", "max_concurrency"), 1)
+    try:
+        source = parse_source(model)
+        asked = Recipe.model_validate({"name": "x", "model": {"source": str(source)}, "limits": limits})
+        found = probe_models(asked, store).get(TARGET)
+    except PydanticCustomError as error:
+        raise UserError(f"{model}: {error.message()}; {(error.context or {}).get('fix', '')}") from None
+    except InvalidInput as error:
+        raise InvalidInput(model, error.faults) from None
+    if found is None or not found.architecture:
+        raise UserError(f"{model}: no class is known of it; name the one of its config.json")
+    return found.architecture
 
 
 def _probe(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> ModelProbe | None:

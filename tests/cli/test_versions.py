@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from pipeline.contracts import read_facts
 from pipeline.contracts.releases import TRACKS, half, releases
 from tests.cli.conftest import Run
 
@@ -87,6 +91,49 @@ def test_check(run: Run, arguments: tuple[str, ...], code: int, said: str) -> No
     done = run("versions", *arguments)
     assert (done.code, done.err) == (code, "")
     assert said in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("1.1.0", "GptOssForCausalLM"), 0, "features, no: chunked prefill, MTP, reuse of the KV cache"),
+        (("1.2.1", "hf:openai/gpt-oss-20b"), 0, "features, no: MTP\n"),
+        (("1.2.1", "GlmMoeDsaForCausalLM"), 0, "1.3.0rc29 is the first that it is listed for"),
+        (("1.0.0", "DeepseekV3ForCausalLM"), 0, "chunked prefill (compute capability 10.0)"),
+        (("1.0.0", "DeepseekV3ForCausalLM", "--gpu", "h200-sxm-141g"), 0, "features, no: chunked prefill"),
+        (
+            ("1.4.0rc1", "DeepseekV4ForCausalLM", "--gpu", "h200-sxm-141g"),
+            2,
+            "set runtime.gpu to b200-sxm-180g",
+        ),
+        (("1.2.1", "LlamaForCausalLM"), 0, "upstream's matrix has no row for the model"),
+        (("1.2.1", "GPT2LMHeadModel"), 2, "is not among the models that the PyTorch backend"),
+    ],
+)
+def test_a_model(run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
+    version, model, *rest = arguments
+    done = run("versions", version, "--runtime", "pytorch", "--model", model, *rest)
+    assert (done.code, done.err) == (code, "")
+    assert said in done.out
+
+
+def test_a_local_model_and_what_names_none(run: Run, tmp_path: Path) -> None:
+    config = read_facts("models/gpt-oss.yaml")["models"]["openai/gpt-oss-20b"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = run("versions", "--runtime", "pytorch", "--model", f"local:{tmp_path}", "--json").json
+    answers = {answer["version"]: answer["features"] for answer in found}
+    assert answers["1.1.0"]["kv_reuse"] == {
+        "label": "reuse of the KV cache", "answer": "no", "capabilities": "", "sources": ["p11"],
+    }  # fmt: skip
+    assert answers["1.2.1"]["kv_reuse"]["answer"] == "yes"
+    for wrong, said in {
+        "openai/gpt-oss": "hf:ORG/NAME",
+        "foo:bar": "source",
+        "local:/nope": "cannot be read",
+    }.items():
+        done = run("versions", "--model", wrong)
+        assert done.code == 2
+        assert said in done.err
 
 
 def test_check_without_a_release_goes_over_all(run: Run) -> None:
