@@ -188,17 +188,20 @@ def models(folders: tuple[Path, ...], as_json: bool) -> None:
     FOLDER is a checkpoint, or holds folders of checkpoints. For each: parameters in all and active, bytes of weights by
     format, and bytes that are kept of a token and of a sequence; in brackets what its name or its index says.
 
-    Exit code 2 if one of them cannot be read; the output says why.
+    Where the safetensors are there, their headers and small scales are checked against the settings: tensors and
+    scales that are missing, scales that are zero, types that the algorithm does not have, an index that differs.
+
+    Exit code 2 if one of them cannot be read or has errors; the output says why.
 
     \b
-    pipeline plan models ~/checkpoints
+    pipeline plan models checkpoints
     """
     from pipeline.cli.render.checkpoints import models_json, models_lines
     from pipeline.plan.checkpoint_summary import summaries
 
     found = summaries(folders)
     click.echo(models_json(found) if as_json else "\n".join(models_lines(found)))
-    if any(one.sizes is None for one in found):
+    if any(one.is_broken for one in found):
         sys.exit(UserError.exit_code)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import CheckpointError
 from pipeline.reading import UnreadableFile, parse_json
 
 FIRST_BYTES = 1 << 16  # most headers are shorter
 LONGEST_BYTES = 100_000_000  # the limit that the format sets
-_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I64": 64, "I32": 32, "I16": 16,
-          "I8": 8, "U8": 8, "BOOL": 8, "F4": 4}  # fmt: skip
+BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I64": 64, "I32": 32, "I16": 16,
+          "I8": 8, "U8": 8, "BOOL": 8, "F4": 4, "F8_E8M0": 8}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class HeaderEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int  # bytes from the end of the header
+    begin: int  # bytes from the end of the header; of `read_entries`, from the start of the file
     end: int
 
 
@@ -74,13 +74,18 @@ def read_totals(names: Iterable[str], start_of: Callable[[str, int], bytes]) -> 
     """
     dtypes: Counter[str] = Counter()
     for name in names:
-        for entry in _entries(name, start_of):
+        for entry in read_entries(name, start_of):
             dtypes[entry.dtype] += math.prod(entry.shape)
-    size = sum(count * _BITS[dtype] // 8 for dtype, count in dtypes.items())
+    size = sum(count * BITS[dtype] // 8 for dtype, count in dtypes.items())
     return WeightTotals(sum(dtypes.values()), size, dict(sorted(dtypes.items())))
 
 
-def _entries(name: str, start_of: Callable[[str, int], bytes]) -> list[HeaderEntry]:
+def read_entries(name: str, start_of: Callable[[str, int], bytes]) -> list[HeaderEntry]:
+    """List the tensors of a file by its header; `start_of(name, size)` gives the first bytes of it.
+
+    Raises:
+        CheckpointError: it is not a safetensors file, or its header is damaged.
+    """
     start = start_of(name, FIRST_BYTES)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or not 2 <= length <= LONGEST_BYTES:
@@ -88,7 +93,8 @@ def _entries(name: str, start_of: Callable[[str, int], bytes]) -> list[HeaderEnt
     if len(start) < 8 + length:
         start = start_of(name, 8 + length)
     found = parse_header(start[8 : 8 + length], name)
-    unknown = sorted({entry.dtype for entry in found} - _BITS.keys())
+    unknown = sorted({entry.dtype for entry in found} - BITS.keys())
     if unknown:
         raise CheckpointError(f"{name} has tensors of the unknown type {', '.join(unknown)}")
-    return found
+    start_of_data = 8 + length
+    return [replace(one, begin=one.begin + start_of_data, end=one.end + start_of_data) for one in found]

@@ -55,6 +55,28 @@ class NamePatterns:
         )
 
 
+def bare_name(name: str) -> str:
+    """Return a tensor's name without what the decoder lies in.
+
+    >>> bare_name("model.language_model.layers.0.self_attn.q_proj.weight")
+    'layers.0.self_attn.q_proj.weight'
+    """
+    return _PREFIX.sub("", name)
+
+
+def fused_names(name: str) -> Iterator[str]:
+    """Yield names under which a layer may be stored joined with others: qkv, gate and up, all experts in one tensor."""
+    head, _, last = name.rpartition(".")
+    joined = _FUSED.get(last)
+    stacked = _EXPERT.sub(".experts", name)
+    if joined:
+        yield f"{head}.{joined}"
+    if stacked != name:
+        yield stacked
+        if joined:
+            yield f"{_EXPERT.sub('.experts', head)}.{joined}"
+
+
 def _parts(name: str) -> Iterator[str]:
     """A layer's name, the names of what it lies in, and the ends of its name, which some lists give alone."""
     steps = name.split(".")

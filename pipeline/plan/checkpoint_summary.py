@@ -1,7 +1,8 @@
 """Published checkpoints read from their folders: parameters, bytes by format, and what they keep of a sequence.
 
 Each figure stands beside the one that is published, where there is one: `total_size` of the checkpoint's index, or what
-its name says ("Qwen3-235B-A22B"). No weights are looked at.
+its name says ("Qwen3-235B-A22B"). Where files of weights are there, their headers and scales are judged, too
+(`pipeline.plan.lint`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from pipeline.errors import Fault, InvalidInput
 from pipeline.models.blocks import Cache, CacheKind
 from pipeline.models.sizes import ModelSizes, config_faults
+from pipeline.plan.lint import Finding, lint_folder
 from pipeline.plan.memory.tensors import (
     active_parameters,
     cache_state_bytes,
@@ -54,12 +56,19 @@ class CheckpointSummary:
 
     Attributes:
         index_bytes: `total_size` of its index; None where there is none.
+        findings: Faults of its files; None where they are not there, so that nothing was judged.
     """
 
     name: str
     sizes: ModelSizes | None
     faults: tuple[Fault, ...] = ()
     index_bytes: int | None = None
+    findings: tuple[Finding, ...] | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it cannot be read, or its files have errors."""
+        return self.sizes is None or any(one.severity == "error" for one in self.findings or ())
 
     @property
     def kv_cache(self) -> str:
@@ -120,6 +129,7 @@ class CheckpointSummary:
                     for one in self.caches
                 ],
             },
+            "findings": None if self.findings is None else [one.document() for one in self.findings],
         }  # fmt: skip
 
 
@@ -176,6 +186,15 @@ def summarize(folder: Path) -> CheckpointSummary:
     told = index.get("metadata")
     size = told.get("total_size") if isinstance(told, Mapping) else None
     is_number = isinstance(size, int) and not isinstance(size, bool)
+    try:
+        findings = lint_folder(folder)
+    except UnreadableFile as error:
+        return CheckpointSummary(name, None, (error.fault,))
+    except InvalidInput as error:
+        return CheckpointSummary(name, None, tuple(error.faults))
     return CheckpointSummary(
-        name, ModelSizes.from_config(config, beside), index_bytes=size if is_number else None
+        name,
+        ModelSizes.from_config(config, beside),
+        index_bytes=size if is_number else None,
+        findings=findings,
     )

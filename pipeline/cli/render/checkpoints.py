@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from pipeline.plan.checkpoint_summary import CheckpointSummary, named_parameters
+from pipeline.plan.lint import Finding
 from pipeline.plan.memory.tensors import active_parameters, parameter_counts
 
 _HEADER = (
@@ -37,6 +38,13 @@ def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
             yield ""
             yield f"{one.name}: cannot be read"
             yield from (f"  {fault}" for fault in one.faults)
+        elif one.findings:
+            yield ""
+            yield f"{one.name}: {_count(one.findings)}"
+            yield from (f"  {finding}" for finding in one.findings)
+    if unread := sum(one.sizes is not None and one.findings is None for one in found):
+        yield ""
+        yield f"Files of weights were not judged of {unread}: no safetensors are there."
 
 
 def _row(one: CheckpointSummary) -> tuple[str, ...]:
@@ -67,6 +75,12 @@ def _row(one: CheckpointSummary) -> tuple[str, ...]:
         f"{state / 2**20:.1f} MiB" if state else "-",
         ", ".join(kinds),
     )
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    kinds = {"error": "errors", "warning": "warnings", "not judged": "not judged"}
+    counts = ((kind, sum(one.severity == kind for one in findings)) for kind in kinds)
+    return ", ".join(f"{count} {kind if count == 1 else kinds[kind]}" for kind, count in counts if count)
 
 
 def _billions(count: int) -> str:

@@ -1,0 +1,151 @@
+"""Faults of a published checkpoint, by the headers of its files and small reads of its scales, before it is served.
+
+`lint` compares what config.json and hf_quant_config.json say (`ModelSizes`: every weight, its shape and its format)
+with what the files hold, in a folder or read by ranges. Servers load many a damaged checkpoint without a word: a scale
+that is absent is 1, and answers are noise. What has names that are not known is reported as not judged. Weights
+themselves are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.errors import CheckpointError
+from pipeline.models.folder import CheckpointFolder
+from pipeline.models.header import HeaderEntry, read_entries
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.lint.findings import Finding, index_findings, kv_findings, settings_are_dynamic
+from pipeline.plan.lint.layers import LayerCheck
+from pipeline.plan.lint.scales import ReadPart, scale_values
+from pipeline.plan.lint.stored import StoredTensors
+from pipeline.reading import parse_json
+from pipeline.sources.selection import INDEX, WHOLE
+
+_CONFIG, _QUANTIZATION = "config.json", "hf_quant_config.json"
+
+
+def lint(
+    sizes: ModelSizes,
+    files: Mapping[str, Sequence[HeaderEntry]],
+    *,
+    index: Mapping[str, str] | None = None,
+    dynamic_inputs: bool = False,
+    read: ReadPart | None = None,
+) -> tuple[Finding, ...]:
+    """Compare the description of a checkpoint with the headers of its files.
+
+    Args:
+        files: File -> its tensors, with places from the start of the file (`read_entries`).
+        index: Tensor -> file, by model.safetensors.index.json; None: there is none.
+        dynamic_inputs: Whether the settings say that layers scale their inputs themselves.
+        read: Gives bytes of a file, by its name, first byte and end; None: values of scales are not judged.
+
+    Returns:
+        Errors first, then warnings, then what could not be judged.
+    """
+    found = [*index_findings(files, index)]
+    stored = StoredTensors({entry.name: entry for entries in files.values() for entry in entries})
+    check = LayerCheck(sizes, stored, dynamic_inputs)
+    found += check.findings()
+    found += kv_findings(sizes, stored)
+    for kind, problem, names, served_as in scale_values(files, stored.is_scale, read):
+        found.append(
+            Finding(kind, problem, names, "" if kind == "not judged" else "positive numbers", served_as)
+        )
+    order = ("error", "warning", "not judged")
+    return tuple(sorted(found, key=lambda one: order.index(one.severity)))
+
+
+class CheckpointFiles(Protocol):
+    """Files of a checkpoint, of which parts are read."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """File -> bytes."""
+
+    def part(self, name: str, begin: int, end: int) -> bytes:
+        """Return bytes of a file; fewer where it ends, or where no more are to be read."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files of a folder."""
+
+    folder: CheckpointFolder
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """File -> bytes."""
+        names = (one for one in self.folder.names if one.endswith((".json", ".safetensors")))
+        return {name: (self.folder.path / name).stat().st_size for name in names}
+
+    def part(self, name: str, begin: int, end: int) -> bytes:
+        """Return bytes of a file; fewer where it ends."""
+        with self.folder.open(name) as stream:
+            stream.seek(begin)
+            return stream.read(end - begin)
+
+
+def lint_folder(path: Path) -> tuple[Finding, ...] | None:
+    """Judge a checkpoint in a folder; None where it holds no safetensors, or its config.json cannot be read.
+
+    Raises:
+        InvalidInput: a link leads out of the folder.
+        UnreadableFile: a file cannot be read.
+    """
+    return lint_files(LocalFiles(CheckpointFolder(path)))
+
+
+def lint_files(files: CheckpointFiles) -> tuple[Finding, ...] | None:
+    """Judge a checkpoint by headers and small reads.
+
+    Returns:
+        Findings; None where there are no safetensors, or config.json is not that of a decoder that is known.
+
+    Raises:
+        UnreadableFile: a file of settings cannot be read.
+    """
+    present = files.sizes
+    config = _json(files, present, _CONFIG)
+    sizes = ModelSizes.from_config(config, _json(files, present, _QUANTIZATION) or None)
+    if sizes is None or not any(one in present for one in (WHOLE, INDEX)):
+        return None
+    index: Mapping[str, str] | None = None
+    if WHOLE not in present:
+        found = _json(files, present, INDEX).get("weight_map")
+        if not isinstance(found, Mapping) or not all(isinstance(one, str) for one in found.values()):
+            return (Finding("error", "has no weight_map, of names of tensors to files", (INDEX,)),)
+        index = found
+    names = sorted(set(index.values())) if index is not None else [WHOLE]
+    if absent := tuple(name for name in names if name not in present):
+        return (
+            Finding(
+                "error", "is named by the index, and is not there", absent, "a file", "servers refuse it"
+            ),
+        )
+    entries: dict[str, list[HeaderEntry]] = {}
+    damaged: list[Finding] = []
+    for name in names:
+        try:
+            entries[name] = read_entries(name, lambda file, size: files.part(file, 0, size))
+        except CheckpointError as error:
+            damaged.append(Finding("error", str(error), (name,)))
+            continue
+        end = max((one.end for one in entries[name]), default=present[name])
+        if end != present[name]:
+            problem = f"is {present[name]} bytes long"
+            damaged.append(Finding("error", problem, (name,), f"{end}, by its header", "servers refuse it"))
+    if damaged:
+        return tuple(damaged)
+    dynamic = settings_are_dynamic(config)
+    return lint(sizes, entries, index=index, dynamic_inputs=dynamic, read=files.part)
+
+
+def _json(files: CheckpointFiles, present: Mapping[str, int], name: str) -> dict[str, Any]:
+    if name not in present:
+        return {}
+    found: dict[str, Any] = parse_json(files.part(name, 0, present[name]), name)
+    return found

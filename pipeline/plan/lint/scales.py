@@ -1,0 +1,86 @@
+"""Values of a checkpoint's scales: small reads, the smallest tensors first, up to a limit for each file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.models.header import HeaderEntry
+from pipeline.models.tensors import DTYPES
+
+# Gives bytes of a file, by its name, first byte and end.
+ReadPart = Callable[[str, int, int], bytes]
+MOST_BYTES = 1 << 20  # of scales that are read of a file
+_GAP = 1 << 12  # bytes between two tensors that are read at once
+
+_Told = tuple[Literal["error", "warning", "not judged"], str, tuple[str, ...], str]
+_NOISE = "what it scales is served as nothing, or as no number"
+
+
+def scale_values(
+    files: Mapping[str, Sequence[HeaderEntry]], is_scale: Callable[[str], bool], read: ReadPart | None
+) -> Iterator[_Told]:
+    """Yield what is wrong with the values of scales, with the names and what comes of it when served."""
+    wrong: dict[tuple[Literal["error", "warning"], str], list[str]] = defaultdict(list)
+    unread: list[str] = []
+    for file, entries in files.items():
+        scales = [one for one in entries if is_scale(one.name) and one.dtype in DTYPES]
+        if read is None:
+            unread += [one.name for one in scales]
+            continue
+        places = _neighbours(_chosen(scales))
+        chosen = {one.name for together in places for one in together}
+        unread += [one.name for one in scales if one.name not in chosen]
+        for together in places:
+            begin, end = together[0].begin, together[-1].end
+            content = read(file, begin, end)
+            for entry in together:
+                part = content[entry.begin - begin : entry.end - begin]
+                if len(part) < entry.end - entry.begin:
+                    unread.append(entry.name)
+                elif told := _fault(np.frombuffer(part, DTYPES[entry.dtype])):
+                    wrong[told].append(entry.name)
+    for (severity, problem), names in wrong.items():
+        yield severity, problem, tuple(names), _NOISE
+    if unread:
+        yield "not judged", "values of scales, which are larger than small reads", tuple(unread), ""
+
+
+def _chosen(scales: Sequence[HeaderEntry]) -> list[HeaderEntry]:
+    found, total = [], 0
+    for entry in sorted(scales, key=lambda one: one.end - one.begin):
+        total += entry.end - entry.begin
+        if total > MOST_BYTES:
+            break
+        if entry.end > entry.begin:
+            found.append(entry)
+    return found
+
+
+def _neighbours(entries: Sequence[HeaderEntry]) -> list[list[HeaderEntry]]:
+    found: list[list[HeaderEntry]] = []
+    for entry in sorted(entries, key=lambda one: one.begin):
+        if found and entry.begin - found[-1][-1].end <= _GAP:
+            found[-1].append(entry)
+        else:
+            found.append([entry])
+    return found
+
+
+def _fault(values: NDArray[Any]) -> tuple[Literal["error", "warning"], str] | None:
+    if values.dtype.kind in "iub":  # exponents of 8 bits (E8M0): all are powers of two, but the last
+        return ("error", "holds scales that are no numbers") if (values == 255).any() else None
+    numbers = values.astype(np.float32)
+    if np.isnan(numbers).any():
+        return "error", "holds scales that are no numbers"
+    if np.isinf(numbers).any():
+        return "error", "holds scales that are infinite"
+    if not numbers.any():
+        return "error", "is zero" if numbers.size == 1 else "holds nothing but zeros"
+    if (numbers < 0).any():
+        return "error", "holds scales that are negative"
+    return ("warning", "holds zeros") if (numbers == 0).any() else None
