@@ -194,7 +194,7 @@ def models(folders: tuple[Path, ...], as_json: bool) -> None:
     Exit code 2 if one of them cannot be read or has errors; the output says why.
 
     \b
-    pipeline plan models ~/checkpoints
+    pipeline plan models checkpoints
     """
     from pipeline.cli.render.checkpoints import models_json, models_lines
     from pipeline.plan.checkpoint_summary import summaries

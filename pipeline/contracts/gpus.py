@@ -157,11 +157,11 @@ def gpu_generation(name: str) -> GpuGeneration:
 def format_issues(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
-    """List what speaks against formats of weights and KV cache on a GPU that `version` must know (None: any does)."""
+    """List what speaks against formats of weights and KV cache on a GPU, in a release; None: one that knows all."""
     return (
         *(_too_old(on, version) if version is not None else ()),
-        *_findings("formats", "weights", weights, on, track),
-        *_findings("kv_caches", "kv_cache", kv_cache, on, track),
+        *_findings("formats", "weights", weights, on, track, version),
+        *_findings("kv_caches", "kv_cache", kv_cache, on, track, version),
     )
 
 
@@ -172,9 +172,14 @@ def _too_old(on: Gpu, version: str) -> Iterator[FormatIssue]:
             yield FormatIssue("gpu.since", "error", "gpu", reason, tuple(entry["source"]))
 
 
-def _findings(table: str, subject: str, chosen: str, on: Gpu, track: Track) -> Iterator[FormatIssue]:
+def _findings(
+    table: str, subject: str, chosen: str, on: Gpu, track: Track, version: str | None
+) -> Iterator[FormatIssue]:
     for entry in _data()[table]:
         if entry["format"] != chosen or track not in entry.get("tracks", (track,)):
+            continue
+        since, until = entry.get("since"), entry.get("until")
+        if until is not None if version is None else not holds(version, since, until):
             continue
         if not any(low <= on.sm <= high for low, high in entry["sm"]):
             reason = f"{on.name} (compute capability {on.capability}): {entry['reason']}"

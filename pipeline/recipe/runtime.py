@@ -141,5 +141,9 @@ class PyTorchRuntime(_GpuRuntime):
         examples=[{"enable_attention_dp": True, "moe_config": {"backend": "TRTLLM"}}],
     )
 
+    def __hash__(self) -> int:
+        # of arguments the names alone: their values may be lists and mappings
+        return hash((*(value for name, value in self if name != "llm_args"), frozenset(self.llm_args)))
+
 
 Runtime = Annotated[CpuRuntime | TensorRTRuntime | PyTorchRuntime, Field(discriminator="kind")]

@@ -80,6 +80,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text)
     for name in ("my.yaml", "other.yaml"):
         copy_recipe(packaged()["tiny-cpu"], name, force=False)
+    copy_recipe(packaged()["llama-3.1-8b-fp8"], "engines.yaml", force=False)
+    (tmp_path / "checkpoints").symlink_to(CHECKPOINTS)
     for pattern in ("tokenizer*", "chat_template*"):
         for file in (CHECKPOINTS / "support-target").glob(pattern):
             shutil.copy(file, "tokenizer")

@@ -28,17 +28,23 @@ MODEL = ModelSpec("target", SIZES)
         ("l40s-48g", "fp8", "auto", "tensorrt", []),
         ("b200-sxm-180g", "int4_awq", "auto", "tensorrt", ERROR),
         ("rtx-5090-32g", "int4_awq", "auto", "tensorrt", WARNING),
-        ("b200-sxm-180g", "int4_awq", "auto", "pytorch", WARNING),
+        ("b200-sxm-180g", "int4_awq", "auto", "pytorch", []),
         ("h100-sxm-80g", "w4a8_awq", "auto", "tensorrt", []),
         ("b200-sxm-180g", "w4a8_awq", "auto", "tensorrt", ERROR),
         ("h100-sxm-80g", "int8_sq", "auto", "tensorrt", []),
         ("h100-sxm-80g", "int8_sq", "auto", "pytorch", ERROR),
         ("h200-sxm-141g", "nvfp4", "auto", "pytorch", ERROR),
         ("b200-sxm-180g", "nvfp4", "auto", "pytorch", []),
-        ("b300-sxm-288g", "nvfp4", "auto", "pytorch", WARNING),
-        ("gb300-288g", "fp8", "auto", "pytorch", WARNING),
+        ("b300-sxm-288g", "nvfp4", "auto", "pytorch", []),
+        ("gb300-288g", "fp8", "auto", "pytorch", []),
         ("a10-24g", "none", "fp8", "tensorrt", WARNING),
         ("l4-24g", "none", "fp8", "tensorrt", []),
+        ("h200-sxm-141g", "fp8_block", "auto", "pytorch", []),
+        ("l40s-48g", "fp8_block", "auto", "pytorch", WARNING),
+        ("a100-sxm-80g", "fp8_block", "auto", "pytorch", ERROR),
+        ("b200-sxm-180g", "fp8_row", "auto", "pytorch", WARNING),
+        ("h200-sxm-141g", "mxfp4", "auto", "pytorch", WARNING),
+        ("gb300-288g", "mxfp4", "auto", "pytorch", []),
     ],
 )
 def test_support(
@@ -67,6 +73,15 @@ def test_a_release_older_than_the_gpu(name: str, version: str, refused: bool) ->
     found = format_issues(gpu(name), "none", "auto", "tensorrt", version)
     assert [finding.severity for finding in found] == (ERROR if refused else [])
     assert all(finding.subject == "gpu" for finding in found)
+
+
+def test_formats_that_a_release_added() -> None:
+    b200 = gpu("b200-sxm-180g")
+    assert [one.severity for one in format_issues(b200, "w4a8_awq", "auto", "pytorch", "1.2.1")] == ERROR
+    assert [one.severity for one in format_issues(b200, "int4_awq", "auto", "pytorch", "1.2.1")] == WARNING
+    for version in ("1.3.0rc29", None):
+        for form in ("w4a8_awq", "int4_awq"):
+            assert not format_issues(b200, form, "auto", "pytorch", version)
 
 
 def test_every_packaged_gpu_runs_bfloat16_and_reports_a_little_less_memory_than_is_sold() -> None:

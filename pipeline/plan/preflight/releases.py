@@ -270,15 +270,22 @@ def _on_gpu(name: str) -> Check:
     def check(context: Context) -> Iterator[Objection]:
         for found, model, form in _unsupported(context):
             if found.rule == name:
+                published = form in _published(model)
                 text = f"{form}: {found.reason}" if form != model.format else found.reason
+                text = f"weights are published in {text}" if published else text
                 keys = {
                     "gpu": (GPU, VERSION),
-                    "weights": (model.format_key, GPU),
+                    "weights": (GPU, model.source_key) if published else (model.format_key, GPU),
                     "kv_cache": (KV_CACHE, GPU),
                 }
                 yield Objection(keys[found.subject], text, "", found.severity, found.sources)
 
     return check
+
+
+def _published(model: RecipeModel) -> tuple[str, ...]:
+    """Formats that a checkpoint is published in, and served in as it is."""
+    return model.sizes.stored_formats if model.format == "none" and model.sizes is not None else ()
 
 
 def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeModel, str]]:
@@ -290,7 +297,7 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
     version = None if context.release_problem else runtime.version
     seen: set[str] = set()
     for model in context.models:
-        for form in context.layer_formats(model):
+        for form in _published(model) or context.layer_formats(model):
             for found in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, version):
                 if found.reason not in seen:
                     seen.add(found.reason)

@@ -64,6 +64,20 @@ def sized(role: str = "target", **changes: Any) -> Models:
     return change
 
 
+def published(form: str) -> Models:
+    """Weights of the target that are published in a format."""
+
+    def change(known: dict[str, ModelFacts]) -> Mapping[str, ModelFacts]:
+        sizes = known["target"].sizes
+        assert sizes is not None
+        layer = sizes.blocks[0]
+        stored = replace(layer, weights=tuple(replace(one, stored=form) for one in layer.weights))
+        changed = replace(sizes, blocks=(stored, *sizes.blocks[1:]))
+        return known | {"target": replace(known["target"], sizes=changed)}
+
+    return change
+
+
 def known(role: str = "target", **changes: Any) -> Models:
     """Other facts of one model."""
     return lambda facts: facts | {role: replace(facts[role], **changes)}
