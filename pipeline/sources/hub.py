@@ -100,15 +100,26 @@ class HubClient:
 
     def start_of(self, repo: str, commit: str, name: str, size: int, say: Callable[[str], None]) -> bytes:
         """The first `size` bytes of a file, asked for as a range; the file as it is where that is shorter."""
+        return self.part_of(repo, commit, name, (0, size), say)
+
+    def part_of(
+        self, repo: str, commit: str, name: str, place: tuple[int, int], say: Callable[[str], None]
+    ) -> bytes:
+        """The bytes of a file from the first place up to the second; fewer where it ends, none where a server
+        ignores ranges and would send all that lies before.
+        """
+        begin, end = place
 
         def ask() -> bytes:
-            part, found = f"0-{size - 1}", b""
+            part, found = f"{begin}-{end - 1}", b""
             with self._stream(repo, commit, name, part, constants.HF_HUB_ETAG_TIMEOUT) as response:
+                if begin and response.status_code != httpx.codes.PARTIAL_CONTENT:
+                    return b""
                 for chunk in response.iter_bytes():  # a server that ignores ranges sends all of it
                     found += chunk
-                    if len(found) >= size:
+                    if len(found) >= end - begin:
                         break
-            return found[:size]
+            return found[: end - begin]
 
         return self._with_retries(ask, repo, commit, say)
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -20,9 +21,11 @@ from typing import Any, BinaryIO
 
 import httpx
 
-from pipeline.errors import SourceError
+from pipeline.errors import InvalidInput, SourceError
 from pipeline.models.folder import CONFIG
+from pipeline.plan.lint import lint_files
 from pipeline.progress import Progress, Task
+from pipeline.reading import UnreadableFile
 from pipeline.sources.checkpoint import HubCheckpoint
 from pipeline.sources.hub import HubClient, RemoteFile
 from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, Stopped
@@ -33,6 +36,8 @@ PARTIAL = ".partial"
 # Where a repository has the graph that sentence-transformers and Optimum export, in 32 bits.
 GRAPHS = ("onnx/model.onnx", "model.onnx")
 _FILES_AT_ONCE = 4
+# Requests for the header and the scales of a file, before it is downloaded.
+_MOST_READS = 32
 _BLOCK = 1 << 20
 # A try that brings so many bytes was worth it, and the next ones are counted anew.
 _PROGRESS_BYTES = 1 << 16
@@ -67,9 +72,20 @@ class Download:
         if selection.is_index:
             index = (self.into / selection.weights).read_bytes()
             weights = shards(index, listed, pickled=selection.pickled, label=source.label)
+        if not selection.pickled:
+            self._say_faults(listed)
         self._get(weights, listed)
         self._keep({*first, *weights})
         return selection.pickled
+
+    def _say_faults(self, listed: Mapping[str, RemoteFile]) -> None:
+        """Judge a checkpoint that is quantized already by its headers and scales, before its weights come."""
+        try:
+            findings = lint_files(_RemoteParts(self, listed), quantized_only=True)
+        except (InvalidInput, UnreadableFile):
+            return  # the settings; they are judged when all files are there
+        for one in findings or ():
+            self.progress.say(f"{self.source.label}: {one}")
 
     def run_graph(self) -> bool:
         """Bring the published ONNX graph, as model.onnx, with its configuration and tokenizer.
@@ -156,6 +172,33 @@ class Download:
         ]
         for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
             raise error
+
+
+@dataclass
+class _RemoteParts:
+    """Files of a commit, read by ranges; those that are here already are read here."""
+
+    download: Download
+    listed: Mapping[str, RemoteFile]
+    _reads: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {name: file.bytes for name, file in self.listed.items()}
+
+    def part(self, name: str, begin: int, end: int) -> bytes:
+        here = self.download.into / name
+        if here.is_file():
+            with here.open("rb") as stream:
+                stream.seek(begin)
+                return stream.read(end - begin)
+        self._reads[name] += 1
+        if self._reads[name] > _MOST_READS:
+            return b""
+        source = self.download.source
+        return self.download.hub.part_of(
+            source.repo, source.commit, name, (begin, end), self.download.progress.say
+        )
 
 
 class _Shared:

@@ -22,10 +22,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import CheckpointError, SourceError
+from pipeline.errors import CheckpointError, InvalidInput, SourceError
 from pipeline.extras import missing
 from pipeline.models.folder import CONFIG, CheckpointFolder
 from pipeline.models.template_trial import try_template
+from pipeline.plan.lint import LocalFiles, lint_files
 from pipeline.progress import Progress
 from pipeline.reading import UnreadableFile, read_json, read_tokenizer
 from pipeline.sources.checkpoint import HubCheckpoint, LocalCheckpoint, ResolvedSource
@@ -97,6 +98,7 @@ def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None
     for leftover in into.iterdir():
         leftover.unlink()
     folder = CheckpointFolder(source.path)
+    _say_faults(folder, source.label, progress)
     plain = [name for name in source.files if not _copied(folder, name, into, files.clone)]
     needed = sum(source.files[name].bytes for name in plain)
     free = shutil.disk_usage(into).free
@@ -110,6 +112,14 @@ def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None
     for name, digest in files.sha256_all(into, list(source.files)).items():
         if digest != source.files[name].sha256:
             raise SourceError(f"{source.label}: {name} was changed while it was read; run the command again")
+
+
+def _say_faults(folder: CheckpointFolder, label: str, progress: Progress) -> None:
+    """Judge a checkpoint that is quantized already by its headers and scales."""
+    # A file that cannot be read is refused when it is copied.
+    with contextlib.suppress(InvalidInput, UnreadableFile):
+        for one in lint_files(LocalFiles(folder), quantized_only=True) or ():
+            progress.say(f"{label}: {one}")
 
 
 def _copied(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pipeline.errors import SourceError
+from pipeline.models import TensorFiles
 from pipeline.progress import Silent
+from pipeline.recipe import LocalSource
 from pipeline.sources import HubCheckpoint, resolve_checkpoint
 from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Store
 from tests.support.fetching import REPO, SHARDS, Asked, Recorder, get, held
 from tests.support.hub import LoopbackHub, sharded, whole
+from tests.support.models import make_checkpoint, quantize_checkpoint
 
 
 def test_revisions_become_commits(hub: LoopbackHub) -> None:
@@ -131,3 +136,32 @@ def test_offline_nothing_is_downloaded(hub: LoopbackHub, into: Path) -> None:
     with pytest.raises(SourceError, match="not in the store, and the Hub is not asked in offline mode"):
         fetch(resolved, into, progress=Silent())
     assert hub.requests == []
+
+
+def test_faults_of_a_quantized_checkpoint_are_said_before_its_weights_come(
+    hub: LoopbackHub, into: Path, tmp_path: Path
+) -> None:
+    source = make_checkpoint(tmp_path / "source", hidden=128, heads=4, head_dim=32, intermediate=256)
+    folder = quantize_checkpoint(source, tmp_path / "fp8", "fp8", kv_cache=True)
+    tensors = {name: np.array(value) for name, value in TensorFiles(folder).items()}
+    lost, zero = "model.layers.1.mlp.up_proj.input_scale", "model.layers.0.self_attn.o_proj.weight_scale"
+    del tensors[lost]
+    tensors[zero] = np.array(0, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    hub.add(REPO, {path.name: path.read_bytes() for path in folder.iterdir()})
+    recorder = Recorder()
+    get(into, progress=recorder)
+    missing, empty = recorder.lines
+    assert lost in missing
+    assert f"is zero: {zero}" in empty
+    header, *scales, weights = hub.ranges("model.safetensors")
+    assert header == "bytes=0-65535"
+    assert 1 <= len(scales) <= 8
+    assert weights == ""
+    # Of a local folder, too.
+    local = Recorder()
+    other = tmp_path / "copy"
+    other.mkdir()
+    get(other, Asked(LocalSource(folder)), progress=local)  # type: ignore[arg-type]
+    told = [line.removeprefix(f"local:{folder}: ") for line in local.lines]
+    assert told == [line.removeprefix("hf:org/name: ") for line in recorder.lines]

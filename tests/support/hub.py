@@ -265,22 +265,27 @@ class _Handler(BaseHTTPRequestHandler):
     def _bytes(self, listed: bytes, name: str, headers: Mapping[str, str] | None = None) -> None:
         hub, faults = self.server.hub, self.server.hub.faults
         content = faults.content.get(name, listed)
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = 0 if asked is None or faults.ignore_range else int(asked[1]) + faults.shift_range
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        is_part = asked is not None and not faults.ignore_range
+        start = int(asked[1]) + faults.shift_range if asked is not None and is_part else 0
+        end = min(
+            len(content), int(asked[2]) + 1 if asked is not None and is_part and asked[2] else len(content)
+        )
         if start and start >= len(content):
             self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"})
             return
-        self.send_response(206 if start else 200)
+        is_part = bool(start) or end < len(content)
+        self.send_response(206 if is_part else 200)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if is_part:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
         self.send_header("ETag", f'"{hashlib.sha256(listed).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("Content-Length", str(end - start))
         self.end_headers()
         if self.command == "HEAD":
             return
-        rest = content[start:]
+        rest = content[start:end]
         stall_after = hub.use_up(faults.stall_once, name)
         break_after = hub.use_up(faults.break_once, name)
         if break_after is None:

@@ -99,11 +99,15 @@ def lint_folder(path: Path) -> tuple[Finding, ...] | None:
     return lint_files(LocalFiles(CheckpointFolder(path)))
 
 
-def lint_files(files: CheckpointFiles) -> tuple[Finding, ...] | None:
+def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple[Finding, ...] | None:
     """Judge a checkpoint by headers and small reads.
 
+    Args:
+        quantized_only: Leave out checkpoints that are not quantized.
+
     Returns:
-        Findings; None where there are no safetensors, or config.json is not that of a decoder that is known.
+        Findings; None where there are no safetensors, config.json is not that of a decoder that is known, or the
+        checkpoint is left out.
 
     Raises:
         UnreadableFile: a file of settings cannot be read.
@@ -112,6 +116,8 @@ def lint_files(files: CheckpointFiles) -> tuple[Finding, ...] | None:
     config = _json(files, present, _CONFIG)
     sizes = ModelSizes.from_config(config, _json(files, present, _QUANTIZATION) or None)
     if sizes is None or not any(one in present for one in (WHOLE, INDEX)):
+        return None
+    if quantized_only and not sizes.stored_formats:
         return None
     index: Mapping[str, str] | None = None
     if WHOLE not in present:

@@ -52,7 +52,7 @@ class LayerCheck:
         unused = self.stored.unused()
         self._judge_peers(unused)
         for (severity, problem, expected, meaning), names in self.wrong.items():
-            yield Finding(severity, problem, tuple(names), expected, meaning)
+            yield Finding(severity, problem, tuple(dict.fromkeys(names)), expected, meaning)
         if unused:
             yield Finding(
                 "not judged", "tensors of names that are not known for this model", tuple(kinds_of(unused))
@@ -99,7 +99,9 @@ class LayerCheck:
     def _judge_plain(self, entry: HeaderEntry, weights: Sequence[WeightTensor]) -> None:
         self.stored.used.add(entry.name)
         count = sum(one.parameters for one in weights)
-        if math.prod(entry.shape) != count:
+        if math.prod(entry.shape) != count and any(one.kind == "vision" for one in weights):
+            self._add("not judged", "a tower for images of other shapes", entry.name)
+        elif math.prod(entry.shape) != count:
             sizes = " + ".join(_shape(one) for one in weights)
             problem = f"has the shape {list(entry.shape)}"
             self._add(
@@ -229,16 +231,16 @@ class LayerCheck:
             name += "" if _is_whole(weight) else ".weight"
             is_like = kind_of(weight.name) in held
             if weight.kind == "mtp" and no_draft:
-                self._add("warning", "layers that predict further tokens (MTP) are missing", name,
+                self._add("warning", "layers that predict further tokens (MTP) are missing", kind_of(name),
                           "as config.json says",
                           "speculation by MTP cannot be had")  # fmt: skip
             elif weight.kind == "vision" and not is_like:
-                self._add("not judged", "a tower for images under other names, or none", name)
+                self._add("not judged", "a tower for images under other names, or none", kind_of(name))
             elif not is_like and (
                 (room_of(weight.name), weight.parameters) in counts
                 or (weight.kind not in ("embedding", "lm_head") and room_of(weight.name) in places)
             ):
-                self._add("not judged", "weights under other names, or none", name)
+                self._add("not judged", "weights under other names, or none", kind_of(name))
             else:
                 self._add(
                     "error", "is missing", name, _shape(weight), "servers refuse it or leave random numbers"
@@ -246,9 +248,11 @@ class LayerCheck:
 
     def _judge_peers(self, unused: Iterable[str]) -> None:
         """Layers of names that are not known: a scale that one of a kind has, the others have."""
-        kinds: dict[str, list[str]] = defaultdict(list)
+        kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for layer in dict.fromkeys(split_name(bare_name(name))[0] for name in unused):
-            kinds[kind_of(layer)].append(layer)
+            # Layers that are left out have another type, and no scales.
+            types = {entry.dtype for part, entry in self.stored.layers[layer].items() if part not in SCALES}
+            kinds[kind_of(layer), *sorted(types)].append(layer)
         for layers in kinds.values():
             parts = {part for layer in layers for part in self.stored.layers[layer] if part in SCALES}
             for layer in layers:
@@ -280,13 +284,8 @@ def _single(weights: Iterable[WeightTensor]) -> Iterator[tuple[WeightTensor, set
 
 def _is_whole(weight: WeightTensor) -> bool:
     """Whether its name is that of a tensor and not of a layer."""
-    return not weight.quantizable and weight.name.rsplit(".", 1)[-1] in (
-        "bias",
-        "A_log",
-        "D",
-        "dt_bias",
-        "sinks",
-    )
+    last = weight.name.rsplit(".", 1)[-1]
+    return not weight.quantizable and last.endswith(("bias", "A_log", "D", "sinks", "attn_sink", "ape"))
 
 
 def _shape(weight: WeightTensor) -> str:

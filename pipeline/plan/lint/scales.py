@@ -47,7 +47,7 @@ def scale_values(
     for (severity, problem), names in wrong.items():
         yield severity, problem, tuple(names), _NOISE
     if unread:
-        yield "not judged", "values of scales, which are larger than small reads", tuple(unread), ""
+        yield "not judged", "values of scales, which were not read", tuple(unread), ""
 
 
 def _chosen(scales: Sequence[HeaderEntry]) -> list[HeaderEntry]:

@@ -62,6 +62,6 @@ def kinds_of(names: Iterable[str]) -> Iterator[str]:
 
 
 def room_of(name: str) -> str:
-    """Return a layer and its block, "layers.3.mlp"; "" for what lies beside the layers."""
-    found = re.match(r"(?:\w+\.)*?layers\.\d+\.\w+", name)
+    """Return the layer that a tensor lies in, "layers.3"; "" for what lies beside the layers."""
+    found = re.match(r"(?:\w+\.)*?layers\.\d+(?=\.)", name)
     return found[0] if found else ""
