@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.contracts import support
+from pipeline.contracts.gpus import gpu
 from pipeline.contracts.releases import Track, releases
+from pipeline.contracts.version_range import is_candidate
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.compatibility import check_compatibility
@@ -15,9 +18,16 @@ from pipeline.plan.machine_facts import GpuFacts, contract_name
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
+from pipeline.plan.supported import feature_issue
 from pipeline.prepare.report import PlanReport
 from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
 from pipeline.recipe.catalog import entries
+
+# Features that a recipe uses unless it says otherwise -> the setting that says otherwise.
+_DEFAULT_FEATURES = {
+    "chunked_prefill": ("scheduler", "chunked_context"),
+    "kv_reuse": ("kv_cache", "reuse"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +92,41 @@ def machine_gpu(seen: Sequence[GpuFacts]) -> tuple[str, int]:
     return most, named.count(most)
 
 
-def newest_release(kind: Track, device: str) -> str:
-    """The newest stable release that has the runtime, a container, and knows the GPU."""
-    reasons = []
-    for one in reversed(releases()):
-        if one.candidate or not one.containers:
-            continue
-        judged = check_compatibility(one.version, kind, device)
-        if judged.offered:
-            return one.version
-        reasons += [reason.text for reason in judged.reasons if reason.severity == "error"]
-    raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
+def newest_release(kind: Track, device: str, architecture: str | None = None) -> str:
+    """Find the newest stable release that has the runtime, a container, and knows the GPU.
+
+    Args:
+        architecture: Class of the model; the newest stable release that lists it is taken, else the first candidate
+            that does, else the newest stable release.
+    """
+    stable = [one for one in reversed(releases()) if not one.candidate]
+    candidates = [one for one in releases() if one.candidate]
+    judged = [
+        check_compatibility(one.version, kind, device) for one in (*stable, *candidates) if one.containers
+    ]
+    offered = [one.version for one in judged if one.offered]
+    if not offered or is_candidate(offered[0]):
+        refused = (one.reasons for one in judged if not is_candidate(one.version))
+        reasons = (one.text for some in refused for one in some if one.severity == "error")
+        raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
+    listing = support.listing(architecture) if architecture is not None and kind == "pytorch" else ()
+    return next((version for version in offered if version in listing), offered[0])
+
+
+def why_release(version: str, kind: Track, architecture: str) -> str:
+    """Say why `newest_release` chose a release."""
+    if is_candidate(version):
+        return f"a release candidate, the first that lists {architecture}: no stable release does"
+    return f"the newest stable release with runtime {kind} whose container is known"
+
+
+def lacking_features(architecture: str, version: str, device: str) -> dict[tuple[str, str], str]:
+    """Map settings that a recipe has on by default to why upstream does not have that for a model on a GPU."""
+    found = {
+        setting: feature_issue(architecture, name, version, gpu(device))
+        for name, setting in _DEFAULT_FEATURES.items()
+    }
+    return {key: one.problem for key, one in found.items() if one is not None and one.severity == "error"}
 
 
 def example_recipe(form: str) -> Recipe:

@@ -31,9 +31,11 @@ from pipeline.prepare.initial_choices import (
     example_recipe,
     known_draft,
     lacking,
+    lacking_features,
     machine_gpu,
     newest_release,
     refusals,
+    why_release,
 )
 from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import PlanReport, compare_recipe, make_report
@@ -262,7 +264,9 @@ class _Draft:
     def on_gpus(self, kind: Kind) -> InitialRecipe:
         """The best format on the fewest GPUs, among those that the comparison says serve within the SLO."""
         assert kind != "cpu", "the caller looked"
-        version = newest_release(kind, self.gpu)
+        version = newest_release(kind, self.gpu, self.sizes.architecture)
+        self.reasons["runtime.version"] = why_release(version, kind, self.sizes.architecture)
+        without = self._without(kind, version)
         draft = self._known_draft(kind)
         limits = self._limits(kind, draft)
         runtime = {"kind": kind, "version": version, "gpu": self.gpu, "tensor_parallel": 1}
@@ -270,6 +274,7 @@ class _Draft:
             "draft": None if draft is None else draft.values,
             "quantization": self._quantization("fp8", kind),
             "runtime": runtime,
+            **without,
         }
         # Slow is better than nothing, and so are short prompts; the forecast stands in the plan.
         for slo, shorter in ((_SLO, 1), (None, 1), (None, 8)):
@@ -299,8 +304,15 @@ class _Draft:
             "runtime": runtime | {"tensor_parallel": best.tensor_parallel},
             "limits": {**limits, "max_concurrency": best.best.batch},
             "slo": slo,
+            **without,
         }
         return self._finished(sections, f"{best.gpus} x {self.gpu}")
+
+    def _without(self, kind: Kind, version: str) -> dict[str, dict[str, bool]]:
+        """Settings that turn off what upstream does not have for the model."""
+        found = lacking_features(self.sizes.architecture, version, self.gpu) if kind == "pytorch" else {}
+        self.reasons |= {f"{section}.{key}": why for (section, key), why in found.items()}
+        return {section: {key: False} for section, key in found}
 
     def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
         options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
@@ -332,7 +344,6 @@ class _Draft:
         reasons = self.reasons
         if kind != "cpu":
             reasons["runtime.kind"] = half(kind)
-        reasons["runtime.version"] = f"the newest release with runtime {kind} whose container is known"
         fewer = {
             one.gpus: one.best.batch if one.best is not None else 0
             for one in (*found.refused, *found.serving)

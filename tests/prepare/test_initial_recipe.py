@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from pipeline.cli.main import cli
 from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.prepare import check_recipe, report
 from pipeline.prepare import initial_recipe as room
+from pipeline.prepare.initial_choices import lacking_features, newest_release
 from pipeline.prepare.initial_recipe import InitRequest, initial_recipe
-from pipeline.recipe import HubSource, LocalSource, load_recipe
+from pipeline.recipe import HubSource, LocalSource, PyTorchRuntime, load_recipe
 from pipeline.recipe.catalog import annotated_yaml
 from pipeline.store import Store
 from tests.support import CHECKPOINTS
@@ -106,6 +108,51 @@ def test_the_gpus_of_this_machine_are_taken(store: Store, monkeypatch: pytest.Mo
     assert first.place == "2 x h100-sxm-80g"
     assert first.reasons["runtime.gpu"] == "what this machine has: 2 x NVIDIA H100 80GB HBM3"
     assert "frozen" in first.reasons["runtime.kind"]
+
+
+def test_a_recipe_does_without_what_upstream_does_not_have(store: Store, tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1000000.0}
+    text = {
+        "model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "global_head_dim": 32, "intermediate_size": 128, "vocab_size": 256,
+        "max_position_embeddings": 8192, "rope_parameters": {"sliding_attention": rope, "full_attention": rope},
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512, "dtype": "bfloat16",
+        "tie_word_embeddings": True, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        "enable_moe_block": False, "attention_k_eq_v": False,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": text,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(CHECKPOINTS / "support-target" / "tokenizer.json", tmp_path)
+    first = initial_recipe(InitRequest(source=LocalSource(tmp_path), gpu="b200-sxm-180g"), store)
+    assert isinstance(first.recipe.runtime, PyTorchRuntime)
+    assert first.recipe.runtime.version == "1.3.0rc29"
+    assert "the first that lists Gemma4ForConditionalGeneration" in first.reasons["runtime.version"]
+    assert not first.recipe.kv_cache.reuse
+    assert first.recipe.scheduler.chunked_context
+    assert "reuse of the KV cache with Gemma4" in first.reasons["kv_cache.reuse"]
+
+
+@pytest.mark.parametrize("device", ["b200-sxm-180g"])
+def test_a_model_that_no_stable_release_lists(device: str) -> None:
+    assert newest_release("pytorch", device, "Gemma4ForConditionalGeneration") == "1.3.0rc29"
+    assert (
+        newest_release("pytorch", device, "LlamaForCausalLM") == newest_release("pytorch", device) == "1.2.1"
+    )
+    assert newest_release("pytorch", device, "MiniMaxM2ForCausalLM") == "1.2.1"  # the candidates dropped it
+    assert newest_release("tensorrt", device, "Gemma4ForConditionalGeneration") == "1.2.1"
+
+
+def test_what_upstream_does_not_have_for_a_model_is_turned_off() -> None:
+    off = lacking_features("Gemma4ForConditionalGeneration", "1.3.0rc29", "b200-sxm-180g")
+    assert set(off) == {("kv_cache", "reuse")}
+    assert set(lacking_features("DeepseekV3ForCausalLM", "1.2.1", "l40s-48g")) == {
+        ("kv_cache", "reuse"), ("scheduler", "chunked_context"),
+    }  # fmt: skip
+    assert lacking_features("DeepseekV3ForCausalLM", "1.2.1", "h200-sxm-141g") == {}  # untested is no reason
 
 
 @pytest.fixture
