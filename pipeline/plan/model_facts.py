@@ -147,6 +147,18 @@ def read_model_facts(folder: Path) -> ModelFacts:
 
 
 def _weight_faults(folder: Path) -> tuple[str, ...]:
+    """Errors by headers and scales, once a run as long as no file changes: large checkpoints take seconds."""
+    try:
+        files = [
+            (one, one.stat()) for end in ("json", "safetensors") for one in sorted(folder.glob(f"*.{end}"))
+        ]
+    except OSError:
+        return ()
+    return _judged(folder, tuple((str(file), one.st_size, one.st_mtime_ns) for file, one in files))
+
+
+@cache
+def _judged(folder: Path, _files: tuple[tuple[str, int, int], ...]) -> tuple[str, ...]:
     # Imported here: it takes numpy, which plans of models that are not here do without.
     from pipeline.models.folder import CheckpointFolder
     from pipeline.plan.lint import LocalFiles, lint_files
@@ -155,7 +167,7 @@ def _weight_faults(folder: Path) -> tuple[str, ...]:
         found = lint_files(LocalFiles(CheckpointFolder(folder)), quantized_only=True)
     except (InvalidInput, UnreadableFile):
         return ()  # fetching explains it
-    return tuple(str(one).removeprefix("error: ").rstrip() for one in found or () if one.severity == "error")
+    return tuple(str(one).removeprefix("error: ") for one in found or () if one.severity == "error")
 
 
 def _has_template(folder: Path) -> bool | None:
