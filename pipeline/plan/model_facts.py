@@ -101,6 +101,7 @@ class ModelFacts:
     config_faults: tuple[Fault, ...] = ()  # of config.json, if its class is one of ours
     has_tokenizer: bool | None = None  # tokenizer.json
     has_template: bool | None = None  # a chat template
+    weight_faults: tuple[str, ...] = ()  # errors of the files of a checkpoint that is quantized already
 
 
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
@@ -141,7 +142,20 @@ def read_model_facts(folder: Path) -> ModelFacts:
         config_faults=_faults(config),
         has_tokenizer=(folder / "tokenizer.json").is_file(),
         has_template=_has_template(folder),
+        weight_faults=_weight_faults(folder),
     )
+
+
+def _weight_faults(folder: Path) -> tuple[str, ...]:
+    # Imported here: it takes numpy, which plans of models that are not here do without.
+    from pipeline.models.folder import CheckpointFolder
+    from pipeline.plan.lint import LocalFiles, lint_files
+
+    try:
+        found = lint_files(LocalFiles(CheckpointFolder(folder)), quantized_only=True)
+    except (InvalidInput, UnreadableFile):
+        return ()  # fetching explains it
+    return tuple(str(one).removeprefix("error: ").rstrip() for one in found or () if one.severity == "error")
 
 
 def _has_template(folder: Path) -> bool | None:

@@ -24,6 +24,7 @@ from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.models.tensors import DTYPES, TensorFiles
 from pipeline.plan.lint import Finding, lint, lint_folder, settings_are_dynamic
 from pipeline.plan.lint.layouts import SCALES, Layout, layouts_of
+from pipeline.plan.model_facts import read_model_facts
 from tests.support.models import make_checkpoint, quantize_checkpoint
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -338,6 +339,8 @@ def test_a_broken_checkpoint_is_named_on_the_command_line(tmp_path: Path) -> Non
     assert f"is zero: {zero}" in done.output
     found = json.loads(CliRunner().invoke(command, ["models", str(folder), "--json"]).output)
     assert [one["names"] for one in found["models"][0]["findings"]] == [[lost], [zero]]
+    faults = read_model_facts(folder).weight_faults
+    assert [name in fault for name, fault in zip((lost, zero), faults, strict=True)] == [True, True]
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-100])
     assert "bytes long" in CliRunner().invoke(command, ["models", str(folder)]).output

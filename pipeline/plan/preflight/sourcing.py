@@ -48,6 +48,12 @@ def _config(context: Context) -> Iterator[Objection]:
             yield Objection((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
 
 
+def _weights(context: Context) -> Iterator[Objection]:
+    for model in context.models:
+        for fault in model.facts.weight_faults:
+            yield Objection((model.source_key,), fault)
+
+
 def _tokenizer(context: Context) -> Iterator[Objection]:
     for model in context.models:
         used = model is context.target or (model.format != "none" and not model.is_head)
@@ -102,6 +108,7 @@ CHECKS: Mapping[str, Check] = {
     "source.missing": _missing,
     "source.files": _files,
     "source.config": _config,
+    "source.weights": _weights,
     "source.tokenizer": _tokenizer,
     "source.template": _template,
     "source.dataset": _dataset,

@@ -272,6 +272,8 @@ CASES = [
     Case("source.config", None, TINY),
     Case("source.config", "error", TINY, models=known(config_faults=GELU)),
     Case("source.config", None, NVFP4, ("quantization={}",), models=known(config_faults=GELU)),
+    Case("source.weights", None, TINY),
+    Case("source.weights", "error", TINY, models=known(weight_faults=("is missing: lm_head.weight",))),
     Case("source.tokenizer", None, TINY),
     Case("source.tokenizer", "error", TINY, models=known(has_tokenizer=False)),
     Case("source.tokenizer", None, TINY, models=known("draft", has_tokenizer=False)),
