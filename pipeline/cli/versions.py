@@ -73,13 +73,14 @@ def command(
     from pipeline.plan.compatibility import check_compatibility
     from pipeline.prepare.model_probe import find_architecture
 
-    architecture = find_architecture(model, open_store()) if model is not None else None
+    architecture, published = find_architecture(model, open_store()) if model is not None else (None, "none")
+    form = published if quantization == "none" else quantization
     combining = gpu or architecture or quantization != "none" or kv_cache != "auto" or (version and runtime)
     if combining:
         versions = (version,) if version else tuple(one.version for one in releases())
         runtimes: tuple[Track, ...] = (runtime,) if runtime else TRACKS
         answers = [
-            check_compatibility(one, kind, gpu, quantization, kv_cache, architecture)
+            check_compatibility(one, kind, gpu, form, kv_cache, architecture)
             for one in versions
             for kind in runtimes
         ]

@@ -73,8 +73,8 @@ def probe_models(
     return found
 
 
-def find_architecture(model: str, store: Store) -> str:
-    """Find the class that a model's config.json names.
+def find_architecture(model: str, store: Store) -> tuple[str, str]:
+    """Find the class that a model's config.json names, and the format that most of its weights are published in.
 
     Args:
         model: "hf:ORG/NAME", "local:FOLDER", or the class itself.
@@ -86,7 +86,7 @@ def find_architecture(model: str, store: Store) -> str:
     if ":" not in model:
         known = (*architectures(), *FAMILIES)
         if model in known or model.isidentifier():
-            return model
+            return model, "none"
         near = difflib.get_close_matches(model, known, n=3, cutoff=0.4) or ["LlamaForCausalLM"]
         raise UserError(
             f"{model}: write hf:ORG/NAME, local:FOLDER, or the class that config.json names, such as {', '.join(near)}"
@@ -102,7 +102,7 @@ def find_architecture(model: str, store: Store) -> str:
         raise InvalidInput(model, error.faults) from None
     if found is None or not found.architecture:
         raise UserError(f"{model}: no class is known of it; name the one of its config.json")
-    return found.architecture
+    return found.architecture, found.sizes.stored if found.sizes is not None else "none"
 
 
 def _probe(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> ModelProbe | None:

@@ -98,6 +98,11 @@ def test_check(run: Run, arguments: tuple[str, ...], code: int, said: str) -> No
     [
         (("1.1.0", "GptOssForCausalLM"), 0, "features, no: chunked prefill, MTP, reuse of the KV cache"),
         (("1.2.1", "hf:openai/gpt-oss-20b"), 0, "features, no: MTP\n"),
+        (
+            ("1.2.1", "hf:openai/gpt-oss-20b", "--gpu", "h200-sxm-141g"),
+            0,
+            "upstream lists MXFP4 for Blackwell only",
+        ),
         (("1.2.1", "GlmMoeDsaForCausalLM"), 0, "1.3.0rc29 is the first that it is listed for"),
         (("1.0.0", "DeepseekV3ForCausalLM"), 0, "chunked prefill (compute capability 10.0)"),
         (("1.0.0", "DeepseekV3ForCausalLM", "--gpu", "h200-sxm-141g"), 0, "features, no: chunked prefill"),
