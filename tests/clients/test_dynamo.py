@@ -165,7 +165,7 @@ def frontend(ai_dynamo: Program, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def answer(frontend: Frontend) -> str:
-    """What Triton answers without Dynamo."""
+    """Answer of Triton without Dynamo."""
     template = ChatTemplate.from_directory(frontend.package / Deployment.load(frontend.package).tokenizer_dir)
     with Client(f"127.0.0.1:{frontend.scripts[0].grpc}", template=template) as client:
         return client.generate(QUESTION, max_tokens=64, temperature=0).text

@@ -1,4 +1,4 @@
-"""What becomes of an engine's settings: every one of them has an entry, and what an entry names exists."""
+"""Mapping of an engine's settings: every setting has an entry, and every argument that an entry names exists."""
 
 from __future__ import annotations
 

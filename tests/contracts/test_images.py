@@ -30,14 +30,14 @@ JOINED = [one.trtllm for one in joined()]
 
 
 def ours() -> list[str]:
-    """What the Dockerfile installs beside NVIDIA's packages: for the models, and for what serves."""
+    """Packages that the Dockerfile installs beside NVIDIA's: for the models, and for the server."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = (line for extra in ("gateway", "objects") for line in project["optional-dependencies"][extra])
     return [*image_facts()["installs"], *project["dependencies"], *extras]
 
 
 def parties(version: str) -> dict[str, list[str]]:
-    """Who asks for packages in an image, and what for."""
+    """Requirements of packages in an image, each with the package that asks."""
     asking = {f"tensorrt-llm {version}": PINS["images"][version]["tensorrt_llm"], "pipeline": ours()}
     if version not in JOINED:
         freed = {pin.package: f"{pin.package}{pin.wants}" for pin in freed_pins(version)}

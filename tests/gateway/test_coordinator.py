@@ -1,4 +1,4 @@
-"""What workers of one gateway share, in one process: limits in shared memory, and the coordinator of their requests."""
+"""State that workers of one gateway share: limits in shared memory, and the coordinator of their requests."""
 
 from __future__ import annotations
 

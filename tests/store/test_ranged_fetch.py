@@ -115,7 +115,7 @@ def test_a_draft_that_was_changed_meanwhile_is_noticed(
 
 
 def test_memory_does_not_grow_with_files(artifact: Artifact, server: ObjectServer, tmp_path: Path) -> None:
-    """What arrives is written, not kept."""
+    """The file is written as it arrives, and not kept in memory."""
     code = (
         "import sys, resource; from pathlib import Path; from pipeline.store import ranged_fetch; "
         f"ranged_fetch.PART = {PART}; from pipeline.store.object_store import fetch_artifact; "

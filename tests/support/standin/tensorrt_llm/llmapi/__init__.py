@@ -11,7 +11,7 @@ __all__ = ["GuidedDecodingParams", "LoRARequest", "MpiCommSession", "RequestErro
 
 
 class RequestError(RuntimeError):
-    """What upstream raises for a prompt that is too long, and where an answer is awaited."""
+    """Error that upstream raises for a prompt that is too long, and where an answer is awaited."""
 
 
 class LoRARequest(Parameters):
