@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import os
 import signal
 from typing import Any
@@ -30,6 +31,16 @@ def pytest_configure() -> None:
     """A job that a script starts in the background ignores Ctrl-C, and so would all that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection() -> None:
+    """Modules that tests import live as long as the process: they are not looked through for garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # What tests share that a process makes once, and the files that share it: each group stays in one process.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from pipeline.contracts import read_facts
@@ -82,6 +83,7 @@ def graph_bytes(max_batch: int) -> int:
     return each * len(graph_sizes(max_batch))
 
 
+@lru_cache(maxsize=4096)  # layers of a model are alike, and a plan asks for each of them many times
 def linear_bytes(
     rows: int,
     columns: int,

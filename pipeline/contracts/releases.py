@@ -66,10 +66,10 @@ def release(version: str) -> Release:
     Raises:
         UserError: it is not known; the text names those that are near.
     """
-    known = {one.version: one for one in releases()}
+    known = {entry["version"]: entry for entry in _data()["releases"]}
     if version not in known:
         raise unknown_version(version, tuple(known))
-    return known[version]
+    return _release(known[version])
 
 
 def half(track: Track) -> str:
