@@ -243,9 +243,9 @@ class Keeper(threading.Thread):
         return True
 
     def _say_ready(self, *, again: bool) -> None:
-        self.ready.set()
         for listener in self._listeners:
             listener.set_state(self.component.kind, "ready", **self.component.addresses)
+        self.ready.set()  # last: whoever waits for it finds the record, too
         if again:
             self._progress.say(f"{self.component.title} is ready again")
 
