@@ -21,7 +21,8 @@ from pipeline.errors import Fault
 from pipeline.models.blocks import WeightTensor
 from pipeline.models.layer_names import NamePatterns
 
-# Names of ModelOpt (0.29 to 0.47) and of TensorRT-LLM's `QuantAlgo` -> formats in `contracts/data/engine_memory.yaml`.
+# Names of TensorRT-LLM's `QuantAlgo` (tensorrt_llm/quantization/mode.py @cf44a1ccee7d) and of ModelOpt 0.47
+# (torch/export/model_config.py, in capitals) -> formats in `contracts/data/engine_memory.yaml`.
 ALGORITHMS: Mapping[str, str] = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_row",
