@@ -22,7 +22,7 @@ from pipeline.models.blocks import WeightTensor
 from pipeline.models.layer_names import NamePatterns
 
 # Names of TensorRT-LLM's `QuantAlgo` (tensorrt_llm/quantization/mode.py @cf44a1ccee7d) and of ModelOpt 0.47
-# (torch/export/model_config.py, in capitals) -> formats in `contracts/data/engine_memory.yaml`.
+# (torch/export/quant_utils.py, which writes some in lower case) -> formats in `contracts/data/engine_memory.yaml`.
 ALGORITHMS: Mapping[str, str] = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_row",
@@ -225,9 +225,9 @@ def _group(settings: Mapping[str, Any], where: str, key: str = "group_size") -> 
 
 def _algorithm(settings: Mapping[str, Any], where: str) -> StoredFormat:
     name = settings.get("quant_algo")
-    if not isinstance(name, str) or name not in ALGORITHMS:
+    if not isinstance(name, str) or name.upper() not in ALGORITHMS:
         raise _Unreadable("is not known", f"{where}.quant_algo", name, f"one of {', '.join(ALGORITHMS)}")
-    return StoredFormat(ALGORITHMS[name], _group(settings, where))
+    return StoredFormat(ALGORITHMS[name.upper()], _group(settings, where))
 
 
 def _modelopt(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:

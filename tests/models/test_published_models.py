@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts import engine_memory
-from pipeline.models.published import ALGORITHMS
+from pipeline.models.published import ALGORITHMS, read_published
 from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.memory.tensors import (
@@ -362,3 +362,9 @@ def test_the_bytes_of_every_format_are_known() -> None:
             EngineSpeed.of(ModelSpec("target", model, format=form), "b200-sxm-180g", "pytorch").decode(1, 1)
             > 0
         )
+
+
+def test_an_algorithm_that_modelopt_writes_in_lower_case_is_known() -> None:
+    published, faults = read_published({}, {"quantization": {"quant_algo": "fp8_pb_wo"}})
+    assert faults == ()
+    assert [rule.format.name for rule in published.rules] == ["fp8_block"]
