@@ -38,7 +38,7 @@ def layout(layer: LinearShape, how: StoredFormat, parts: frozenset[str]) -> Iter
     """List the tensors of a quantized layer besides its bias.
 
     Args:
-        parts: Those that the files hold: 8-bit integers are packed, or not.
+        parts: Parts that the files hold: 8-bit integers are packed, or not.
     """
     form, rows, columns = Format(how.name), layer.rows, layer.columns
     groups = columns // how.group if 0 < how.group < columns else 1

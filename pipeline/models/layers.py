@@ -29,7 +29,7 @@ from pipeline.models.quantization import AWQ, FP4, Format
 from pipeline.models.tensors import Array
 
 E4M3_MAX = 448.0
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ def unpack_rows(packed: Array) -> Array:
 def unpack_e2m1(packed: Array) -> Array:
     """uint8 [out, in/2] -> float32 [out, in]: low nibble the even column, high nibble the odd one."""
     pairs = np.stack([packed & 0x0F, packed >> 4], axis=2).reshape(packed.shape[0], -1)
-    values: Array = _E2M1[pairs]
+    values: Array = E2M1[pairs]
     return values
 
 

@@ -198,7 +198,7 @@ class _Planner:
         return self._step("dataset", settings, {"checkpoint": f"fetch.{TARGET}"})
 
     def _sensitivity(self, role: str) -> Step:
-        """What each candidate of `auto` costs, whatever the budget."""
+        """The cost of each candidate of `auto`, which no budget changes."""
         quantization = self._recipe.quantization
         assert quantization.calibration is not None, "the recipe's rules ask for it"
         assert quantization.auto is not None, "the recipe's rules ask for it"

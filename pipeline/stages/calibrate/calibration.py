@@ -17,6 +17,7 @@ from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
 from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.plan import UNIFIED
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate.third_party import Notes, quietly
@@ -66,6 +67,11 @@ def calibrate(
         "device": work.device,
         "tools": {name: metadata.version(name) for name in _TOOLS},
     }
+    source = CheckpointReader(checkpoint_dir)
+    if form is not Format.NONE and source.quantization.format is not Format.NONE:
+        if quantization.kv_cache != "auto":
+            raise UserError("weights are cast without calibration: quantization.kv_cache must be auto")
+        return facts | _cast(work, source) | {"seconds": round(time.monotonic() - began, 1)}
     if form is not Format.NONE or exports:
         work.import_libraries()
     with torch_threads_for(work.elements):
@@ -132,7 +138,7 @@ def _open(
             device = torch_device()
     form = Format(quantization.format)
     source = CheckpointReader(checkpoint_dir)
-    if form is not Format.NONE and source.quantization.format is not Format.NONE:
+    if form is not Format.NONE and source.quantization.format not in (Format.NONE, _cast_from(form)):
         raise UserError(
             f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
         )
@@ -144,6 +150,24 @@ def _open(
     return _Calibration(
         checkpoint_dir, architecture, form, quantization, device, into, progress, Notes(), elements
     )
+
+
+def _cast_from(form: Format) -> Format | None:
+    """The format that is cast to another one, without calibration."""
+    return Format.MXFP4 if form is Format.W4A16_NVFP4 else None
+
+
+def _cast(work: _Calibration, source: CheckpointReader) -> dict[str, Json]:
+    """Four-bit floats from one kind of scales to another."""
+    from pipeline.stages.calibrate import unified
+    from pipeline.stages.calibrate.cast import cast
+
+    directory = work.into / UNIFIED
+    facts = cast(source, directory, work.progress)
+    unified.copy_companions(source.directory, directory)
+    unified.judge(directory, work.form, work.group_size, "auto", {})
+    work.progress.say(f"    {facts['blocks']} blocks cast, {facts['inexact_blocks']} of them not exact")
+    return {"cast": facts, "exports": {UNIFIED: _size(directory)}, "warnings": []}
 
 
 def _group_size(form: Format, quantization: Quantization) -> int | None:
@@ -174,14 +198,14 @@ class _Calibration:
         elements: int,
     ) -> None:
         self._source, self._architecture, self.form = source, architecture, form
-        self._quantization, self.device, self._into = quantization, device, into
-        self._progress, self.notes, self.elements = progress, notes, elements
+        self._quantization, self.device, self.into = quantization, device, into
+        self.progress, self.notes, self.elements = progress, notes, elements
         self.group_size = _group_size(form, quantization)
 
     @contextlib.contextmanager
     def _phase(self, doing: str) -> Iterator[None]:
         """Work of libraries, as a task of its own: most of it takes long, and says nothing."""
-        with self._progress.task(doing), quietly(doing, self.notes):
+        with self.progress.task(doing), quietly(doing, self.notes):
             yield
 
     def import_libraries(self) -> None:
@@ -211,16 +235,16 @@ class _Calibration:
         return samples, make_batches(samples, at_once * longest)
 
     def measure_sensitivity(self, model: Any, dataset_dir: Path, kept: Path) -> dict[str, Any]:
-        """What each candidate costs each group of layers, of `auto`."""
+        """Costs of the candidates of `auto`, by group of layers."""
         from pipeline.stages.calibrate import auto
         from pipeline.stages.calibrate.unified import write_json
 
         _, batches = self._batches(model, dataset_dir)
         with self._phase("measuring sensitivity"):
             found = auto.measure_sensitivity(
-                model, self._quantization, batches, kept, self._into, self._progress
+                model, self._quantization, batches, kept, self.into, self.progress
             )
-        write_json(self._into / auto.SENSITIVITY, found)
+        write_json(self.into / auto.SENSITIVITY, found)
         return found
 
     def measure(self, model: Any, dataset_dir: Path, sensitivity_dir: Path | None) -> dict[str, Json]:
@@ -235,9 +259,9 @@ class _Calibration:
         chosen: dict[str, Json] = {}
         with self._phase("calibration"):
             if sensitivity_dir is not None:
-                state, copy = sensitivity_dir / auto.STATE, self._into / auto.STATE
-                chosen = auto.choose(model, self._quantization, batches, state, copy, self._progress)
-                self._progress.say(f"    {_mix(chosen)}")
+                state, copy = sensitivity_dir / auto.STATE, self.into / auto.STATE
+                chosen = auto.choose(model, self._quantization, batches, state, copy, self.progress)
+                self.progress.say(f"    {_mix(chosen)}")
             else:
                 seconds = measure(
                     model,
@@ -245,17 +269,17 @@ class _Calibration:
                     awq_block_size=self._quantization.awq_block_size,
                     kv_cache=kv_cache,
                     batches=batches,
-                    progress=self._progress,
+                    progress=self.progress,
                 )
             scales = check_scales(model, self._architecture, self.form, kv_cache)
         with self._phase("the sample answer"):
             shown = generate_sample(model, dataset_dir, self._source / "tokenizer.json")
         tokens = sum(len(sample) for sample in samples)
-        self._progress.say(
+        self.progress.say(
             f"    {len(scales)} scales from {len(samples)} samples, {tokens} tokens: finite, positive"
         )
-        self._progress.say(f"    asked:    {_line(shown['prompt'])}")
-        self._progress.say(f"    answered: {_line(shown['answer'])}")
+        self.progress.say(f"    asked:    {_line(shown['prompt'])}")
+        self.progress.say(f"    answered: {_line(shown['answer'])}")
         return {
             "samples": len(samples),
             "tokens": tokens,
@@ -281,14 +305,14 @@ class _Calibration:
         exports["hf"] = self._export_whole(model)
         if divided:
             exports |= {size.folder: self._divide(size) for size in sizes}
-        self._progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
+        self.progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
         return exports
 
     def _export_whole(self, model: Any) -> Json:
         """The Hugging Face checkpoint. It is the last thing that is done with the model."""
         from pipeline.stages.calibrate import unified
 
-        directory, chosen = self._into / "hf", dict[str, Format]()
+        directory, chosen = self.into / "hf", dict[str, Format]()
         if self.form is Format.AUTO:
             from pipeline.stages.calibrate.measurement import layer_format, linear_layers
 
@@ -298,14 +322,14 @@ class _Calibration:
         else:
             with self._phase("the Hugging Face export"):
                 unified.export(model, self._source, directory)
-        with self._progress.task("reading hf/ again"):
+        with self.progress.task("reading hf/ again"):
             unified.judge(directory, self.form, self.group_size, self._quantization.kv_cache, chosen)
         return _size(directory)
 
     def _export_ranks(self, model: Any, size: Parallelism) -> Json:
         from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
 
-        directory = self._into / size.folder
+        directory = self.into / size.folder
         with self._phase(f"the TensorRT-LLM export for {size.world} ranks"):
             modelopt_export.export(model, self._architecture, size, directory)
         return self._judged(directory, size)
@@ -313,8 +337,8 @@ class _Calibration:
     def _divide(self, size: Parallelism) -> Json:
         from pipeline.runtimes.tensorrt.checkpoint import split
 
-        split(CheckpointReader(self._into / "hf"), size, self._into / size.folder, self._progress)
-        return self._judged(self._into / size.folder, size)
+        split(CheckpointReader(self.into / "hf"), size, self.into / size.folder, self.progress)
+        return self._judged(self.into / size.folder, size)
 
     def _judged(self, directory: Path, size: Parallelism) -> Json:
         layout = CheckpointLayout(
@@ -327,7 +351,7 @@ class _Calibration:
             size.pipeline,
             size.expert,
         )
-        with self._progress.task(f"reading {directory.name}/ again"):
+        with self.progress.task(f"reading {directory.name}/ again"):
             check_files(directory, layout)
         return _size(directory)
 

@@ -137,7 +137,7 @@ def check_scales(model: Any, architecture: Architecture, form: Format, kv_cache:
     """Check that every scale was measured, is finite and positive.
 
     Args:
-        form: Of every layer; AUTO: as its quantizers are.
+        form: One for every layer, or AUTO: each as its quantizers are.
 
     Returns:
         Name of the scale -> its smallest and largest value, and how many there are.
