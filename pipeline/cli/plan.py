@@ -78,7 +78,8 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     """
     from pipeline.cli.render.memory import Look
     from pipeline.cli.render.plan import document, page
-    from pipeline.prepare.report import make_report, stored_calibration
+    from pipeline.prepare.calibrations import stored_calibration
+    from pipeline.prepare.report import make_report
     from pipeline.serving.deployments import recipe_of
 
     artifacts = open_store()
@@ -157,7 +158,7 @@ def calibrate(
     from pipeline.bench.forecast import calibrate_recipe
     from pipeline.cli.render.forecast_errors import calibration_json, calibration_lines
     from pipeline.cli.render.memory import Look
-    from pipeline.prepare.report import calibration_path
+    from pipeline.prepare.calibrations import calibration_path
     from pipeline.serving.deployments import recipe_of
 
     if output is not None and output.suffix != ".yaml":
