@@ -41,8 +41,8 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
     pipeline compare chat-fp8 chat-fp4 --criteria rounds=0 --criteria questions=mine.jsonl
 
     Both get the same load with the same seeds, in turns. A figure is called better or worse only if that is not noise:
-    a package that is compared with itself is called worse in less than one comparison of twenty, whatever figure it
-    would be. Golden questions go to Triton itself, greedily. Packages are served for as long as the comparison takes.
+    compared with itself, a package is called worse, by any of its figures, in fewer than one comparison of twenty.
+    Golden questions go to Triton itself, greedily. Packages are served for as long as the comparison takes.
 
     Budgets that are not given are those of the golden questions. Ctrl-C ends it with what three rounds or more have
     shown. The exit code is 0; 3 where a figure is over a budget; 2 where the options are wrong, or two stored runs did

@@ -98,10 +98,6 @@ def compare_deployments(
     """Put the same load on two deployments in turns, and ask both the golden questions.
 
     Args:
-        a: The trusted deployment.
-        b: The deployment that is judged.
-        settings: Rounds, load and budgets.
-        progress: Reporter of each round.
         golden: Questions, and budgets of their answers; None asks none.
         judge: Model that judges answers; None for none.
 
@@ -150,10 +146,6 @@ def compare_files(
 ) -> CompareResult:
     """Compare two results of `pipeline bench --output`.
 
-    Args:
-        a: File of the trusted run.
-        b: File of the run that is judged.
-        threshold: Relative difference of speed to be shown.
         max_regression: How much worse a figure of B may be, relative to A; None for no bound.
 
     Raises:

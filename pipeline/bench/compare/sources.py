@@ -33,10 +33,8 @@ from pipeline.triton.running import RunningServer
 class ComparedDeployment:
     """One of two compared deployments, while it runs.
 
-    Attributes:
-        subject: How its speed is measured.
-        package: Folder that it is served from.
-        grpc_url: gRPC target of its Triton.
+    package: Folder that it is served from.
+    grpc_url: gRPC target of its Triton.
     """
 
     subject: Subject
@@ -52,13 +50,7 @@ class ComparedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class RunningSource:
-    """A deployment that runs already, and goes on running.
-
-    Attributes:
-        given: Name as on the command line.
-        subject: How it is measured.
-        record: Record of the running server.
-    """
+    """A deployment that runs already, and goes on running."""
 
     given: str
     subject: Subject
@@ -80,8 +72,6 @@ class PackageSource:
     """A package, served by `pipeline serve` as a process of its own.
 
     Attributes:
-        given: Path as on the command line.
-        package: Folder of the package.
         slo: Targets for goodput.
         way: Whether a gateway is started in front of it.
         devices: GPUs that it may use; empty for all that it needs.
@@ -122,11 +112,6 @@ DeploymentSource = RunningSource | PackageSource
 
 def find_source(name: str, settings: CompareSettings, store: Store) -> DeploymentSource:
     """Find a package, or a deployment that runs.
-
-    Args:
-        name: Folder of the package, or name of the deployment.
-        settings: How it is reached.
-        store: Store where deployments are announced.
 
     Raises:
         ServerError: The deployment does not run.
