@@ -182,7 +182,9 @@ def test_batch_sizes_of_graphs_of_ones_own_stand_alone() -> None:
     own = {"llm_args": {"cuda_graph_config": {"batch_sizes": [1, 2, 8]}}}
     made = llm_arguments(recipe("1.2.1", runtime=own))
     assert made["cuda_graph_config"] == {"enable_padding": True, "batch_sizes": [1, 2, 8]}
-    with pytest.raises(ValueError, match=r"is given, and runtime\.llm_args\.cuda_graph_config\.batch_sizes too"):
+    with pytest.raises(
+        ValueError, match=r"is given, and runtime\.llm_args\.cuda_graph_config\.batch_sizes too"
+    ):
         recipe("1.2.1", runtime=own | {"max_graph_batch": 8})
 
 
