@@ -119,7 +119,6 @@ class LoadRecords:
     """Requests of one load, and how the generator itself did.
 
     Attributes:
-        load: The load that was asked for.
         counted: Requests that were due after the warm-up, in the order of their ends.
         warm_up: Requests before that.
         began_s: End of the warm-up, in seconds since the load began.
@@ -166,12 +165,9 @@ async def run_load(
     """Put a load on a target until its period is over, and wait for the answers.
 
     Args:
-        target: An entered target.
         load: Conversations at a time, or how often they begin.
         conversations: Conversations to have; where they end, the load ends.
         period: Length of the load.
-        sampling: Sampling of all requests, where a turn does not say otherwise.
-        seed: Seed of random arrivals.
         think_s: Seconds between an answer and the next question of its conversation.
         watch: Called whenever this process looks at its clock, with the records so far and the seconds since the start.
         stop: Ends the load early when set; requests under way are cancelled.
@@ -293,7 +289,6 @@ class _Run:
         """Ask the questions of a conversation; return whether none failed.
 
         Args:
-            conversation: Questions to ask.
             due_s: Time when the first question was to be sent; None: now, and the others when their time has come.
             counts: Whether the first question counts.
         """

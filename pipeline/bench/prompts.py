@@ -190,9 +190,6 @@ class PromptFile:
             words: Words for lines that give lengths.
             answers: Tokens of answers whose line does not say; None for as many as the model likes.
             once: Whether it is a trace.
-            most_prompt: Tokens that a prompt may have; longer ones of a trace are cut.
-            most_answer: Tokens that an answer may have.
-            seed: Seed of words and lengths.
         """
         chance = random.Random(seed)
         lines = sorted(self.lines, key=lambda one: one.start_s or 0.0) if once else self.lines

@@ -54,8 +54,6 @@ def run_bench(
     The first Ctrl-C ends the load that is under way; what was measured is returned, and says so.
 
     Args:
-        subject: Server that is measured.
-        settings: The loads.
         progress: Reporter of each load.
         sweep_to: Largest load of a sweep, which doubles the first load until the SLO breaks; None for no sweep.
         watch: Called several times a second.

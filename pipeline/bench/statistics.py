@@ -78,7 +78,6 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
 
     Args:
         groups: Values of each request, in milliseconds.
-        seed: Seed of the draws.
 
     Returns:
         Percentile -> interval; None with fewer than two groups.

@@ -50,8 +50,6 @@ class BenchRequest:
     """One request.
 
     Attributes:
-        prompt: A text, or the messages of a chat.
-        sampling: Sampling of the answer.
         leaves_after: Chunks after which the client leaves; None: it stays to the end.
     """
 
@@ -67,8 +65,6 @@ class BenchReply:
     Attributes:
         outcome: `left` where the client left as planned; `refused` where the server turned the request away.
         stats: Times, by `time.perf_counter`, and counts; so far, if the answer was not completed.
-        text: Text of the answer, as far as it came.
-        error: Why it was refused or failed.
         first_at: Time of the first chunk, by `time.perf_counter`; None if none came.
     """
 
@@ -105,10 +101,7 @@ class TritonTarget:
         """Prepare a client.
 
         Args:
-            url: gRPC address, host:port.
-            model: Triton model to ask.
             tokenizer: Folder with the chat template; None where only texts are asked.
-            timeout_s: Seconds to the first token, and between tokens.
         """
         self._client = AsyncClient(
             url,
@@ -164,14 +157,7 @@ class OpenAITarget:
     def __init__(
         self, url: str, model: str, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Prepare a client.
-
-        Args:
-            url: Address of the server, with or without /v1.
-            model: Name that requests give.
-            timeout_s: Seconds for each answer.
-            headers: Headers of all requests, such as Authorization.
-        """
+        """Prepare a client."""
         self._url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
         self._model, self._timeout_s, self._headers = model, timeout_s, dict(headers or {})
         self.served: tuple[str, ...] = ()

@@ -43,8 +43,8 @@ def command(a: str, b: str, settings: CompareSettings, as_json: bool, dry_run: b
     pipeline compare http://gpu-1:8000 http://gpu-2:8000#llama --tokenizer ./tokenizer --load rate=2
 
     Both get the same load with the same seeds, in turns. A figure is called better or worse only if that is not noise:
-    a package that is compared with itself is called worse in less than one comparison of twenty, whatever figure it
-    would be. Golden questions go to Triton itself, greedily. Packages are served for as long as the comparison takes.
+    compared with itself, a package is called worse, by any of its figures, in fewer than one comparison of twenty.
+    Golden questions go to Triton itself, greedily. Packages are served for as long as the comparison takes.
 
     Budgets that are not given are those of the golden questions. Ctrl-C ends it with what three rounds or more have
     shown. The exit code is 0 where all budgets are shown to be kept; 3 where one is over; 4 where one is not shown to

@@ -181,13 +181,7 @@ class LoadComparison(Section):
 def compare_rounds(
     a: Sequence[Sequence[LevelResult]], b: Sequence[Sequence[LevelResult]], threshold: float
 ) -> tuple[LoadComparison, ...]:
-    """Compare what two deployments did under the same loads, round by round.
-
-    Args:
-        a: Figures of each load, for each round.
-        b: Figures of the other, in the same order.
-        threshold: Relative difference to be shown, above 0.
-    """
+    """Compare what two deployments did under the same loads, round by round."""
     found = []
     for number, level in enumerate(a[0]):
         pairs = [(one[number], other[number]) for one, other in zip(a, b, strict=True)]

@@ -89,10 +89,6 @@ def compare_deployments(
     """Put the same load on two deployments in turns, and ask both the golden questions.
 
     Args:
-        a: The trusted deployment.
-        b: The deployment that is judged.
-        settings: Rounds, load and budgets.
-        progress: Reporter of each round.
         golden: Questions, and budgets of their answers; None asks none.
         judge: Model that judges answers; None for none.
 
@@ -144,11 +140,6 @@ def _undecided(run: _Comparison, criteria: CompareCriteria) -> bool:
 
 def compare_files(a: Path, b: Path, criteria: CompareCriteria) -> CompareResult:
     """Compare two results of `pipeline bench --output`.
-
-    Args:
-        a: File of the trusted run.
-        b: File of the run that is judged.
-        criteria: Budgets, and the difference of speed to be shown.
 
     Raises:
         InvalidInput: One is no such result, or their workloads differ.

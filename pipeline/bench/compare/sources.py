@@ -34,10 +34,8 @@ from pipeline.triton.running import RunningServer
 class ComparedDeployment:
     """One of two compared deployments, while it runs.
 
-    Attributes:
-        subject: How its speed is measured.
-        package: Folder that it is served from; None of an address.
-        grpc_url: gRPC target of its Triton; empty of an address.
+    package: Folder that it is served from; None of an address.
+    grpc_url: gRPC target of its Triton; empty of an address.
     """
 
     subject: Subject
@@ -58,13 +56,7 @@ class ComparedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class RunningSource:
-    """A deployment that runs already, and goes on running.
-
-    Attributes:
-        given: Name as on the command line.
-        subject: How it is measured.
-        record: Record of the running server.
-    """
+    """A deployment that runs already, and goes on running."""
 
     given: str
     subject: Subject
@@ -86,8 +78,6 @@ class PackageSource:
     """A package, served by `pipeline serve` as a process of its own.
 
     Attributes:
-        given: Path as on the command line.
-        package: Folder of the package.
         slo: Targets for goodput.
         way: Whether a gateway is started in front of it.
         devices: GPUs that it may use; empty for all that it needs.
@@ -148,10 +138,7 @@ DeploymentSource = RunningSource | PackageSource | UrlSource
 def find_source(name: str, settings: CompareSettings, store: Store) -> DeploymentSource:
     """Find a package, a deployment that runs, or the server of an address.
 
-    Args:
-        name: Folder of the package, name of the deployment, or `http://host:port#model`.
-        settings: How it is reached.
-        store: Store where deployments are announced.
+    name: Folder of the package, name of the deployment, or `http://host:port#model`.
 
     Raises:
         ServerError: The deployment does not run.

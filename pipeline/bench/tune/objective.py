@@ -81,12 +81,7 @@ def score(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> Sco
 
 
 def enough(levels: Sequence[LevelResult], objectives: Sequence[Objective]) -> bool:
-    """Whether smaller loads can be left out: the largest counts anyway, or one holds, and smaller ones bring less.
-
-    Args:
-        levels: Loads measured so far, the largest first.
-        objectives: As in `score`.
-    """
+    """Whether smaller loads can be left out: the largest counts anyway, or one holds, and smaller ones bring less."""
     return bool(levels) and (objectives[0] == "latency" or levels[-1].holds())
 
 
@@ -110,8 +105,6 @@ class Confirmation:
     """Interleaved rounds of two settings.
 
     Attributes:
-        best: Scores of the search's best settings, in the order of the rounds.
-        other: Scores of the settings that it is held against.
         gain: Gain of the best over the other.
     """
 
