@@ -34,8 +34,9 @@ from pipeline.triton.running import RunningServer
 class ComparedDeployment:
     """One of two compared deployments, while it runs.
 
-    package: Folder that it is served from; None of an address.
-    grpc_url: gRPC target of its Triton; empty of an address.
+    Attributes:
+        package: Folder that it is served from; None of an address.
+        grpc_url: gRPC target of its Triton; empty of an address.
     """
 
     subject: Subject
@@ -138,7 +139,8 @@ DeploymentSource = RunningSource | PackageSource | UrlSource
 def find_source(name: str, settings: CompareSettings, store: Store) -> DeploymentSource:
     """Find a package, a deployment that runs, or the server of an address.
 
-    name: Folder of the package, name of the deployment, or `http://host:port#model`.
+    Args:
+        name: Folder of the package, name of the deployment, or `http://host:port#model`.
 
     Raises:
         ServerError: The deployment does not run.
