@@ -91,7 +91,6 @@ def histogram_quantile(
 
     Args:
         quantile: Quantile between 0 and 1.
-        name: Name of the histogram, without `_bucket`.
         before: Earlier page; None for the time since the process began.
         labels: Labels of the samples that are added up.
 

@@ -41,17 +41,14 @@ class DeploymentStatus:
     """One deployment, as it is now.
 
     Attributes:
-        name: Name of the recipe.
         record: Record that its supervisor wrote.
         state: State of the record; "lost" where the supervisor has ended without having said so.
         reason: Reason why the state is not "ready".
         pids: Component -> its processes; empty where the supervisor does not answer. "remaining" has those that a
             supervisor left which has ended.
         deployment: Content of the package's deployment.json; None where it cannot be read.
-        figures: Figures from `pages`.
         uptime_s: Time since the supervisor began; None where it is gone.
         memory_bytes: Memory of all its processes; None where they are gone.
-        pages: Pages of metrics.
     """
 
     name: str
@@ -99,8 +96,6 @@ def list_deployments(
     """Look at the deployments that are announced in a store, sorted by name; `forget` removes those that are gone.
 
     Args:
-        running: Folder of records of the store.
-        names: Names of those to look at; empty for all.
         earlier: Name -> pages from which rates and latencies count. Without, there are no rates, and latencies are
             those since the start.
     """
