@@ -16,6 +16,7 @@ from pipeline.models.layers import unpack_mxfp4
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
+from tests.support.engine import answer, load, request
 from tests.support.models import LLAMA3_SCALING, as_mxfp4, make_checkpoint
 
 LENGTH = 150  # several times the window, and more than four blocks of the paged cache
@@ -50,6 +51,7 @@ class Variant(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - never written
     alter: Callable[[Path], None] | None = None
     longest: int | None = None  # tokens of a sequence that the engine is told
+    serve: bool = False  # several prompts, by the engine
 
 
 LINEAR_SCALING = {"rope_type": "linear", "factor": 2.5}
@@ -98,17 +100,37 @@ VARIANTS = {
         "phi3", {**PHI4_MINI, "original_max_position_embeddings": 1024}, longest=200
     ),
     "phi3-long-factors": Variant("phi3", {**PHI4_MINI, "original_max_position_embeddings": 64}),
-    "mixtral": Variant("mixtral"),
-    "qwen3-moe": Variant("qwen3_moe", QWEN3_MOE),
+    "mixtral": Variant("mixtral", serve=True),
+    "qwen3-moe": Variant("qwen3_moe", QWEN3_MOE, serve=True),
     "qwen3-moe-shares-as-they-are": Variant("qwen3_moe", {"norm_topk_prob": False}),
-    "gemma2-window": Variant("gemma2", GEMMA2),
-    "gemma3-window": Variant("gemma3_text", GEMMA3),
-    "gpt-oss-window": Variant("gpt_oss", GPT_OSS),
+    "gemma2-window": Variant("gemma2", GEMMA2, serve=True),
+    "gemma3-window": Variant("gemma3_text", GEMMA3, serve=True),
+    "gpt-oss-window": Variant("gpt_oss", GPT_OSS, serve=True),
 }
 
 
 def _close(logits: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def _serves_the_same(folder: Path, model: Any, longest: int | None) -> None:
+    """Prompts together, in chunks and over blocks that others have filled, are answered as transformers would."""
+    core = load(
+        folder,
+        guides=False,
+        max_batch_tokens=48,
+        kv_blocks=32,
+        max_sequence_tokens=longest,
+        max_draft_tokens=0,
+    )
+    shared = prompt(70, seed=1)
+    prompts = [shared + prompt(count, seed=2 + count) for count in (1, 40, 20)] + [prompt(9, seed=9)]
+    answers = answer(core, request("first", prompts[0], 12))
+    answers += answer(core, *(request(number, tokens, 12) for number, tokens in enumerate(prompts[1:])))
+    assert [got.metrics.kv_blocks_reused for got in answers] == [0, 2, 2, 0]
+    for tokens, got in zip(prompts, answers, strict=True):
+        logits = reference_logits(model, tokens + got.tokens[:-1])
+        assert logits[len(tokens) - 1 :].argmax(-1).tolist() == got.tokens
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -129,9 +151,11 @@ def test_a_model_computes_what_transformers_does(tmp_path: Path, name: str) -> N
     _close(np.concatenate([first, stateful.logits(tokens[100:], past=100)]), expected)
     _close(Paged(tmp_path / "ir", variant.longest).logits(tokens, [37, 64, 9, *[1] * 40]), expected)
     # Greedy decoding gives these tokens if each is the likeliest after those before it.
-    answer = stateful.greedy(tokens, 32)
-    logits = reference_logits(model, tokens + answer[:-1])
-    assert logits[LENGTH - 1 :].argmax(-1).tolist() == answer
+    greedy = stateful.greedy(tokens, 32)
+    logits = reference_logits(model, tokens + greedy[:-1])
+    assert logits[LENGTH - 1 :].argmax(-1).tolist() == greedy
+    if variant.serve:
+        _serves_the_same(tmp_path / "ir", model, variant.longest)
 
 
 def _gathered(folder: Path) -> int:
