@@ -71,7 +71,7 @@ def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval
     return intervals
 
 
-def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) -> dict[int, Interval | None]:
+def pooled_intervals(groups: Sequence[Sequence[float] | Values]) -> dict[int, Interval | None]:
     """Compute 95 % intervals of percentiles over values that come in groups, such as the gaps of each answer.
 
     Gaps of one answer are alike, so counting each as a witness of its own would promise too much. Whole answers are
@@ -93,8 +93,10 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
     for number, group in enumerate(filled):
         bins = np.searchsorted(edges, group)
         counts[number * clusters // len(filled)] += np.bincount(bins, minlength=len(edges) + 1)
-    chance = np.random.default_rng(seed)
-    drawn = chance.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES) @ counts
+    drawn = (
+        np.random.default_rng(0).multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES)
+        @ counts
+    )
     reached = np.cumsum(drawn, axis=1)
     tail = (1 - CONFIDENCE) / 2
     intervals: dict[int, Interval | None] = {}
@@ -157,10 +159,10 @@ def scatter(rounds: Sequence[tuple[float, float]]) -> float:
     return _scatter(np.log([b / a for a, b in rounds]))
 
 
-def _trimmed(values: Values, axis: int = 0) -> Any:
+def _trimmed(values: Values) -> Any:
     from scipy.stats import trim_mean
 
-    return trim_mean(values, _TRIM, axis=axis)
+    return trim_mean(values, _TRIM)
 
 
 def _scatter(ratios: Values) -> float:
