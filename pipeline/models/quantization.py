@@ -29,13 +29,14 @@ class Format(StrEnum):
     INT8_SQ = "int8_sq"  # weights 8-bit, one scale a row; inputs 8-bit, one scale a tensor
     NVFP4 = "nvfp4"  # weights and inputs e2m1 in groups of 16 with e4m3 scales
     W4A16_NVFP4 = "w4a16_nvfp4"  # weights as in nvfp4; inputs as they are
+    # Weights e2m1 in groups of 32 with scales that are powers of two: gpt-oss' experts, and compressed-tensors.
+    MXFP4 = "mxfp4"
     # Of compressed-tensors alone.
     FP8_ROW = "fp8_row"  # weights e4m3, one scale a row
     INT8_ROW = "int8_row"  # weights 8-bit, one scale a row
     INT8_GROUP = "int8_group"  # weights 8-bit in groups
     INT4 = "int4"  # weights 4-bit in groups
     INT4_ZEROS = "int4_zeros"  # weights 4-bit in groups, each with a zero point
-    MXFP4 = "mxfp4"  # weights e2m1 in groups of 32 with scales that are powers of two
     AUTO = "auto"  # layers differ
 
 
@@ -65,10 +66,14 @@ class CheckpointQuantization:
     compressed: bool = False  # tensors are named and packed as compressed-tensors does it
 
     def stored(self, layer: str) -> StoredFormat:
-        """Return format and group of a linear layer ("model.layers.0.self_attn.q_proj"); "none" if it was left out."""
+        """Return format and group of a linear layer ("model.layers.0.self_attn.q_proj"); "none" if it was left out.
+
+        Experts in MXFP4 as gpt-oss has them are stored in one tensor, and are no linear layers here.
+        """
         if self.rules is not None:
             return self.rules.of(layer)
-        left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
+        stacked = self.format is Format.MXFP4
+        left_alone = stacked or any(fnmatchcase(layer, pattern) for pattern in self.excluded)
         return StoredFormat() if left_alone else StoredFormat(str(self.format), self.group_size or 0)
 
     def format_of(self, layer: str) -> Format:
@@ -101,9 +106,11 @@ class CheckpointQuantization:
         if inside is None and outside is None:
             return cls()
         method = (inside or {}).get("quant_method", "modelopt")
+        if outside is None and method == "mxfp4":
+            return cls(format=Format.MXFP4, producer="openai")
         if outside is None and method not in ("modelopt", "compressed-tensors"):
             raise CheckpointError(
-                f"{directory} is quantized by {method!r}; ModelOpt's layout and compressed-tensors' are read"
+                f"{directory} is quantized by {method!r}; ModelOpt's layout, compressed-tensors' and MXFP4 are read"
             )
         if method == "compressed-tensors" or "MIXED_PRECISION" in (
             (part or {}).get("quant_algo") for part in (inside, outside)

@@ -20,6 +20,7 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.plan import UNIFIED
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.torch_device import torch_device, torch_threads_for
@@ -138,10 +139,10 @@ def _open(
             device = torch_device()
     form = Format(quantization.format)
     source = CheckpointReader(checkpoint_dir)
-    if form is not Format.NONE and source.quantization.format not in (Format.NONE, _cast_from(form)):
-        raise UserError(
-            f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
-        )
+    stored = source.quantization
+    castable = form is Format.W4A16_NVFP4 and stored.compressed and stored.format is Format.MXFP4
+    if form is not Format.NONE and stored.format is not Format.NONE and not castable:
+        raise UserError(f"{checkpoint_dir} is quantized already ({stored.format}): format: none keeps it")
     with progress.task("checking the checkpoint"):
         source.check()
     if form is not Format.NONE and dataset_dir is None:
@@ -150,11 +151,6 @@ def _open(
     return _Calibration(
         checkpoint_dir, architecture, form, quantization, device, into, progress, Notes(), elements
     )
-
-
-def _cast_from(form: Format) -> Format | None:
-    """The format that is cast to another one, without calibration."""
-    return Format.MXFP4 if form is Format.W4A16_NVFP4 else None
 
 
 def _cast(work: _Calibration, source: CheckpointReader) -> dict[str, Json]:
@@ -209,7 +205,10 @@ class _Calibration:
             yield
 
     def import_libraries(self) -> None:
-        """Torch, transformers and ModelOpt: half a minute on a slow disk."""
+        """Torch, transformers and ModelOpt: half a minute on a slow disk. Raises UserError for other families."""
+        if self._architecture.family not in MODEL_TYPES:
+            name = self._architecture.class_name
+            raise UserError(f"{name} cannot be calibrated; {', '.join(MODEL_TYPES)} can")
         with self._phase("importing ModelOpt"):
             import modelopt.torch.export  # noqa: F401
 
