@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
+from pipeline.errors import StageError, UserError
 from pipeline.models import CheckpointReader
 from pipeline.progress import Silent
 from pipeline.recipe import Quantization
@@ -36,16 +36,30 @@ def budget(bits: float, kv_cache: str = "auto") -> Quantization:
 
 @pytest.fixture(scope="module")
 def measured(calibrations: Calibrations, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of a measurement that was stopped at its first score, and gone on with."""
     into, kept = tmp_path_factory.mktemp("sensitivity"), tmp_path_factory.mktemp("kept") / "search.pt"
-    told = measure_sensitivity(
-        calibrations.source(),
-        calibrations.dataset(),
-        budget(6),
-        kept=kept,
-        into=into,
-        progress=Silent(),
-        device="cpu",
-    )
+    arguments: dict[str, Any] = {"kept": kept, "into": into, "progress": Silent(), "device": "cpu"}
+    inputs = (calibrations.source(), calibrations.dataset(), budget(6))
+    batches: list[object] = []
+
+    def counted(*given: Any) -> Any:
+        batches.append(given)
+        return forward(*given)
+
+    def stopped(*_: Any) -> None:
+        raise RuntimeError("stopped here")
+
+    forward = auto.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "forward", counted)
+        loss = auto._loss
+        patch.setattr(auto, "_loss", stopped)
+        with pytest.raises(StageError, match="stopped here"):
+            measure_sensitivity(*inputs, **arguments)
+        patch.setattr(auto, "_loss", loss)
+        first, batches[:] = len(batches), []
+        told = measure_sensitivity(*inputs, **arguments)
+    assert first == 3 * len(batches) + 1  # two passes of AWQ and one of FP8; weights of NVFP4 need none
     assert told["groups"] == 2 * 4
     assert not kept.exists()
     return into

@@ -67,7 +67,7 @@ def search(
     calibrations = sum(1 for config in configs if config["algorithm"] is not None)
     total = len(batches) * (calibrations + 1)
     torch.manual_seed(0)
-    with progress.task("measure sensitivity", total, "batches") as task, _without_bars(algorithms):
+    with progress.task("measure sensitivity", total, "batches") as task, _amended(algorithms):
         _, found = mtq.auto_quantize(
             model,
             constraints={"effective_bits": _with_head(model, bits)},
@@ -117,14 +117,26 @@ def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _without_bars(module: Any) -> Iterator[None]:
-    """Keep ModelOpt's own progress bars off the screen."""
-    before = module.tqdm
-    module.tqdm = lambda iterable, **_: iterable
+def _amended(module: Any) -> Iterator[None]:
+    """Keep ModelOpt's progress bars off the screen, and let it go on with a state that has no scores yet.
+
+    ModelOpt 0.47 saves its calibrations, and fails on them when they are loaded: the empty scores come back as a plain
+    dictionary, to which it then adds by keys that are not there.
+    """
+    bars, searcher = module.tqdm, module.AutoQuantizeGradientSearcher
+    load = searcher.load_search_checkpoint
+
+    def load_amended(self: Any) -> bool:
+        loaded: bool = load(self)
+        self.candidate_stats = defaultdict(dict, self.candidate_stats)
+        return loaded
+
+    module.tqdm, searcher.load_search_checkpoint = (lambda iterable, **_: iterable), load_amended
     try:
         yield
     finally:
-        module.tqdm = before
+        module.tqdm = bars
+        del searcher.load_search_checkpoint  # that of its base class again
 
 
 def measure_sensitivity(

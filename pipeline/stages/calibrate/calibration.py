@@ -244,6 +244,14 @@ class _Calibration:
                 model, self._quantization, batches, kept, self.into, self.progress
             )
         write_json(self.into / auto.SENSITIVITY, found)
+        for form, bits in sorted(found["bits"].items(), key=lambda one: one[1]):
+            costs = {group["layers"][0]: group["scores"][form] for group in found["groups"]}
+            if form != "none":
+                most = max(costs, key=costs.__getitem__)
+                total = f"{sum(costs.values()):.2g} nats"
+                self.progress.say(
+                    f"    {form}, {bits:.4g} bits a weight: {total} by the gradients, most in {most}"
+                )
         return found
 
     def measure(self, model: Any, dataset_dir: Path, sensitivity_dir: Path | None) -> dict[str, Json]:
