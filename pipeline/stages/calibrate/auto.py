@@ -162,12 +162,12 @@ def measure_sensitivity(
     kept.unlink()
     block = quantization.awq_block_size
     names = {format_bits(form, block): form for form in ("none", *quantization.auto.formats)}
-    groups: list[Json] = []
+    groups: list[dict[str, Any]] = []
     for stats in found["candidate_stats"].values():
         if stats["module_names"] == ["lm_head"]:
             continue
         weights = round(stats["uncompressed_cost"])
-        candidates: dict[str, Json] = {}
+        candidates: dict[str, float] = {}
         for recipe, score in zip(stats["formats"], stats["scores"], strict=True):
             candidates[names[round(recipe.compression * _UNQUANTIZED_BITS, 3)]] = float(score)
         groups.append({"layers": sorted(stats["module_names"]), "weights": weights, "scores": candidates})

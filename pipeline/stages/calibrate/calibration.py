@@ -244,8 +244,8 @@ class _Calibration:
                 model, self._quantization, batches, kept, self.into, self.progress
             )
         write_json(self.into / auto.SENSITIVITY, found)
-        for form, bits in sorted(found["bits"].items(), key=lambda one: one[1]):
-            costs = {group["layers"][0]: group["scores"][form] for group in found["groups"]}
+        for form, bits in sorted(found["bits"].items(), key=lambda one: float(one[1])):
+            costs: dict[str, float] = {group["layers"][0]: group["scores"][form] for group in found["groups"]}
             if form != "none":
                 most = max(costs, key=costs.__getitem__)
                 total = f"{sum(costs.values()):.2g} nats"
