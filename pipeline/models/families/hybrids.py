@@ -140,7 +140,8 @@ def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
         weights += linear("mixers", f"{name}.g_b_proj", inner, head_dim, "rows")
     weights += linear("mixers", f"{name}.o_proj", hidden, inner, "columns")
     kept = 3 * inner * (kernel - 1) * 2 + heads * head_dim**2 * 4
-    return Block(tuple(weights), (Cache("linear attention", heads=heads, state=kept),))
+    cache = Cache("linear attention", heads=heads, state=kept, recurrent=heads * head_dim**2)
+    return Block(tuple(weights), (cache,))
 
 
 def _kimi_experts(values: ConfigValues, hidden: int) -> Block:
