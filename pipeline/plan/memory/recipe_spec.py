@@ -132,7 +132,7 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> M
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
         copies_tied=isinstance(runtime, TensorRTRuntime),
         predicts=role == TARGET and _predicts(recipe),
-        partition=tuple(own.get("pp_partition") or ()),
+        partition=tuple(stages) if isinstance(stages := own.get("pp_partition"), list) else (),
         windows=_windows(recipe, role, sizes),
         state_dtype=None if state == "auto" else state,
     )
