@@ -116,7 +116,7 @@ def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
 
 def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelSpec:
     quantization, runtime = recipe.quantization, recipe.runtime
-    own = runtime.llm_args if isinstance(runtime, PyTorchRuntime) else {}
+    own: Mapping[str, Any] = runtime.llm_args if isinstance(runtime, PyTorchRuntime) else {}
     if own.get("disable_mm_encoder"):
         sizes = replace(sizes, first=tuple(weight for weight in sizes.first if weight.kind != "vision"))
     state = _own(recipe, "kv_cache_config").get("mamba_ssm_cache_dtype", "auto")
@@ -132,7 +132,7 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> M
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
         copies_tied=isinstance(runtime, TensorRTRuntime),
         predicts=role == TARGET and _predicts(recipe),
-        partition=tuple(stages) if isinstance(stages := own.get("pp_partition"), list) else (),
+        partition=tuple(own.get("pp_partition") or ()),
         windows=_windows(recipe, role, sizes),
         state_dtype=None if state == "auto" else state,
     )
