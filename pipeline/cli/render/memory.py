@@ -181,7 +181,7 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
         f"limits.max_concurrency is {spec.concurrency:,}"
     )
     if memory.fullest_named:
-        yield f"  decided by {memory.fullest_named}, which have room for the fewest tokens"
+        yield f"  decided by the room on {memory.fullest_named}, the least"
     target = spec.models[0]
     windowed = sum(1 for window in target.sizes.windows if window)
     if windowed and not target.windows:
