@@ -69,7 +69,7 @@ def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval
     return intervals
 
 
-def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) -> dict[int, Interval | None]:
+def pooled_intervals(groups: Sequence[Sequence[float] | Values]) -> dict[int, Interval | None]:
     """Compute 95 % intervals of percentiles over values that come in groups, such as the gaps of each answer.
 
     Gaps of one answer are alike, so counting each as a witness of its own would promise too much. Whole answers are
@@ -90,7 +90,7 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
     counts = np.zeros((clusters, BINS))
     for number, group in enumerate(filled):
         counts[number * clusters // len(filled)] += binned(group)
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     drawn = chance.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES) @ counts
     reached = np.cumsum(drawn, axis=1)
     tail = (1 - CONFIDENCE) / 2

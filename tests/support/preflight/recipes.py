@@ -250,7 +250,12 @@ CASES = [
     Case("model.class", "error", NVFP4, models=sized(architecture="GemmaForCausalLM")),  # it is calibrated
     Case("model.class", None, NVFP4, ("quantization={}",), models=sized(architecture="GemmaForCausalLM")),
     Case("model.class", None, TINY, models=sized(architecture="Phi3ForCausalLM")),
-    Case("model.class", "error", TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, ("quantization={}",), models=sized(architecture="GptOssForCausalLM")),
+    Case("model.class", "error", TINY, models=sized(architecture="GptOssForCausalLM")),  # it is calibrated
+    Case("model.rope", None, FP8, models=sized(rope={"kind": "llama3"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"kind": "yarn"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"partial_rotary_factor": 0.75})),
     Case("model.class", "error", TINY, models=unread("GPT2LMHeadModel")),
     Case("model.class", "error", TINY, models=unread("")),
     Case("model.class", None, NVFP4, ("quantization={}",), models=unread("GPT2LMHeadModel")),
