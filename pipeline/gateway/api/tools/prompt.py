@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
+from pipeline.gateway.api.tools.dialects import AnswerFormat, ToolDialect, reasoning_of, written_dialect
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("pipeline.gateway")
@@ -160,11 +161,24 @@ def takes_tools(template: ChatTemplate) -> bool:
 
 
 def dialect_of(template: ChatTemplate | None) -> ToolDialect | None:
-    """Dialect of a model, by its chat template; None if it takes no tools, or has none of dialects.yaml."""
-    if template is None or not takes_tools(template):
+    """Return the dialect in which a model writes calls, by its chat template.
+
+    None if it has none of dialects.yaml, or takes no tools, unless all that it writes is in channels.
+    """
+    if template is None:
         return None
     if isinstance(template, ToolSectionTemplate):
-        source = _SECTION
-    else:
-        source = template.sources.get("tool_use") or template.sources.get("default", "")
-    return next((dialect for dialect in dialects() if all(mark in source for mark in dialect.marks)), None)
+        return written_dialect(_SECTION)
+    source = template.sources.get("tool_use") or template.sources.get("default", "")
+    dialect = written_dialect(source)
+    return dialect if takes_tools(template) or (dialect and dialect.form == "channels") else None
+
+
+def answer_format(template: ChatTemplate | None, special: frozenset[str]) -> AnswerFormat:
+    """Return the format of a model's answers, with its special tokens if they are parsed by some."""
+    if template is None:
+        return AnswerFormat()
+    dialect = dialect_of(template)
+    channels = dialect is not None and dialect.form == "channels"
+    made = AnswerFormat(dialect, None if channels else reasoning_of(template))
+    return replace(made, special=special) if made.needs_special_tokens(special) else made
