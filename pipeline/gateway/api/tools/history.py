@@ -35,7 +35,7 @@ def template_messages(messages: Messages, template: ChatTemplate, dialect: ToolD
     if all(message.keys() <= {"role", "content"} for message in messages):
         return messages
     made = [_with_reasoning(message, template) for message in messages]
-    if dialect is not None and dialect.form == "channels":
+    if dialect is not None and dialect.form == "channels" and "thinking" in template.words:
         made = list(_one_call_each(made))
     if dialect is not None and dialect.ids is not None:
         made = _with_ids(made, dialect.ids)

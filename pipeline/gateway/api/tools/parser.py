@@ -342,9 +342,9 @@ class AnswerParser:
     def _no_call(self) -> bool:
         """Take what stands here as text, and what led to it, unless a call was parsed from there."""
         text, self._passed, self._state = self._passed, "", self._outer
-        if not text:
-            before = self._dialect.head[0] if self._buffer.startswith(self._dialect.head[0]) else ""
-            size = max(1, len(before), len(self._buffer) - len(self._buffer.lstrip()))
+        before, at = self._dialect.head[0], len(self._buffer) - len(self._buffer.lstrip(_BETWEEN))
+        if not text and before and self._buffer.startswith(before, at):
+            size = at + len(before)
             text, self._buffer = self._buffer[:size], self._buffer[size:]
         self._say(text)
         return True
