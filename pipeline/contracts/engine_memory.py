@@ -14,20 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.contracts import read_facts
+from pipeline.contracts.version_range import holds
 
 
 def activation_bytes(
     *, has_experts: bool, tensor_parallel: int, max_num_tokens: int, heads: int, head_size: int
 ) -> int:
-    """Bytes of the activations of a step.
-
-    Args:
-        has_experts: whether the model has experts.
-        tensor_parallel: GPUs that share each layer.
-        max_num_tokens: tokens of the step.
-        heads: attention heads of all ranks.
-        head_size: numbers of one head.
-    """
+    """Bytes of the activations of a step."""
     facts = _data()["activation"]
     coefficient = _at(facts["coefficients"]["moe" if has_experts else "dense"], tensor_parallel)
     return max(math.ceil(2 * max_num_tokens * heads * head_size * coefficient), int(facts["least_bytes"]))
@@ -58,6 +51,11 @@ def cpu_pool_bytes() -> int:
     return int(_data()["cpu_pool_bytes"]["value"])
 
 
+def derives_windows(version: str) -> bool:
+    """Tell whether a release keeps no more than their window of layers that see one, without being told."""
+    return holds(version, _data()["kv_cache"]["windows_since"], None)
+
+
 def kv_reserve() -> float:
     """Share of a KV cache's pool that no token can use."""
     return float(_data()["kv_reserve"]["value"])
@@ -77,10 +75,10 @@ def graph_sizes(max_batch: int) -> tuple[int, ...]:
     )
 
 
-def graph_bytes(max_batch: int) -> int:
-    """Bytes of all CUDA graphs together, at most."""
+def graph_bytes() -> int:
+    """Most bytes of the CUDA graph of one batch size."""
     each: int = _data()["cuda_graph"]["bytes"]
-    return each * len(graph_sizes(max_batch))
+    return each
 
 
 @lru_cache(maxsize=4096)  # layers of a model are alike, and a plan asks for each of them many times
@@ -96,8 +94,6 @@ def linear_bytes(
     """Bytes of a linear layer [rows, columns] with its scales.
 
     Args:
-        rows: outputs.
-        columns: inputs.
         form: a format of the recipe, or a published one such as `fp8_block`.
         awq_block: inputs that share a scale, in formats that leave it open.
         dtype: type of weights that are not quantized.

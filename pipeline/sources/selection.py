@@ -37,9 +37,7 @@ def select(names: Collection[str], *, allow_pickle: bool, label: str) -> Selecti
     """Choose the small files, and the weights or their index.
 
     Args:
-        names: Files of the checkpoint's top folder.
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
-        label: Name of the source in messages.
 
     Raises:
         SourceError: Files are missing, or the weights are pickled and that is not allowed.
@@ -103,7 +101,6 @@ def chosen_files(path: Path, *, allow_pickle: bool) -> tuple[CheckpointFolder, l
     """Open a local folder and choose the files that a build takes.
 
     Args:
-        path: The folder.
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
 
     Returns:

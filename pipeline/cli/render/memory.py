@@ -173,16 +173,22 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
     spec = memory.spec
     costs = " + ".join(f"{size / 1024:g} KiB ({role})" for role, size in memory.token_bytes.items())
     caches = "each KV cache" if len(memory.token_bytes) > 1 else "the KV cache"
+    caches += f" of each of {spec.request_groups} GPUs" if spec.request_groups > 1 else ""
     blocks = f"{memory.blocks:,} blocks of {memory.block_tokens}"
     yield f"  {caches} holds {memory.tokens:,} tokens: {blocks}, {costs} a token"
     yield (
         f"  whole sequences of {spec.sequence_tokens:,} tokens at a time: {memory.sequences:,}; "
         f"limits.max_concurrency is {spec.concurrency:,}"
     )
-    windowed = sum(1 for window in spec.models[0].sizes.windows if window)
-    if windowed:
-        layers = spec.models[0].sizes.layers
-        yield f"  {windowed} of {layers} layers see a window only; pages beyond it are kept, as no window is set"
+    if memory.fullest_named:
+        yield f"  decided by the room on {memory.fullest_named}, the least"
+    target = spec.models[0]
+    windowed = sum(1 for window in target.sizes.windows if window)
+    if windowed and not target.windows:
+        yield (
+            f"  {windowed} of {target.sizes.layers} layers see a window only; pages beyond it are kept, as "
+            "kv_cache_config.max_attention_window is not set"
+        )
 
 
 def _cut(line: str, look: Look) -> str:

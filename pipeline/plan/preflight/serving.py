@@ -92,7 +92,8 @@ def _concurrency(context: Context) -> Iterator[Objection]:
     offered = context.emitted.of_package("limits").get("max_concurrency", 0)
     steps = [flags["max_batch_size"] for _, flags in context.engines]
     steps += [context.arguments["max_batch_size"]] if context.arguments else []
-    runs = min(steps, default=offered) * context.instances
+    # The arguments' batch is that of a rank, and ranks may have requests of their own.
+    runs = min(steps, default=offered) * context.target.split.request_groups * context.instances
     if offered > runs:
         yield Objection(
             (CONCURRENCY,), f"is offered as {offered}, the engine runs {runs} at once; further ones wait"
@@ -130,8 +131,8 @@ def _host_tier(context: Context) -> Iterator[Objection]:
 
 def _own_arguments(context: Context) -> Iterator[Objection]:
     runtime = context.recipe.runtime
-    if isinstance(runtime, PyTorchRuntime) and runtime.llm_args:
-        text = f"adds {', '.join(runtime.llm_args)}, which memory and speed of the plan do not count"
+    if isinstance(runtime, PyTorchRuntime) and (names := llm_args.unplanned(runtime.llm_args)):
+        text = f"adds {', '.join(names)}, which memory and speed of the plan do not count"
         yield Objection(("runtime.llm_args",), text, "measure it (pipeline bench)")
 
 
