@@ -33,7 +33,7 @@ LAYERS = {
 
 
 CASES = [
-    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in Format),
+    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in Format if form != "mxfp4"),
     ("LlamaForCausalLM", "int4_awq", Parallelism()), ("Qwen2ForCausalLM", "w4a8_awq", Parallelism(2)),
     ("MixtralForCausalLM", "none", Parallelism(4, 2)), ("MixtralForCausalLM", "fp8", Parallelism(2, expert=2)),
     ("Phi3ForCausalLM", "none", Parallelism()), ("Phi3ForCausalLM", "fp8", Parallelism(2)),

@@ -250,7 +250,12 @@ CASES = [
     Case("model.class", "error", NVFP4, models=sized(architecture="GemmaForCausalLM")),  # it is calibrated
     Case("model.class", None, NVFP4, ("quantization={}",), models=sized(architecture="GemmaForCausalLM")),
     Case("model.class", None, TINY, models=sized(architecture="Phi3ForCausalLM")),
-    Case("model.class", "error", TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, ("quantization={}",), models=sized(architecture="GptOssForCausalLM")),
+    Case("model.class", "error", TINY, models=sized(architecture="GptOssForCausalLM")),  # it is calibrated
+    Case("model.rope", None, FP8, models=sized(rope={"kind": "llama3"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"kind": "yarn"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"partial_rotary_factor": 0.75})),
     Case("model.class", "error", TINY, models=unread("GPT2LMHeadModel")),
     Case("model.class", "error", TINY, models=unread("")),
     Case("model.class", None, NVFP4, ("quantization={}",), models=unread("GPT2LMHeadModel")),
@@ -380,7 +385,8 @@ CASES = [
     Case("rt.kv_host_tier", "note", NVFP4, CANDIDATE),
     Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
     Case("llmapi.own_arguments", None, NVFP4),
-    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
+    Case("llmapi.own_arguments", None, NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
+    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={moe_config: {backend: TRTLLM}}",)),
     Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
     Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
 ]  # fmt: skip
