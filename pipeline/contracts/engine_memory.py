@@ -50,6 +50,12 @@ def cpu_pool_bytes() -> int:
     return int(_data()["cpu_pool_bytes"]["value"])
 
 
+def cpu_expert_bytes(form: str) -> float:
+    """Bytes that a weight of an expert takes in the embedded engine, by the format that it is served in."""
+    values = _data()["cpu_expert_bytes"]["values"]
+    return float(values.get(form, values["others"]))
+
+
 def kv_reserve() -> float:
     """Share of a KV cache's pool that no token can use."""
     return float(_data()["kv_reserve"]["value"])

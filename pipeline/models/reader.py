@@ -109,6 +109,7 @@ class CheckpointReader:
 
 PARTS = ("weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 FLOATS = ("BF16", "F16", "F32")
+_GREATEST_MX_SCALE = 252  # 6, the greatest e2m1 number, times 2^(252 - 127) is finite
 _IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints carry it; it follows from the configuration
 
 
@@ -268,6 +269,8 @@ def _fusion_faults(
 
 
 def _value_faults(name: str, values: Array) -> Iterator[str]:
+    if name.endswith("_scales") and values.dtype == np.uint8 and (values > _GREATEST_MX_SCALE).any():
+        yield f"{name} holds scales beyond those of float32"
     if values.dtype.kind in "iub":
         return
     numbers = values.astype(np.float32)

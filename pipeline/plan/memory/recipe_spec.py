@@ -102,17 +102,18 @@ def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
 
 
 def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelSpec:
-    quantization = recipe.quantization
+    quantization, form = recipe.quantization, _format(recipe, role, sizes)
     return ModelSpec(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
-        format=_format(recipe, role, sizes),
+        format=form,
         kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes),
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
+        expert_bytes=engine_memory.cpu_expert_bytes(form) if isinstance(recipe.runtime, CpuRuntime) else None,
         copies_tied=isinstance(recipe.runtime, TensorRTRuntime),
     )
 
