@@ -59,7 +59,7 @@ def measured(calibrations: Calibrations, tmp_path_factory: pytest.TempPathFactor
         patch.setattr(auto, "_loss", loss)
         first, batches[:] = len(batches), []
         told = measure_sensitivity(*inputs, **arguments)
-    assert first == 3 * len(batches) + 1  # two passes of AWQ and one of FP8; weights of NVFP4 need none
+    assert first == 4 * len(batches) + 1  # two passes of AWQ, one each of NVFP4 and FP8
     assert told["groups"] == 2 * 4
     assert not kept.exists()
     return into

@@ -406,7 +406,8 @@ CASES = [
     Case("rt.kv_host_tier", "note", NVFP4, CANDIDATE),
     Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
     Case("llmapi.own_arguments", None, NVFP4),
-    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
+    Case("llmapi.own_arguments", None, NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
+    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={moe_config: {backend: TRTLLM}}",)),
     Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
     Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
 ]  # fmt: skip
