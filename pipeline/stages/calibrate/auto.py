@@ -146,7 +146,7 @@ def measure_sensitivity(
     kept: Path,
     into: Path,
     progress: Progress,
-) -> dict[str, Json]:
+) -> dict[str, Any]:
     """Calibrate every candidate and measure what each costs; search.pt and sensitivity.json into the folder `into`.
 
     Args:
