@@ -37,6 +37,7 @@ from pipeline.store import Json
 
 STATE, SENSITIVITY = "search.pt", "sensitivity.json"
 _UNQUANTIZED_BITS = 16.0
+_ROUNDING = 1e-5  # bits, so that a budget of a format's own bits holds that format everywhere
 
 
 def search(
@@ -93,7 +94,7 @@ def _with_head(model: Any, bits: float) -> float:
     """Turn an average of the layers of the blocks into ModelOpt's, which counts the output projection, too."""
     weights = sum(int(layer.weight.numel()) for _, layer in linear_layers(model))
     head = int(model.lm_head.weight.numel())
-    return (bits * weights + _UNQUANTIZED_BITS * head) / (weights + head)
+    return (bits * weights + _UNQUANTIZED_BITS * head) / (weights + head) + _ROUNDING
 
 
 class _Forward:
@@ -109,11 +110,15 @@ class _Forward:
 
 
 def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Mean loss of the tokens of a batch that follow another one of their sample."""
+    """Loss of all tokens of a batch that follow another one of their sample.
+
+    The sum, not the mean: scores are squares of its gradients, and ModelOpt's solver of linear programs takes costs
+    below 1e-7 for none.
+    """
     tokens = torch.tensor(batch.tokens, device=logits.device)
     starts = [sum(batch.lengths[:number]) for number in range(len(batch.lengths) + 1)]
     rows = torch.cat([torch.arange(begin, end - 1) for begin, end in pairwise(starts)]).to(logits.device)
-    return functional.cross_entropy(logits[rows].float(), tokens[rows + 1])
+    return functional.cross_entropy(logits[rows].float(), tokens[rows + 1], reduction="sum")
 
 
 @contextlib.contextmanager
