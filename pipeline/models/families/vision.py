@@ -29,7 +29,7 @@ def _layer(
     """One layer of a tower: attention over all heads, a feed-forward, norms.
 
     Args:
-        projections: Those of the attention; the first of two is that of queries, keys and values together.
+        projections: Names in the attention; the first of two makes queries, keys and values together.
     """
     found = Block()
     for one in projections:
