@@ -65,11 +65,8 @@ def measure(recipe: str, store: Store, formats: Sequence[str], form: str, bits: 
     elif form not in ("int4_awq", "w4a8_awq"):
         overrides.remove(f"quantization.awq_block_size={block}")
     builder = Builder(prepare(load_recipe(recipe, overrides), store), store, Silent())
-    evaluation = builder.run("evaluate")
+    calibrated, evaluation = builder.run("calibrate.target"), builder.run("evaluate")
     figures = read_metrics(evaluation.path)[0]
-    plan = builder.prepared.plan
-    calibrated = store.find(plan["calibrate.target"].key)
-    assert calibrated is not None, "the evaluation is made from it"
     kept = json.loads((calibrated.path / "calibration.json").read_text(encoding="utf-8"))
     chosen = kept.get("auto", {"effective_bits": bits, "formats": {form: 0}})
     return Row(

@@ -94,7 +94,8 @@ def _with_head(model: Any, bits: float) -> float:
     """Turn an average of the layers of the blocks into ModelOpt's, which counts the output projection, too."""
     weights = sum(int(layer.weight.numel()) for _, layer in linear_layers(model))
     head = int(model.lm_head.weight.numel())
-    return (bits * weights + _UNQUANTIZED_BITS * head) / (weights + head) + _ROUNDING
+    average = (bits * weights + _UNQUANTIZED_BITS * head) / (weights + head)
+    return min(_UNQUANTIZED_BITS, average + _ROUNDING)
 
 
 class _Forward:
