@@ -162,7 +162,7 @@ def test_the_best_is_within_the_slo_and_smaller_loads_are_tried_for_it(
         length = settings["draft.max_draft_tokens"]
         assert isinstance(length, int)
         broken = length > 3 and load.value == 16
-        return Fake(100 + length if load.value == 16 else 20 + length, 60.0 if broken else 20.0)
+        return Fake((100 if load.value == 16 else 30) + 10 * length, 60.0 if broken else 20.0)
 
     runner = FakeRunner(does)
     with study_of(tmp_path, space) as study:
@@ -275,7 +275,7 @@ def test_what_was_found_is_recommended_only_if_rounds_show_it_again(
     gain: float, verdict: str, recipe: Recipe, space: SearchSpace, tmp_path: Path
 ) -> None:
     """The search was lucky with one trial; the rounds say what it is worth."""
-    options = SearchOptions(LOADS[:1], trials=3)
+    options = SearchOptions(LOADS[:1], trials=5)
     with study_of(tmp_path, space) as study:
         records = search(study, FakeRunner(hill), options, ignore)
         best = best_of(records, ("throughput",))
