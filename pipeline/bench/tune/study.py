@@ -14,6 +14,7 @@ that a search that was interrupted proposes what it would have proposed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -27,6 +28,7 @@ from pipeline.bench.result import BenchResult
 from pipeline.bench.tune.objective import Score, maximized
 from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
 from pipeline.bench.tune.settings import Objective
+from pipeline.bench.tune.surrogate import Tried, propose
 from pipeline.errors import StoreError, UserError
 from pipeline.extras import missing
 from pipeline.store import Store, lock
@@ -133,10 +135,17 @@ class TuneStudy:
         """List trials without figures: of a search that was killed, or handed over to another machine."""
         return [one for one in self.records() if one.outcome == "planned"]
 
-    def next(self, *, uncompiled: bool = False, ahead: bool = False) -> TrialRecord | None:
+    def next(
+        self,
+        forecasts: Sequence[tuple[Settings, float]] = (),
+        *,
+        uncompiled: bool = False,
+        ahead: bool = False,
+    ) -> TrialRecord | None:
         """Begin a trial, with settings that no trial before it has.
 
         Args:
+            forecasts: The plan's forecast of the objective for some settings.
             uncompiled: Vary only keys that need no other engine.
             ahead: Several are planned before the first is measured; those are not proposed again.
 
@@ -155,6 +164,8 @@ class TuneStudy:
                     if new is None:
                         return None
                     self._study.enqueue_trial(self._params(new))
+                elif not ahead and (chosen := self._chosen(seen, number, forecasts, uncompiled)) is not None:
+                    self._study.enqueue_trial(self._params(chosen))
                 elif uncompiled:
                     # Optuna samples what a trial in the queue leaves open.
                     own = self._params(self.space.own)
@@ -169,6 +180,30 @@ class TuneStudy:
                 return record
             self.finish(record.number, "repeated")
         return None
+
+    def _chosen(
+        self, seen: set[str], number: int, forecasts: Sequence[tuple[Settings, float]], uncompiled: bool
+    ) -> Settings | None:
+        """Choose settings by what trials so far are worth; None leaves it to Optuna: for several objectives."""
+        counted = [one for one in self.records() if one.outcome in COUNTED]
+        if len(self.objectives) > 1 or not any(one.feasible for one in counted):
+            return None
+        sign = 1 if maximized(self.objectives[0]) else -1
+        tried = [
+            Tried(
+                one.settings,
+                sign * math.log(one.values[0]) if one.feasible and one.values[0] > 0 else None,
+                sum(value for value in one.violations.values() if value > 0),
+            )
+            for one in counted
+        ]
+
+        def allowed(settings: Settings) -> bool:
+            if uncompiled and self.space.compiles(settings):
+                return False
+            return self.settings_digest(settings) not in seen
+
+        return propose(self.space, tried, forecasts, allowed, f"{self.seed}/{number}")
 
     def is_behind(self, number: int, step: int, value: float, *, stoppable: bool) -> bool:
         """Report the value of a load of a running trial, and ask Optuna's pruner whether it is behind the others.
