@@ -159,6 +159,24 @@ def test_a_model_computes_what_transformers_does(tmp_path: Path, name: str) -> N
         _serves_the_same(tmp_path / "ir", model, variant.longest)
 
 
+def test_the_decoder_of_a_checkpoint_with_a_tower_is_run_alone(tmp_path: Path) -> None:
+    """Gemma 3 from 4B on is published so; transformers writes its files here, and the tower's weights are left out."""
+    import torch
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = {**sizes, "head_dim": 32, "num_hidden_layers": 3, "vocab_size": 512, "sliding_window": WINDOW}
+    tower = {**sizes, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=tower)).eval()
+    for name, weight in model.named_parameters():
+        torch.nn.init.normal_(weight, 0, 0.3 if "norm" in name else 0.2)
+    model.save_pretrained(tmp_path / "checkpoint")
+    build_ir(tmp_path / "checkpoint", tmp_path / "ir", progress=Silent())
+    tokens = prompt(60)
+    _close(Paged(tmp_path / "ir").logits(tokens, [33, *[1] * 27]), reference_logits(model, tokens))
+
+
 def _gathered(folder: Path) -> int:
     """Products of the compiled model that read the chosen experts alone."""
     nodes = Stateful(folder).compiled.get_runtime_model().get_ops()
