@@ -18,8 +18,9 @@ from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.study import TrialRecord, TuneStudy, open_study
+from pipeline.bench.tune.study import TuneStudy, open_study
 from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.trial import TrialRecord
 from pipeline.errors import ServerError, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store

@@ -20,7 +20,8 @@ from pipeline.bench.result import BenchResult, LevelResult
 from pipeline.bench.tune.objective import enough, figure, score, violations
 from pipeline.bench.tune.search_space import Settings, Value
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.study import COUNTED, TrialRecord, TuneStudy
+from pipeline.bench.tune.study import TuneStudy
+from pipeline.bench.tune.trial import COUNTED, TrialRecord
 from pipeline.errors import ServerError, StageError
 
 _FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a trial

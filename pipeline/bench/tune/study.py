@@ -20,15 +20,15 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipeline.bench.result import BenchResult
 from pipeline.bench.tune.objective import Score, maximized
 from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.trial import COUNTED, Outcome, TrialRecord
 from pipeline.errors import StoreError, UserError
 from pipeline.extras import missing
 from pipeline.store import Store, lock
@@ -38,49 +38,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-# planned    has no figures yet
-# measured   all its loads, or those that were needed
-# refused    by the recipe's rules, preflight or the plan's memory: nothing was built
-# stopped    early, because it broke the SLO by far, or was behind the others
-# failed     was built, and did not serve
-# repeated   has the settings of a trial before, and is left out
-Outcome = Literal["planned", "measured", "refused", "stopped", "failed", "repeated"]
-COUNTED: frozenset[Outcome] = frozenset({"measured", "stopped", "failed"})
-
 _RANDOM_TRIALS = 4  # before Optuna's TPE begins to learn
 _MOST_REPEATED = 30  # in a row; then a combination that is new is drawn
-
-
-@dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """One trial of a study.
-
-    Attributes:
-        number: Trial number, from 0, which is the recipe as it is.
-        outcome: State, as in the list above.
-        reason: Why it was refused or stopped, or has failed.
-        origin: Why it was tried: `recipe`, `forecast`, `sweep` or `sampler`.
-        values: One for each objective; empty without figures.
-        load: Load that the values belong to.
-        seconds: Seconds of `build`, `serve` and `measure`.
-        compiled: Whether an engine was built for it.
-    """
-
-    number: int
-    settings: Mapping[str, Value]
-    outcome: Outcome
-    reason: str = ""
-    origin: str = "sampler"
-    values: tuple[float, ...] = ()
-    violations: Mapping[str, float] = field(default_factory=dict)
-    load: str = ""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    compiled: bool = False
-
-    @property
-    def feasible(self) -> bool:
-        """Whether it was measured within the SLO."""
-        return self.outcome == "measured" and all(value <= 0 for value in self.violations.values())
 
 
 class TuneStudy:
