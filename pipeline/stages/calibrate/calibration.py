@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
-from pipeline.models import Architecture, CheckpointReader, Format
+from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.plan import UNIFIED
 from pipeline.progress import Progress
@@ -141,6 +141,7 @@ def _open(
     source = CheckpointReader(checkpoint_dir)
     stored = source.quantization
     castable = form is Format.W4A16_NVFP4 and stored.compressed and stored.format is Format.MXFP4
+    castable = castable and isinstance(source.tensors, TensorFiles)  # not a decoder below a tower for images
     if form is not Format.NONE and stored.format is not Format.NONE and not castable:
         raise UserError(f"{checkpoint_dir} is quantized already ({stored.format}): format: none keeps it")
     with progress.task("checking the checkpoint"):
