@@ -71,9 +71,16 @@ class Answer:
         return metrics
 
 
-def load(target: Path, draft: Path | None = None, *, guides: bool = True, **settings: Any) -> EngineCore:
+def load(
+    target: Path,
+    draft: Path | None = None,
+    *,
+    guides: bool = True,
+    adapters: Path | None = None,
+    **settings: Any,
+) -> EngineCore:
     sizes = EngineSettings(**settings)
-    model = PagedModel(target, sizes)
+    model = PagedModel(target, sizes, adapters)
     grammars = Grammars(VOCABULARY, model.vocab_size) if guides else None
     return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
 

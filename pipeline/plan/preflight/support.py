@@ -78,7 +78,10 @@ def _used(context: Context) -> dict[str, str]:
         "eagle3": (proposing, way in ("Eagle", "Eagle3")),
         "kv_reuse": ("kv_cache.reuse", recipe.kv_cache.reuse),
         "guided_decoding": ("guided_decoding", recipe.guided_decoding),
-        "lora": (LLM_ARGS, given.get("enable_lora") or given.get("lora_config")),
+        "lora": (
+            "adapters" if recipe.adapters else LLM_ARGS,
+            recipe.adapters or given.get("enable_lora") or given.get("lora_config"),
+        ),
         "expert_parallel": ("runtime.expert_parallel", (runtime.expert_parallel or 1) > 1),
         "pipeline_parallel": ("runtime.pipeline_parallel", runtime.pipeline_parallel > 1),
         "speculation": (proposing, way is not None),
