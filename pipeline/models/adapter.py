@@ -24,7 +24,7 @@ from pipeline.reading import UnreadableFile, parse_json
 
 WEIGHTS = "adapter_model.safetensors"
 MAX_RANK = 512
-_MOST_NAMED = 6
+_MOST_NAMED = 8
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>\S{1,500})\.lora_(?P<part>[AB])\.weight", re.ASCII)
 _LAYER = re.compile(r"(?:\w+\.){0,4}?(?P<name>layers\.\d{1,5}\.\S+)", re.ASCII)
 _PLAIN = re.compile(r"[\w.]+", re.ASCII)
@@ -60,6 +60,11 @@ class AdapterModule:
     outputs: int
     scale: float
 
+    @property
+    def layer(self) -> int:
+        """Number of the decoder's layer, from 0."""
+        return int(self.name.split(".", 2)[1])
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -93,7 +98,9 @@ class Adapter:
         experts = [one.name for one in self.modules if ".experts." in f"{one.name}."]
         if experts:
             yield f"adapts experts ({_named(experts)}), which servers ignore without a word, or with a warning"
-        others = [one for one in self.modules if one.name not in experts]
+        if (last := max((one.layer for one in self.modules), default=0)) >= sizes.layers:
+            yield f"adapts layer {last}; the base has layers 0 to {sizes.layers - 1}"
+        others = [one for one in self.modules if one.name not in experts and one.layer < sizes.layers]
         if lacking := [one.name for one in others if one.name not in layers]:
             yield f"adapts {_named(lacking)}, which the base does not have"
         known = [(one, layers[one.name]) for one in others if one.name in layers]

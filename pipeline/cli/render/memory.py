@@ -179,6 +179,12 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
         f"  whole sequences of {spec.sequence_tokens:,} tokens at a time: {memory.sequences:,}; "
         f"limits.max_concurrency is {spec.concurrency:,}"
     )
+    if spec.adapters is not None and spec.is_gpu:
+        host = memory.adapter_host_bytes / _GIB
+        yield (
+            f"  adapters held at a time: {spec.adapters.device:,} on each GPU, {spec.adapters.host:,} in the host's "
+            f"memory, which takes {host:.1f} GiB"
+        )
     windowed = sum(1 for window in spec.models[0].sizes.windows if window)
     if windowed:
         layers = spec.models[0].sizes.layers

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.contracts import engine_memory
-from pipeline.plan.memory.adapters import adapter_lines
+from pipeline.plan.memory.adapters import adapter_lines, host_cache_bytes
 from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec
 from pipeline.plan.memory.tensors import (
     kv_formula,
@@ -203,6 +203,11 @@ class MemoryPlan:
             (f"adapters that are not here yet are not counted: {', '.join(unknown)}",) if unknown else ()
         )
         return (*(warning for model in self.spec.models for warning in _warnings(model)), *uncounted)
+
+    @property
+    def adapter_host_bytes(self) -> int:
+        """Bytes of the host's memory for LoRA adapters, of all ranks."""
+        return 0 if self.spec.adapters is None else host_cache_bytes(self.spec.adapters, self.spec.models[0])
 
     @property
     def token_bytes(self) -> dict[str, int]:
