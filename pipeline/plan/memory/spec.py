@@ -62,7 +62,7 @@ class AdapterDemand:
     """LoRA adapters of the target, as far as memory depends on them.
 
     Attributes:
-        known: Those whose files are here.
+        known: Adapters whose files are here, by name.
         unknown: Names of the others, which are not counted.
         device: Adapters that are held on each GPU; on `cpu`, all of them are held once.
         host: Adapters that are held in the memory of the host, by each rank.
