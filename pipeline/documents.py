@@ -169,7 +169,6 @@ def read_document(
 
     Args:
         raw: YAML, UTF-8 with or without byte order mark.
-        where: name of the file, for faults.
         example: advice for a file that is empty, or no mapping.
         is_secret, most_values: see `Document`.
 

@@ -141,9 +141,6 @@ def describe(done: float, total: float | None, unit: str, elapsed_s: float) -> s
 def human_bytes(count: float) -> str:
     """Format a number of bytes for people.
 
-    Args:
-        count: bytes; may be negative.
-
     >>> human_bytes(512), human_bytes(1536), human_bytes(16 * 1024**3)
     ('512 B', '1.5 KiB', '16.0 GiB')
     """

@@ -44,9 +44,6 @@ class EngineModel:
     def answers(self, prompts: Sequence[tuple[Sequence[int], int]]) -> list[EngineAnswer]:
         """Ask for greedy answers.
 
-        Args:
-            prompts: Token ids, and the number of tokens that the answer may have.
-
         Raises:
             ServerError: A request was refused, or broke off.
         """
@@ -56,9 +53,6 @@ class EngineModel:
 
     def scores(self, answers: Sequence[EngineAnswer]) -> list[tuple[float, ...]]:
         """Score answers of this or another engine.
-
-        Args:
-            answers: Answers of any model with the same tokenizer.
 
         Returns:
             For each answer, natural logarithms of the probability that this engine gives to each of its tokens.

@@ -20,7 +20,8 @@ from pipeline.plan.performance.engine import Workload, token_acceptance
 from pipeline.plan.performance.fit import CalibrationFit, fit_calibration
 from pipeline.plan.performance.forecast import UNDER_LOAD
 from pipeline.plan.performance.service import DeploymentModel
-from pipeline.prepare.report import calibrated_device, make_report, stored_calibration
+from pipeline.prepare.calibrations import calibrated_device, stored_calibration
+from pipeline.prepare.report import make_report
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.store import Store
 
@@ -34,10 +35,8 @@ class LoadForecaster:
 
     Attributes:
         none_because: Why nothing can be computed; empty where something can.
-        model: Model of the deployment.
         most: Requests that run at a time.
         acceptance: Acceptance of the draft by the calibration, for runs that do not report it.
-        device: Name of the device, for people.
         source: Where the constants come from.
     """
 
@@ -50,12 +49,7 @@ class LoadForecaster:
 
     @classmethod
     def of(cls, recipe: Recipe | None, store: Store | None) -> Self:
-        """Plan a recipe as `pipeline plan` does offline, with the calibration that the store has.
-
-        Args:
-            recipe: Recipe of the server; None where it is not known.
-            store: Store with models and calibrations.
-        """
+        """Plan a recipe as `pipeline plan` does offline, with the calibration that the store has."""
         if recipe is None or store is None:
             return cls("the recipe of the server is not known")
         try:
@@ -111,7 +105,6 @@ class BenchCalibration:
     """Constants fitted to results of `pipeline bench`.
 
     Attributes:
-        fit: The constants, and how well they do.
         unfit: A sentence for each load that could not be used.
         limited: How many loads of which files had a load generator that may have been the limit.
     """
@@ -123,11 +116,6 @@ class BenchCalibration:
 
 def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> BenchCalibration:
     """Fit the constants of a recipe's device to measurements of it.
-
-    Args:
-        recipe: Recipe that was served: its model, formats, split and limits are used.
-        store: Store with the models.
-        files: JSON of `pipeline bench`, one or more.
 
     Raises:
         UnreadableFile: A file cannot be read.
@@ -208,8 +196,6 @@ def _measured_load(level: LevelResult, source: str, draft_tokens: int) -> Measur
     """Figures of a load that constants can be fitted to, or why there are none.
 
     Args:
-        level: The load.
-        source: File of its result.
         draft_tokens: Tokens that a draft proposes in a round; 0 without one.
     """
     latencies = level.latencies

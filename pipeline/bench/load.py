@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.bench.load_settings import Load
+from pipeline.bench.load_settings import Load, TokensBy
 from pipeline.bench.targets import BenchReply, BenchRequest, Outcome, Target
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Message, Sampling, Stats
@@ -45,6 +45,9 @@ class RequestMeasurement:
         itl_ms: Gaps between chunks, in milliseconds, [chunks - 1]. An array, for there may be millions of them.
         turn: Place in its conversation, from 0.
         error: Why it was refused or failed.
+        asked_tokens: Tokens that the answer had to have; None where the model decides.
+        text: Text of an answer whose tokens the server did not count, until they are counted here.
+        tokens_by: Who counted its tokens; `chunks` where nobody has.
     """
 
     due_s: float
@@ -55,6 +58,15 @@ class RequestMeasurement:
     itl_ms: Gaps
     turn: int = 0
     error: str = ""
+    asked_tokens: int | None = None
+    text: str = ""
+    tokens_by: TokensBy = "server"
+
+    @property
+    def short(self) -> bool:
+        """Whether the answer has fewer tokens than it had to have."""
+        had, asked = self.stats.output_tokens, self.asked_tokens
+        return self.outcome == "complete" and had is not None and asked is not None and had < asked
 
     @property
     def ttft_ms(self) -> float | None:
@@ -107,7 +119,6 @@ class LoadRecords:
     """Requests of one load, and how the generator itself did.
 
     Attributes:
-        load: The load that was asked for.
         counted: Requests that were due after the warm-up, in the order of their ends.
         warm_up: Requests before that.
         began_s: End of the warm-up, in seconds since the load began.
@@ -130,6 +141,14 @@ class LoadRecords:
     flying: int = 0
     interrupted: bool = False
 
+    def count_tokens(self, count: Callable[[str], int]) -> None:
+        """Count the tokens of answers whose server did not."""
+        for kept in (self.counted, self.warm_up):
+            for place, one in enumerate(kept):
+                if one.text:
+                    stats = replace(one.stats, output_tokens=count(one.text))
+                    kept[place] = replace(one, stats=stats, text="", tokens_by="tokenizer")
+
 
 async def run_load(
     target: Target,
@@ -146,12 +165,9 @@ async def run_load(
     """Put a load on a target until its period is over, and wait for the answers.
 
     Args:
-        target: An entered target.
         load: Conversations at a time, or how often they begin.
         conversations: Conversations to have; where they end, the load ends.
         period: Length of the load.
-        sampling: Sampling of all requests, where a turn does not say otherwise.
-        seed: Seed of random arrivals.
         think_s: Seconds between an answer and the next question of its conversation.
         watch: Called whenever this process looks at its clock, with the records so far and the seconds since the start.
         stop: Ends the load early when set; requests under way are cancelled.
@@ -273,7 +289,6 @@ class _Run:
         """Ask the questions of a conversation; return whether none failed.
 
         Args:
-            conversation: Questions to ask.
             due_s: Time when the first question was to be sent; None: now, and the others when their time has come.
             counts: Whether the first question counts.
         """
@@ -346,6 +361,9 @@ class _Run:
                 itl_ms=np.asarray(stats.itl_ms, np.float32),
                 turn=number,
                 error=reply.error,
+                asked_tokens=turn.max_tokens if turn.exact else None,
+                text=reply.text if stats.output_tokens is None else "",
+                tokens_by="chunks" if stats.output_tokens is None else "server",
             )
         )
         return reply

@@ -17,6 +17,8 @@ from pipeline.settings import Settings
 
 _DURATION_S, _WARMUP_S, _CONCURRENCY = 30.0, 3.0, 8
 
+TokensBy = Literal["server", "tokenizer", "chunks"]  # who counted the tokens of an answer
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -183,12 +185,7 @@ class LoadSettings(Settings):
         return tuple(Load("concurrency", value) for value in self.concurrency or (_CONCURRENCY,))
 
     def at(self, *loads: Load, **changes: Any) -> Self:
-        """Return the same settings with other loads, all of the kind of the first.
-
-        Args:
-            *loads: One or more.
-            **changes: Fields to replace as well.
-        """
+        """Return the same settings with other loads, all of the kind of the first."""
         kind = loads[0].kind
         levels: dict[str, Any] = {"concurrency": (), "rate": ()}
         if kind == "trace":

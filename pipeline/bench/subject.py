@@ -30,21 +30,17 @@ class Subject:
     """A server that is measured.
 
     Attributes:
-        name: Name of the deployment, or the address.
         way: Through an OpenAI gateway, or straight to Triton.
         url: http://host:port of the gateway, or host:port of Triton's gRPC.
-        model: Name that requests give.
         tokenizer: Folder with tokenizer.json and the chat template; None where it is not known.
         max_prompt: Tokens that a prompt may have, those of the chat template included.
         max_answer: Tokens that an answer may have.
         default_answer: Tokens that an answer may have where nothing says how many; None for `max_answer`.
-        slo: Targets that figures are held against.
         triton_metrics: URL of Triton's metrics page; None where it is not known.
         gateway_url: Gateway whose metrics page is read, too; None without one.
         about: Further values of the result's `target`: package digest, runtime, versions.
         headers: Headers of requests to a gateway, such as Authorization.
         dataset: Calibration set of its recipe; None where there is none.
-        recipe: Recipe that is served, which `pipeline plan` forecasts; None where it is not known.
         store: Store with calibrations for the forecast.
     """
 
@@ -69,9 +65,6 @@ class Subject:
     def of_record(cls, record: RunningServer, slo: Slo | None, way: Way | None = None) -> Subject:
         """Make the subject of a deployment that runs on this machine.
 
-        Args:
-            record: Record of the running server.
-            slo: Targets of its recipe.
             way: How to reach it; None for its gateway where it has one.
 
         Raises:
@@ -118,11 +111,6 @@ class Subject:
 
 def find_subject(name: str | None, settings: SubjectSettings, store: Store) -> Subject:
     """Find the server that is measured.
-
-    Args:
-        name: Name of a deployment that runs on this machine; None with an address.
-        settings: The address, or how to reach the deployment.
-        store: Store where deployments are announced.
 
     Raises:
         ServerError: The deployment does not run.

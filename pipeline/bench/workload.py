@@ -178,14 +178,8 @@ def synthetic(
     """Make conversations of words at random, without end; no two begin alike unless they share a prefix.
 
     Args:
-        words: Words of the deployment's tokenizer.
-        prompts: Tokens of each question.
-        answers: Tokens of each answer, which are generated whatever the model would like.
         shape: Prefixes and turns.
         most_prompt: Tokens that a whole prompt may have: prefix, questions, answers before, and the template's.
-        most_answer: Tokens that an answer may have.
-        seed: The same seed makes the same conversations.
-        around: Tokens that the chat template adds.
         chat: Whether they go through the chat template; else each is one raw text.
     """
     chance = random.Random(seed)

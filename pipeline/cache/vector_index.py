@@ -80,7 +80,6 @@ class VectorIndex:
         """Find the nearest vectors.
 
         Args:
-            vector: float32 [dimensions], of length 1.
             min_similarity: cosine; vectors that are less near are left out.
 
         Returns:

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Build, serve and check RECIPE on this machine, and write one report: what was expected, what was measured.
 
-    Every step is run, whatever came of those before. Exit code 0 if no check failed, 1 otherwise. The report holds the
+    Every step is run, even if earlier ones failed. Exit code 0 if no check failed, 1 otherwise. The report holds the
     recipe, versions, figures and ends of logs; no prompts of yours, no tokens, no names of this machine or its user.
 
     \b

@@ -45,7 +45,7 @@ command.add_command(review)
 @of_cache
 @json_option
 def stats(target: CacheTarget, as_json: bool) -> None:
-    """How full the cache is, and where it lies."""
+    """Show how full the cache is, and where it lies."""
     from pipeline.store import human_bytes
 
     with target.opened() as backend:
@@ -135,7 +135,7 @@ def audit(target: CacheTarget, as_json: bool) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def purge(target: CacheTarget, only: tuple[str, ...], yes: bool) -> None:
-    """Remove answers: all of them, unless --only says which; then those that are all of it.
+    """Remove all answers, or only those that match every --only.
 
     \b
         pipeline cache purge tiny-cpu --only tenant=ada --only older_than=24h

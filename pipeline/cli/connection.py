@@ -85,7 +85,7 @@ class RequestSettings(Settings):
         description="Tokenizer files whose chat template to use; by default the deployment's.",
     )
     wait_s: Annotated[float, Option(metavar="S")] = Field(
-        default=0.0, description="Wait so long for the server to be ready."
+        default=0.0, description="Seconds to wait for the server to be ready."
     )
     model: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None,
@@ -94,7 +94,7 @@ class RequestSettings(Settings):
     )
     system: Annotated[str, Option(metavar="TEXT")] = Field(default="", description="System prompt.")
     max_tokens: Annotated[int | None, Option(metavar="N")] = Field(
-        default=None, description="At most so many new tokens; by default all allowed."
+        default=None, description="Most new tokens; by default as many as the model allows."
     )
     temperature: Annotated[float | None, Option(metavar="T")] = Field(
         default=None, description="0 always takes the likeliest token."
@@ -108,7 +108,7 @@ class RequestSettings(Settings):
         description="Sampling parameter, such as top_p=0.9, seed=7 or stop=END; the value is YAML. May be repeated.",
     )
     tenant: Annotated[str, Option(metavar="NAME")] = Field(
-        default="", description="Tenant whose answers of the response cache may be given."
+        default="", description="Tenant whose cached answers may be used."
     )
 
     def sampling(self, max_tokens: int | None) -> Sampling:

@@ -65,13 +65,13 @@ def command(
     dry_run: bool,
     **options: Any,
 ) -> None:
-    """Write what other tools run RECIPE by, and run nothing; on this machine, `pipeline serve` runs it.
+    """Write the files with which other tools run RECIPE; nothing is started (`pipeline serve` runs it on this machine).
 
-    A compose file has Triton and the OpenAI gateway, with health checks by inference, limits, GPUs and what happens
-    when one dies. A systemd unit runs `pipeline serve` as a service of its own user. The folder for Kubernetes has a
-    base, what a cluster may add (scaling, monitoring, a way in from outside, API keys), and a Job that builds the
-    package in the cluster, where it is not built here. With `dynamo`, the package becomes a worker of NVIDIA Dynamo,
-    whose frontend takes the gateway's place.
+    The compose file has Triton and the OpenAI gateway, with health checks by inference, limits, GPUs and restarts. The
+    systemd unit runs `pipeline serve` under an account of its own. The folder for Kubernetes has a base, components
+    that a cluster may add (scaling, monitoring, access from outside, API keys), and a Job that builds the package in
+    the cluster if it is not built here. With `dynamo`, the package becomes a worker of NVIDIA Dynamo, whose frontend
+    takes the gateway's place.
 
     \b
     pipeline deploy llama-3.1-8b-fp8
@@ -80,8 +80,8 @@ def command(
     pipeline deploy llama-3.3-70b-two-nodes --target kubernetes --output ./cluster
     kubectl apply -k cluster/namespace && kubectl apply -k cluster/build && kubectl apply -k cluster/overlays/plain
 
-    The recipe's sections have the rest: `triton` ports, image, memory and timeouts; `gateway` limits and logs; `deploy`
-    the address of the gateway; `kubernetes` replicas, names and ways in.
+    The rest is set in sections of the recipe: `triton` (ports, image, memory, timeouts), `gateway` (limits, logs),
+    `deploy` (address of the gateway), `kubernetes` (replicas, names, access).
     """
     from pipeline.deploy.kubernetes import SITE
     from pipeline.deploy.targets import deployment_files

@@ -25,7 +25,7 @@ def command(recipes: tuple[str, ...], timeout_s: float, as_json: bool) -> None:
     """Say what this machine has, and which recipes (all packaged ones if none is named) can be built and deployed here.
 
     Exit code 0 if all that are named are runnable, or any if none is named; 2 otherwise. Nothing is installed, pulled
-    or started, and nothing that hangs is waited for longer than --timeout-s.
+    or started, and a probe that hangs is given up after --timeout-s.
 
     \b
     pipeline doctor

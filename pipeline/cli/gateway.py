@@ -33,9 +33,10 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Serve the models of RECIPEs, which `pipeline serve` runs, by OpenAI's HTTP API: /v1/chat/completions and so on.
+    """Serve OpenAI's HTTP API (/v1/chat/completions and so on) for the models of RECIPEs, which `pipeline serve` runs.
 
-    `pipeline serve` starts one by itself; this is for one apart, on another machine or in front of several servers.
+    `pipeline serve` starts a gateway itself; this command runs one separately, on another machine or in front of
+    several servers.
 
     \b
     pipeline serve tiny-cpu --no-gateway
@@ -44,16 +45,16 @@ def command(
     curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
       -d '{"model": "tiny-cpu", "messages": [{"role": "user", "content": "Hi"}]}'
 
-    Its limits, timeouts and logs are the section `gateway` of the recipe; several recipes need the same one.
+    Limits, timeouts and logs are set in the recipe's section `gateway`; recipes that are served together need the same.
 
-    A page to chat is at /, figures are at /metrics. A file of keys looks like this:
+    A page to chat with is at /, metrics are at /metrics. A file of keys looks like this:
 
     \b
     tenants:
       shop: {keys: [sk-shop-…], limits: {requests_per_minute: 600, tokens_per_minute: 200000, concurrency: 16}}
 
-    Each choice counts as a request: two prompts with n=3 are six. What is refused counts, too. Tenants that wait for
-    the same model take turns.
+    Each choice counts as a request: two prompts with n=3 are six. Refused requests count, too. Tenants that wait
+    for the same model take turns.
     """
     from pipeline.dropping_output import drop_unwritable_output
     from pipeline.machine.processes import die_with_parent

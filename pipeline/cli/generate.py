@@ -62,7 +62,7 @@ def command(
     """Ask the running server of RECIPE for whole answers, written in the order of the questions.
 
     With --url there is no RECIPE. Lines of --input are text, or JSON objects with "prompt" or "messages", an "id" of
-    your own, and sampling parameters. A prompt that fails does not stop the others; the exit code then tells.
+    your own, and sampling parameters. A prompt that fails does not stop the others; the exit code says so at the end.
 
     \b
     pipeline generate tiny-cpu "How do I log in?" "How do I log out?"

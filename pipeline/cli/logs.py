@@ -28,11 +28,10 @@ _FILES = {"triton": "triton", "gateway": "gateway", "supervisor": "serve"}
     help="Lines of the end of each log to print first.",
 )
 def command(name: str, wanted: tuple[str, ...], follow: bool, lines: int) -> None:
-    """Print the end of the logs of the deployment NAME, also when it has ended: all of them, or those that are named.
+    """Print the end of the logs of deployment NAME, all of them or those that are named, even after it has ended.
 
-    The supervisor's, of a detached `pipeline serve`, has starts, failures and restarts.
-
-    Lines of several logs begin with the name of theirs.
+    The supervisor's log, which a detached `pipeline serve` writes, has starts, failures and restarts. Where several
+    logs are printed, each line begins with the name of its log.
 
     \b
     pipeline logs tiny-cpu

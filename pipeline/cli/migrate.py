@@ -30,9 +30,9 @@ def command(
     """Make a recipe of runtime pytorch from RECIPE, which has runtime tensorrt, and say what changes and why.
 
     Engines are frozen upstream, see `pipeline versions`. The new recipe keeps the name of the deployment, the comments
-    of the old file, and all that the LLM API has as well. Printed are the keys that change; each flag of trtllm-build
-    and setting of config.pbtxt with the argument that says the same, or the reason why none does; what requests to
-    Triton itself lose; and the plans of both side by side.
+    of the old file, and all that the LLM API has as well. The command prints the keys that change; each flag of
+    trtllm-build and setting of config.pbtxt with the argument that says the same, or the reason why none does; what
+    requests to Triton itself lose; and the plans of both side by side.
 
     \b
     pipeline migrate llama-3.1-8b-fp8 --dry-run

@@ -83,7 +83,7 @@ def command(
 ) -> None:
     """Write Prometheus rules and a Grafana dashboard, with the targets of each RECIPE's SLO.
 
-    The name of a running deployment does as well.
+    RECIPE may also be the name of a running deployment.
 
     \b
     pipeline monitoring tiny-cpu --output monitoring/

@@ -65,8 +65,9 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
     "--json", "as_json", is_flag=True, help="Print JSON: every figure with its formula and its sources."
 )
 def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_json: bool) -> None:
-    """Say what RECIPE comes to before anything is made: whether it fits into memory, what `pipeline build` would make,
-    and what speaks against it. Nothing is downloaded but the config.json and the headers of models that are not known.
+    """Say what RECIPE comes to before anything is made: whether it fits into memory, how fast it will be, what
+    `pipeline build` would make, and what is wrong. Only config.json and the headers of models that are not known are
+    downloaded.
 
     Exit code 2 if it does not fit, or a build would be refused.
 
@@ -78,7 +79,8 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     """
     from pipeline.cli.render.memory import Look
     from pipeline.cli.render.plan import document, page
-    from pipeline.prepare.report import make_report, stored_calibration
+    from pipeline.prepare.calibrations import stored_calibration
+    from pipeline.prepare.report import make_report
     from pipeline.serving.deployments import recipe_of
 
     artifacts = open_store()
@@ -157,7 +159,7 @@ def calibrate(
     from pipeline.bench.forecast import calibrate_recipe
     from pipeline.cli.render.forecast_errors import calibration_json, calibration_lines
     from pipeline.cli.render.memory import Look
-    from pipeline.prepare.report import calibration_path
+    from pipeline.prepare.calibrations import calibration_path
     from pipeline.serving.deployments import recipe_of
 
     if output is not None and output.suffix != ".yaml":

@@ -24,8 +24,8 @@ _HEADER = ("NAME", "STATE", "UP", "RESTARTS", "REQUESTS", "KV")
 def command(as_json: bool) -> None:
     """List the deployments that `pipeline serve` runs on this machine: state, requests, KV cache, addresses.
 
-    A deployment whose supervisor was killed is `lost`, and shown once, or for as long as processes of it run. One that
-    was given up stays, with the reason, until it is served again or `pipeline stop` removes it.
+    A deployment whose supervisor was killed is listed as `lost` once, or for as long as any of its processes run. One
+    that failed stays in the list, with the reason, until it is served again or `pipeline stop` removes it.
 
     \b
     pipeline ps

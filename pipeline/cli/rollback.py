@@ -17,9 +17,9 @@ from pipeline.serving.settings import ExchangeSettings
 @dry_run_option
 @json_option
 def command(recipe: str, way: ExchangeSettings, dry_run: bool, as_json: bool) -> None:
-    """Serve the package again that was served before the last `pipeline rollout`, in the same way as that does it.
+    """Go back to the package that was served before the last `pipeline rollout`, by the same steps.
 
-    A second rollback takes it back. The package is known for as long as the deployment runs.
+    A second rollback undoes the first. The earlier package is remembered for as long as the deployment runs.
 
     \b
     pipeline rollback tiny-cpu

@@ -34,17 +34,17 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Serve another package of a deployment that runs, without a request that fails.
+    """Serve another package of a running deployment without failing a request.
 
     The new package is started beside the old one, verified, warmed up, and asked the golden questions of its recipe.
     Then new requests go to it, and the old Triton ends when it has completed its own. If anything fails before, the old
-    package stays in service, and the exit code is 1. So it does after Ctrl-C.
+    package stays in service, and the exit code is 1. Ctrl-C leaves it in service, too.
 
-    Triton's ports change, except with --in-place: clients go by name, and the gateway keeps its address. Where two do
-    not fit in memory, this is refused beforehand.
+    Triton's ports change, except with --in-place: clients go by name, and the gateway keeps its address. If both do not
+    fit in memory, the rollout is refused before anything is started.
 
-    Values of --set last: a rollout by NAME applies those that the deployment is served with again, and says so. The
-    same key given anew replaces the value, and a rollout by the path of the recipe's file drops them all.
+    Values of --set persist: a rollout by NAME applies those that the deployment is served with again, and says so. Give
+    a key again to replace its value; a rollout by the path of the recipe's file drops them all.
 
     \b
     pipeline rollout tiny-cpu --build

@@ -25,8 +25,7 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
 
     An error stops a build unless --allow RULE lets it pass; warnings are kept in the manifests of what is built.
 
-    Each WORD leaves only the rules of this group, about this runtime, or that are this grave somewhere: error, warning,
-    note.
+    A WORD keeps only the rules of that group, runtime (tensorrt, pytorch, cpu) or severity (error, warning, note).
 
     \b
     pipeline rules error tensorrt

@@ -60,9 +60,10 @@ def command(
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
 
-    They are ready when a real generation came back. What dies or hangs is started again. In the foreground nothing that
-    this command starts outlives it; with --detach it returns when they are ready, and `pipeline stop` ends them. What
-    other tools run (a container, a compose file, a systemd unit) is made by `pipeline deploy`.
+    A model is ready once it has answered a real request. A process that dies or hangs is started again. In the
+    foreground everything ends with this command; with --detach it returns when the models are ready, and
+    `pipeline stop` ends them. `pipeline deploy` writes files for other tools: a container, a compose file, a systemd
+    unit.
 
     \b
     pipeline serve tiny-cpu
@@ -70,8 +71,8 @@ def command(
     pipeline serve --package ./package --port 8000 --keys keys.yaml
     pipeline serve tiny-cpu --no-gateway --set triton.grpc_port=9001 --set gateway.max_waiting=64
 
-    The sections `gateway` and `triton` of a recipe have limits, timeouts, ports and logs; several recipes need the same
-    `gateway`.
+    Limits, timeouts, ports and logs are set in the recipe's sections `gateway` and `triton`; recipes that are served
+    together need the same `gateway`.
     """
     from pipeline.dropping_output import drop_unwritable_output
     from pipeline.frontend.serve import ServeStart, choose_packages, detach, serve_packages

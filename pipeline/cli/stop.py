@@ -23,14 +23,14 @@ _KILLED_S = 5.0
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time for requests under way; then it is killed.",
+    help="Time for requests under way; what still runs then is killed.",
 )
 @json_option
 def command(names: tuple[str, ...], everything: bool, timeout_s: float, as_json: bool) -> None:
     """Stop the deployments NAMEs, gateway first, when the requests under way are completed.
 
-    Deployments that one `pipeline serve` started end together. It returns when all their processes have ended, also
-    those that a supervisor left which was killed. Exit code 1 if something had to be killed, or cannot be.
+    Deployments that one `pipeline serve` started end together. The command returns when all their processes have ended,
+    including those that a killed supervisor left behind. Exit code 1 if a process had to be killed, or cannot be.
 
     \b
     pipeline stop tiny-cpu

@@ -170,8 +170,7 @@ def pull(name: str, address: str, output: Path | None, without_weights: bool) ->
 def sign(name: str, key: Path) -> None:
     """Sign ARTIFACT after a check of its files, for `store push` and for whoever copies its folder.
 
-    Whoever has $PIPELINE_VERIFY_KEY set, to a file of public keys, then takes and serves what one of them signed, and
-    nothing else.
+    A machine with $PIPELINE_VERIFY_KEY, a file of public keys, pulls and serves only what one of these keys signed.
 
     \b
     openssl pkey -in packages.key -pubout -out packages.pem
@@ -208,9 +207,9 @@ def gc_(as_json: bool, yes: bool, kept_names: tuple[str, ...], dropped: tuple[st
 
     With --json nothing is asked, and nothing removed without --yes.
 
-    The newest package of each recipe stays, with all that it was made from; so does what a build needs that waits for
-    `pipeline adopt`, and whatever a running build or server uses. Leftovers of killed builds go, also downloads that
-    could have been resumed.
+    The newest package of each recipe stays, with everything it was made from; so does whatever a running build or
+    server uses, or a build that waits for `pipeline adopt`. Leftovers of killed builds are removed, including downloads
+    that could have been resumed.
     """
     opened = open_store()
     waiting = gc.awaited_builds(opened)

@@ -33,13 +33,13 @@ _WIDTH = 160
     default=2.0,
     show_default=True,
     metavar="S",
-    help="Seconds between two looks.",
+    help="Seconds between updates.",
 )
 @click.option(
     "--once", is_flag=True, help="Print one table and end, as it does where the output is no terminal."
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON array a look, each on a line of its own."
+    "--json", "as_json", is_flag=True, help="Print one JSON array per update, each on a line of its own."
 )
 def command(names: tuple[str, ...], interval_s: float, once: bool, as_json: bool) -> None:
     """Show the running deployments of this machine, or those that are NAMEd, until q or Ctrl-C.

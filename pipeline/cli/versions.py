@@ -58,11 +58,11 @@ def command(
 ) -> None:
     """Print the releases of TensorRT-LLM with their runtimes, containers and pins, or check one combination.
 
-    A release candidate is marked. Below the table stands which runtime upstream works on, and which facts of a release
-    rest on something other than its own files.
+    Release candidates are marked. Below the table: which runtime upstream still develops, and which facts of a release
+    were not read from its own files.
 
-    With a GPU, a format, a model, or a VERSION and a runtime it says whether the combination exists, and why not; then
-    exit code 2 if it does not. Of a model it says which releases list it, and which features upstream has for it.
+    Given a GPU, a format, a model, or a VERSION and a runtime, it says whether the combination exists, or why not (exit
+    code 2). For a model it says which releases list it, and which features upstream has for it.
 
     \b
     pipeline versions

@@ -83,8 +83,8 @@ class ClientBase(Generic[StreamT]):
             retries: when to repeat a request that failed before its first token.
             prompt_limit: refuses a prompt with more tokens than the engine takes before it is sent.
             spread: which of several healthy servers gets a request. `affinity`: all turns of a conversation go to the
-                same one, which has their KV cache, unless it has more than 1.25 times its share of the requests in
-                flight; `least-load`: the one with the fewest requests in flight; `random`: any.
+                same one, which has their KV cache, unless it has more than four requests and twice its share of those
+                in flight; `least-load`: the one with the fewest requests in flight; `random`: any.
             slots: requests that each server takes at once, where that is known; affinity sends no more to one while
                 another has room.
 

@@ -159,7 +159,6 @@ def error_from_status(error: grpc.RpcError, *, url: str, started: bool = False) 
 
     Args:
         error: with `code()` and `details()`.
-        url: host:port of the server.
         started: whether a part of the answer had come.
     """
     code, text = error.code(), one_line(error.details() or str(error.code()))
@@ -188,7 +187,6 @@ def lost(text: str, *, url: str, started: bool) -> ClientError:
 
     Args:
         text: reason, as gRPC or Triton say it.
-        url: host:port of the server.
         started: whether a part of the answer had come.
     """
     if started:

@@ -47,7 +47,6 @@ class TopLogProbsRequest:
         Args:
             datatype: FP32 or FP16.
             raw: content of `generation_logits`, [1, 1, positions, vocabulary].
-            positions: number of tokens that the logits belong to.
         """
         import numpy as np
 

@@ -2,6 +2,7 @@
 
 A release, a GPU, a model or a rule is added by adding data; the header of each file says how. Nothing of upstream is
 imported, and nothing is decided here: what follows from the facts is worked out in `pipeline.plan` and the runtimes.
+Every function raises UserError for a version that is not known; its text names those that are near.
 """
 
 from __future__ import annotations

@@ -180,7 +180,6 @@ def faults_of(directory: Path, layout: CheckpointLayout, *, values: bool = True)
     """List everything that is missing, left over, of the wrong type or shape, or not a usable number.
 
     Args:
-        directory: folder of the checkpoint.
         values: read all numbers, too; otherwise the headers only.
     """
     faults = [*_file_faults(directory, layout), *_config_faults(directory / "config.json", layout)]

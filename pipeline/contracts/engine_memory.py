@@ -19,15 +19,7 @@ from pipeline.contracts import read_facts
 def activation_bytes(
     *, has_experts: bool, tensor_parallel: int, max_num_tokens: int, heads: int, head_size: int
 ) -> int:
-    """Bytes of the activations of a step.
-
-    Args:
-        has_experts: whether the model has experts.
-        tensor_parallel: GPUs that share each layer.
-        max_num_tokens: tokens of the step.
-        heads: attention heads of all ranks.
-        head_size: numbers of one head.
-    """
+    """Bytes of the activations of a step."""
     facts = _data()["activation"]
     coefficient = _at(facts["coefficients"]["moe" if has_experts else "dense"], tensor_parallel)
     return max(math.ceil(2 * max_num_tokens * heads * head_size * coefficient), int(facts["least_bytes"]))
@@ -96,8 +88,6 @@ def linear_bytes(
     """Bytes of a linear layer [rows, columns] with its scales.
 
     Args:
-        rows: outputs.
-        columns: inputs.
         form: a format of the recipe, or a published one such as `fp8_block`.
         awq_block: inputs that share a scale, in formats that leave it open.
         dtype: type of weights that are not quantized.

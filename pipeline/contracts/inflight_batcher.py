@@ -74,11 +74,7 @@ def models() -> tuple[str, ...]:
 
 
 def tensors(model: str, version: str, data_types: DataTypes | None = None) -> ModelTensors:
-    """List inputs and outputs of a model in a version, in upstream's order.
-
-    Raises:
-        UserError: the model or the version is not known.
-    """
+    """List inputs and outputs of a model in a version, in upstream's order."""
     data = _model_facts(model)
     chosen = data_types or DataTypes()
     return ModelTensors(
@@ -126,11 +122,7 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
 
 
 def _model_facts(name: str) -> Mapping[str, Any]:
-    """Return all facts of a model, as they are in its file.
-
-    Raises:
-        UserError: the model is not known.
-    """
+    """Return all facts of a model, as they are in its file."""
     if name not in models():
         near = difflib.get_close_matches(name, models(), n=3, cutoff=0.4) or models()
         raise UserError(f"{name} is not a model of the repository; known: {', '.join(near)}")
@@ -165,11 +157,7 @@ class BackendParameter:
 
 
 def parameters(model: str, version: str) -> dict[str, BackendParameter]:
-    """List the parameters that a model reads in a version, in upstream's order.
-
-    Raises:
-        UserError: the model or the version is not known.
-    """
+    """List the parameters that a model reads in a version, in upstream's order."""
     entries = _entries(_model_facts(model)["parameters"], version)
     return {entry["name"]: _parameter(entry) for entry in entries}
 

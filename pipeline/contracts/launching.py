@@ -107,11 +107,7 @@ def listening(
 
 
 def tracing(url: str) -> tuple[str, ...]:
-    """Options of a Triton that exports spans of the requests that bear a trace context; the same for all versions.
-
-    Args:
-        url: at which an OTLP/HTTP receiver takes traces.
-    """
+    """Options of a Triton that exports spans of the requests that bear a trace context; the same for all versions."""
     return tuple(argument.format(traces=url) for argument in _data()["arguments"]["tracing"]["value"])
 
 
@@ -123,11 +119,7 @@ def upstream_clients() -> str:
 
 @cache
 def launch_facts(version: str) -> LaunchFacts:
-    """Look up how a version of TensorRT-LLM is started.
-
-    Raises:
-        UserError: the version is not known; the nearest known ones are named.
-    """
+    """Look up how a version of TensorRT-LLM is started."""
     release(version)
     entries = {name: entry for section in _SECTIONS for name, entry in _data()[section].items()}
     values: dict[str, Any] = {}

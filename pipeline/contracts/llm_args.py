@@ -43,11 +43,7 @@ def versions() -> tuple[str, ...]:
 
 
 def rests_on(version: str) -> str | None:
-    """Say what the arguments of a version were read from, or None if that is its own file.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """Say what the arguments of a version were read from, or None if that is its own file."""
     text: str | None = _entry(version).get("rests_on")
     return text
 
@@ -80,20 +76,12 @@ def decided() -> Mapping[str, str]:
 
 
 def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """List the arguments that a version does not have, or not with such a value.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """List the arguments that a version does not have, or not with such a value."""
     return tuple(fault for fault, sure in _judge(version, arguments) if sure)
 
 
 def has_argument(version: str, name: str) -> bool:
-    """Tell whether a version has an argument, such as "kv_cache_config.dtype"; of speculation, in any way to do it.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """Tell whether a version has an argument, such as "kv_cache_config.dtype"; of speculation, in any way to do it."""
     fields = [_fields(version, ARGUMENTS)]
     for part in name.split("."):
         kinds = {kind.removesuffix(" | null") for one in fields if (kind := one.get(part)) is not None}
@@ -108,11 +96,7 @@ def has_argument(version: str, name: str) -> bool:
 
 
 def unverified(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """List the arguments that a version may have, because it is newer than all that was read.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """List the arguments that a version may have, because it is newer than all that was read."""
     return tuple(fault for fault, sure in _judge(version, arguments) if not sure)
 
 

@@ -22,11 +22,7 @@ def versions() -> tuple[str, ...]:
 
 
 def tensors(version: str) -> ModelTensors:
-    """List inputs and outputs in a version, in upstream's order; they have no batch dimension.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """List inputs and outputs in a version, in upstream's order; they have no batch dimension."""
     return ModelTensors(
         inputs=tuple(map(_tensor, _holding("input", version))),
         outputs=tuple(map(_tensor, _holding("output", version))),

@@ -49,11 +49,7 @@ class EngineSetting:
         return self.because if named else f"{self.because} (near it: {self.near})"
 
     def argument_in(self, version: str) -> str | None:
-        """Return the argument if a release has it.
-
-        Raises:
-            UserError: The release is not known.
-        """
+        """Return the argument if a release has it."""
         has = self.argument is not None and llm_args.has_argument(version, self.argument)
         return self.argument if has else None
 

@@ -45,11 +45,7 @@ def versions() -> tuple[str, ...]:
 
 
 def flags(version: str) -> Mapping[str, Flag]:
-    """Map names to the flags of a version.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """Map names to the flags of a version."""
     return _flags(version)
 
 
@@ -87,11 +83,7 @@ def entries_of(flag: Flag) -> tuple[str, ...]:
 
 
 def check(version: str, argv: Sequence[str]) -> list[str]:
-    """List the faults of a command's arguments; empty if each is a flag of the version with a value of its type.
-
-    Raises:
-        UserError: the version is not known.
-    """
+    """List the faults of a command's arguments; empty if each is a flag of the version with a value of its type."""
     return [read.fault for read in _read(version, argv) if read.fault is not None]
 
 

@@ -18,9 +18,6 @@ def entries_in(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the entries that hold in a version; `versions` are all that the contract knows, oldest first.
 
-    Raises:
-        UserError: the contract does not know the version.
-
     >>> names = [{"name": "old", "until": "2.0"}, {"name": "new", "since": "2.0"}]
     >>> [entry["name"] for entry in entries_in(names, "2.0", ("1.0", "2.0"))]
     ['new']

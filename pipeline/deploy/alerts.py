@@ -100,7 +100,6 @@ def alerts_of(
     """Make the alerts of a deployment.
 
     Args:
-        recipe: Recipe whose SLO has the targets.
         scale: Lengths of windows; by default those for production.
         namespace: Namespace of Kubernetes whose series alone count; None where there is none.
     """
@@ -160,8 +159,6 @@ def recording_rules(
     """Make the rules that several alerts and panels read.
 
     Args:
-        recipes: Recipes of the deployments.
-        scale: Lengths of windows.
         namespace: Namespace of Kubernetes that is read, and recorded; None where there is none.
     """
     place = "" if namespace is None else f"{matchers(namespace)},"
@@ -182,8 +179,6 @@ def rules_file(recipes: Sequence[Recipe], scale: TimeScale, namespace: str | Non
     """Make alerts.yaml.
 
     Args:
-        recipes: Recipes of the deployments.
-        scale: Lengths of windows.
         namespace: Namespace of Kubernetes whose series alone count, so that two deployments of one recipe do not alert
             for each other; None where there is none.
     """
@@ -216,9 +211,7 @@ def promtool_tests(recipes: Sequence[Recipe], rules: str, namespace: str | None)
     The rules are those for production.
 
     Args:
-        recipes: Recipes of the deployments.
         rules: Name of the file that is tested, relative to the tests.
-        namespace: Namespace of the rules.
     """
     alerts = [
         (recipe, recipe.name, alert) for recipe in recipes for alert in alerts_of(recipe, namespace=namespace)

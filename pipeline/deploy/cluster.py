@@ -62,12 +62,8 @@ class Cluster:
     """A deployment in a cluster. Sizes are in bytes.
 
     Attributes:
-        package: The package that it serves.
-        recipe: Recipe that it is served with.
         recipe_text: Text of the recipe that gateways read; None where only the package is known.
         settings: Section `kubernetes` of the recipe.
-        server: Triton.
-        gateway: OpenAI's API.
         nodes: Machines of one server.
         memory: Most host memory of Triton as Docker writes it ("64G"); None for what the weights need.
     """

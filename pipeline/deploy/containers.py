@@ -83,8 +83,6 @@ def server_container(
     """Decide what the container of Triton has.
 
     Args:
-        deployment: The package's deployment.json.
-        options: Ports, and the section `triton`.
         stop_s: Time from the request to stop until it is killed.
         nodes: Machines that share the ranks of one server.
         names: Names by which clients call it over HTTP.

@@ -20,7 +20,6 @@ def dashboard(recipes: Sequence[Recipe], namespace: str | None = None) -> dict[s
     """Make the dashboard.
 
     Args:
-        recipes: Recipes of the deployments that it shows, one at a time.
         namespace: Namespace of Kubernetes that it shows first; None where there is none.
     """
     names = [recipe.name for recipe in recipes]

@@ -29,7 +29,6 @@ class WatchedDeployment:
     """A recipe, and where its pages of metrics are.
 
     Attributes:
-        recipe: Recipe of the deployment.
         gateways: host:port of each gateway in front of it.
         tritons: host:port of the metrics of each Triton server that runs it; or the file in which `pipeline serve` and
             `pipeline rollout` keep that of this machine.
@@ -44,7 +43,6 @@ def monitoring_files(watched: Sequence[WatchedDeployment], scale: TimeScale | No
     """Render the files.
 
     Args:
-        watched: Deployments that one Prometheus watches.
         scale: Lengths of windows and intervals; by default those for production.
 
     Returns:

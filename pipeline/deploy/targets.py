@@ -41,9 +41,6 @@ def deployment_files(
     """Write what other tools run a package by.
 
     Args:
-        target: The tool.
-        package: The package.
-        options: Ports, GPUs, and the section `triton`.
         program: Beginning of a command line that starts `pipeline` on this machine.
 
     Returns:

@@ -38,7 +38,6 @@ def render(template: str, /, **values: Any) -> str:
 
     Args:
         template: Path below templates/, without .j2.
-        values: Names in the template.
 
     Raises:
         UserError: A value has characters that the file cannot hold.

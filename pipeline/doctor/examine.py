@@ -31,7 +31,6 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
 
     Args:
         names: recipes to judge; empty for all packaged ones.
-        store: where checkpoints and artifacts are looked for.
         deadline_s: seconds for looking at the machine; what is late is reported as such.
 
     Raises:

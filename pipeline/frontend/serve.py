@@ -38,8 +38,6 @@ class ServeStart(Settings):
 
     Attributes:
         recipes: Names or files of recipes; empty for a package alone.
-        overrides: Values of `--set`.
-        store: Root of the store; None for the usual one.
         gpus: GPUs that may be used; empty for all that are needed.
         listening: Address and keys of the gateway.
         no_gateway: Whether Triton runs alone.

@@ -23,6 +23,26 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+# Losses that a request may be in flight at before it is quarantined.
+MAX_LOSSES = 2
+# Convictions within the window before a tenant cools down.
+_MAX_CONVICTIONS = 2
+# Age of losses, suspects and convictions that are forgotten.
+WINDOW_S = 1800.0
+# First quarantine of a request. It is four times as long after each loss at which no other request was in flight again.
+_QUARANTINE_S = 60.0
+_MAX_QUARANTINE_S = 3600.0
+# First cool-down of a tenant; each further conviction doubles it.
+_COOL_DOWN_S = 30.0
+MAX_COOL_DOWN_S = 600.0
+# Longest turn of a tenant, in which other suspects wait, and longest time for the turns of all tenants after one loss.
+TURN_S = 5.0
+TURNS_S = 20.0
+# Time after the return of a server at which a tenant is under suspicion no more.
+_SUSPICION_S = 30.0
+# Time in which the requests that were lost with a server report.
+_SETTLE_S = 1.0
+
 _MOST_LOSSES = 256
 _MOST_SUSPECTS = 4096
 
@@ -93,38 +113,6 @@ def tenant_hold(tenant: str) -> str:
     return f"tenant:{tenant}"
 
 
-@dataclass(frozen=True, slots=True)
-class BlamePolicy:
-    """Bounds of blame, in seconds where nothing else is said.
-
-    Attributes:
-        max_losses: losses that a request may be in flight at before it is quarantined.
-        max_convictions: convictions within the window before a tenant cools down.
-        window_s: age of losses, suspects and convictions that are forgotten.
-        quarantine_s: first quarantine of a request. It is four times as long after each loss at which no other request
-            was in flight again.
-        max_quarantine_s: longest quarantine.
-        cool_down_s: first cool-down of a tenant; each further conviction doubles it.
-        max_cool_down_s: longest cool-down.
-        turn_s: longest turn of a tenant, in which other suspects wait.
-        turns_s: longest time for the turns of all tenants after one loss.
-        suspicion_s: time after the return of a server at which a tenant is under suspicion no more.
-        settle_s: time in which the requests that were lost with a server report.
-    """
-
-    max_losses: int = 2
-    max_convictions: int = 2
-    window_s: float = 1800.0
-    quarantine_s: float = 60.0
-    max_quarantine_s: float = 3600.0
-    cool_down_s: float = 30.0
-    max_cool_down_s: float = 600.0
-    turn_s: float = 5.0
-    turns_s: float = 20.0
-    suspicion_s: float = 30.0
-    settle_s: float = 1.0
-
-
 @dataclass(slots=True, eq=False)
 class _Loss:
     """A server that was lost, until it was well again and beyond.
@@ -187,8 +175,7 @@ class LossJudge:
         cool_downs: how often a tenant began to cool down.
     """
 
-    def __init__(self, policy: BlamePolicy = BlamePolicy()) -> None:
-        self.policy = policy
+    def __init__(self) -> None:
         self.losses = self.quarantined = self.cool_downs = 0
         self._losses: deque[_Loss] = deque(maxlen=_MOST_LOSSES)
         self._last: dict[str, _Loss] = {}  # by server
@@ -205,11 +192,11 @@ class LossJudge:
         until, losses = (-inf, 0) if suspect is None else (suspect.until, suspect.losses)
         until = max(until, held.get(work.digest, -inf))
         if until > now:
-            return Refusal("quarantined", until - now, max(losses, self.policy.max_losses))
+            return Refusal("quarantined", until - now, max(losses, MAX_LOSSES))
         until = max(self._cooling.get(work.tenant, -inf), held.get(tenant_hold(work.tenant), -inf))
         if until > now:
             convictions = len(self._convictions.get(work.tenant, ()))
-            return Refusal("cooling_down", until - now, max(convictions, self.policy.max_convictions))
+            return Refusal("cooling_down", until - now, max(convictions, _MAX_CONVICTIONS))
         return None
 
     def hold_elsewhere(self, now: float, held: Mapping[str, float]) -> None:
@@ -275,7 +262,7 @@ class LossJudge:
             return None
         was_suspected = began > loss.suspected.get(work.tenant, inf)
         if work.tenant not in loss.tenants:
-            self._suspected[work.tenant] = loss.at, loss.at + self.policy.window_s
+            self._suspected[work.tenant] = loss.at, loss.at + WINDOW_S
         loss.tenants[work.tenant] = loss.tenants.get(work.tenant, False) or was_suspected
         suspect = self._suspects.pop(work.digest, None)
         if suspect is None:
@@ -314,7 +301,7 @@ class LossJudge:
         if loss is not None and not loss.over:
             loss.over = True
             for tenant in loss.tenants.keys() & self._suspected.keys():
-                self._suspected[tenant] = self._suspected[tenant][0], now + self.policy.suspicion_s
+                self._suspected[tenant] = self._suspected[tenant][0], now + _SUSPICION_S
 
     def settle(self, now: float) -> Sequence[CoolDown]:
         """Judge the losses whose requests have reported, and forget what is old.
@@ -323,10 +310,10 @@ class LossJudge:
             The cool-downs that begin.
         """
         self._end_turns(now)
-        self._forget(now, now - self.policy.window_s)
+        self._forget(now, now - WINDOW_S)
         begun = []
         for loss in self._losses:
-            if not loss.settled and (loss.over or loss.at + self.policy.settle_s <= now):
+            if not loss.settled and (loss.over or loss.at + _SETTLE_S <= now):
                 loss.settled = True
                 again = [self._suspects[digest] for digest in loss.repeated if digest in self._suspects]
                 if len(loss.repeated) == 1 and again:
@@ -344,26 +331,24 @@ class LossJudge:
 
     def _quarantine(self, now: float, suspect: _Suspect) -> Refusal | None:
         """Quarantine a request that was in flight at too many losses, unless it is."""
-        policy = self.policy
-        if suspect.losses < policy.max_losses or suspect.until > now:
+        if suspect.losses < MAX_LOSSES or suspect.until > now:
             return None
-        wait_s = min(policy.max_quarantine_s, policy.quarantine_s * 4.0 ** min(suspect.alone, 16))
+        wait_s = min(_MAX_QUARANTINE_S, _QUARANTINE_S * 4.0 ** min(suspect.alone, 16))
         suspect.until = now + wait_s
         self.quarantined += 1
         return Refusal("quarantined", wait_s, suspect.losses)
 
     def _trial_s(self, now: float, work: Work) -> float | None:
         """Return the seconds of a request's trial; None if it is no suspect."""
-        policy = self.policy
         if (suspect := self._suspects.get(work.digest)) is not None:
-            return min(suspect.age_s + 1.0, policy.turn_s, policy.turns_s / len(suspect.loss.tenants))
+            return min(suspect.age_s + 1.0, TURN_S, TURNS_S / len(suspect.loss.tenants))
         if work.tenant in self._suspected and self._holds_back(now):
-            return min(policy.turn_s, policy.turns_s / len(self._suspected))
+            return min(TURN_S, TURNS_S / len(self._suspected))
         return None
 
     def _holds_back(self, now: float) -> bool:
         """Whether new requests of tenants under suspicion wait for their turns, too."""
-        recent = (loss for loss in self._losses if now - loss.at < self.policy.window_s)
+        recent = (loss for loss in self._losses if now - loss.at < WINDOW_S)
         return sum(not loss.is_machines for loss in recent) >= 2
 
     def _end_turns(self, now: float) -> None:
@@ -380,14 +365,14 @@ class LossJudge:
                 self._suspected.pop(tenant, None)
 
     def _convict(self, now: float, tenant: str, loss: _Loss) -> CoolDown | None:
-        policy, convictions = self.policy, self._convictions.setdefault(tenant, [])
+        convictions = self._convictions.setdefault(tenant, [])
         convictions.append(loss.at)
-        more = len(convictions) - policy.max_convictions
+        more = len(convictions) - _MAX_CONVICTIONS
         machines = sum(one.is_machines for one in self._losses)
         is_alone = all(one.tenants.keys() <= {tenant} for one in self._losses)
         if more < 0 or len(convictions) <= machines or is_alone:
             return None
-        wait_s = min(policy.max_cool_down_s, policy.cool_down_s * 2.0 ** min(more, 16))
+        wait_s = min(MAX_COOL_DOWN_S, _COOL_DOWN_S * 2.0 ** min(more, 16))
         self._cooling[tenant] = now + wait_s
         self.cool_downs += 1
         return CoolDown(tenant, wait_s, len(convictions))

@@ -68,7 +68,6 @@ class ApiError(Exception):
     ) -> None:
         """
         Args:
-            message: text for people.
             param: field of the request that is at fault.
             code: kind of fault, for programs.
             retry_after_s: seconds after which it is worth asking again.

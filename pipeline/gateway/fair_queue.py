@@ -212,7 +212,6 @@ class FairQueue:
 
         Args:
             tokens: tokens of the prompt and, at most, of the answer.
-            tenant: name of the tenant.
             wait_s: how long to wait while the queue is paused, in seconds.
             arrived: when the request arrived, by the queue's clock; None is now.
             background: whether it only gets a slot that no other request waits for, however long that takes. A suspect

@@ -90,8 +90,6 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """
         Args:
-            host: address or name to listen on.
-            port: 0 takes a free one.
             on_refusal: see `Connections`.
             drain_s: seconds that requests may still take after a stop.
         """

@@ -27,8 +27,6 @@ def work_digest(tenant: str, model: str, prompt: object, sampling: Mapping[str, 
     """Compute the digest of a request.
 
     Args:
-        tenant: name.
-        model: name.
         prompt: text or token ids, as the engine gets them.
         sampling: parameters, without a seed that was drawn for the request.
     """

@@ -94,7 +94,6 @@ class Readiness:
     ) -> None:
         """
         Args:
-            name: name of the model, for the log.
             client: sends the model's requests. Its endpoints are marked as ill while they are.
             queue: the model's; paused while all servers are ill.
             slots_per_server: requests that each server takes at once: the queue has so many for each that is well.

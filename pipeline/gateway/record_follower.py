@@ -40,9 +40,6 @@ class RecordFollower:
     ) -> None:
         """
         Args:
-            name: name of the recipe, and of the model.
-            folder: folder of the records.
-            current: record by which the model was loaded.
             load: loads the model that a record names; called in a thread.
         """
         self.name = name

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.cache.backend import BackendDown
 from pipeline.cache.redis_server import RedisAddress
-from pipeline.gateway.blame import BlamePolicy
+from pipeline.gateway.blame import WINDOW_S
 from pipeline.gateway.shared_redis import SharedRedis
 
 _log = logging.getLogger("pipeline.gateway")
@@ -61,12 +61,11 @@ return found
 class RedisLosses:
     """Losses of servers by request, counted together with other gateways. For one event loop; no report waits."""
 
-    def __init__(self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """See `SharedRedis`."""
-        self._redis = SharedRedis(address, timeout_s=timeout_s)
+    def __init__(self, address: RedisAddress) -> None:
+        self._redis = SharedRedis(address, timeout_s=_TIMEOUT_S)
         self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
         self._read = self._redis.script(_READ)
-        self._forget_s = int(BlamePolicy().window_s)
+        self._forget_s = int(WINDOW_S)
         self._tasks: set[asyncio.Task[None]] = set()
         self._hear: list[Callable[[Mapping[str, float]], None]] = []
         self._reading: asyncio.Task[None] | None = None

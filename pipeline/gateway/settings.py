@@ -100,9 +100,9 @@ class ModelSources(Settings):
         Option("--endpoint", metavar="[NAME=]HOST:PORT", parse=_parse_endpoint),
     ] = Field(
         default=(),
-        description="gRPC address of a Triton server elsewhere that runs a recipe, by its name unless there is one "
-        "only. Repeat it for several servers; dns:NAME:PORT is every address that a DNS name has, asked again every "
-        "few seconds.",
+        description="gRPC address of a Triton server elsewhere; NAME= says which recipe it runs, if there are several. "
+        "Repeat it for several servers; dns:NAME:PORT stands for all addresses of a DNS name, which is resolved again "
+        "every few seconds.",
     )
     wait_s: Annotated[float, Option(metavar="S")] = Field(
         default=0.0,

@@ -94,9 +94,7 @@ class TextProcesses:
     ) -> None:
         """
         Args:
-            tokenizer: folder of the tokenizer and the chat template.
             tool_section: whether tools stand in a section of the prompt where the template takes none.
-            budget: budget of each piece of work; None: the usual one.
         """
         self.budget = budget or TextBudget()
         budgets = (str(self.budget.cpu_s), str(self.budget.memory_mib))

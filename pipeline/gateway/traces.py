@@ -137,7 +137,6 @@ class Tracer:
         """Start a span.
 
         Args:
-            name: name such as POST /v1/embeddings.
             parent: span of the client, if the request names one.
         """
         offset_ns = time.time_ns() - time.perf_counter_ns()

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.errors import CheckpointError
 from pipeline.models.architecture import Architecture, LinearShape
-from pipeline.models.layers import LinearLayer
+from pipeline.models.layers import MX_GROUP, LinearLayer
 from pipeline.models.quantization import GROUPED, CheckpointQuantization, Format
 from pipeline.models.tensors import Array, TensorFiles, TensorKind, TensorMap
 
@@ -125,7 +125,7 @@ def faults_of(
     faults: list[str] = []
     expected = {architecture.embedding}
     faults += _plain_faults(architecture.embedding, (architecture.vocab, architecture.hidden), headers)
-    for name, size in architecture.norms():
+    for name, size in architecture.vectors():
         expected.add(name)
         faults += _plain_faults(name, (size,), headers)
     layers = list(architecture.linears())
@@ -140,6 +140,13 @@ def faults_of(
             for name in _kv_names(layer_index):
                 expected.add(name)
                 faults += _scalar_faults(name, headers)
+    for shape in architecture.stacked_experts():
+        wanted = stacked_layout(shape, architecture.experts, quantization.format)
+        expected |= set(wanted)
+        for name, (dtypes, dimensions) in wanted.items():
+            faults += (
+                _mismatch(headers[name], dtypes, (dimensions,)) if name in headers else [f"{name} is missing"]
+            )
     faults += _fusion_faults(architecture, quantization, headers)
     faults += [
         f"{name} is not expected" for name in headers if name not in expected and not name.endswith(_IGNORED)
@@ -166,6 +173,26 @@ def layer_faults(
         if part not in wanted and names[part] in headers:
             faults.append(f"{names[part]} is not expected in {form} weights")
     return faults
+
+
+def stacked_layout(
+    shape: LinearShape, experts: int, form: Format
+) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Map the tensors that hold a projection of all experts of a layer to their types and shape.
+
+    Args:
+        shape: One expert's.
+    """
+    rows, columns = shape.rows, shape.columns
+    bias: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+        f"{shape.name}_bias": (FLOATS, (experts, rows))
+    }
+    if form is not Format.MXFP4:
+        return bias | {shape.name: (FLOATS, (experts, columns, rows))}
+    return bias | {
+        f"{shape.name}_blocks": (("U8",), (experts, rows, columns // MX_GROUP, MX_GROUP // 2)),
+        f"{shape.name}_scales": (("U8",), (experts, rows, columns // MX_GROUP)),
+    }
 
 
 _Layout = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], bool]  # types, shapes, needed

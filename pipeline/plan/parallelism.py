@@ -16,6 +16,30 @@ class Parallelism:
     tensor: int = 1  # GPUs that share each layer
     pipeline: int = 1  # groups of GPUs that share the layers
     expert: int = 1  # of the tensor-parallel GPUs, groups that hold different experts
+    attention_dp: bool = False  # each of them has requests of its own, and all but the routed experts whole
+
+    @property
+    def shared(self) -> int:
+        """GPUs that share each layer, but for its routed experts."""
+        return 1 if self.attention_dp else self.tensor
+
+    @property
+    def expert_tensor(self) -> int:
+        """GPUs that share each routed expert.
+
+        >>> Parallelism(tensor=4, expert=2).expert_tensor
+        2
+        """
+        return max(1, self.tensor // self.expert)
+
+    @property
+    def request_groups(self) -> int:
+        """Groups of GPUs that each have requests, and a KV cache, of their own."""
+        return self.tensor // self.shared
+
+    def rank_requests(self, requests: int) -> int:
+        """Divide requests that run at a time among the groups: the most that one of them has, evenly spread."""
+        return -(-requests // self.request_groups)
 
     @property
     def world(self) -> int:
@@ -45,4 +69,9 @@ def parallelism(recipe: Recipe, role: str) -> Parallelism:
         return Parallelism()
     if role == "draft" and runtime.kind == "tensorrt" and recipe.draft is not None:
         return Parallelism(tensor=recipe.draft.tensor_parallel)
-    return Parallelism(runtime.tensor_parallel, runtime.pipeline_parallel, runtime.expert_parallel or 1)
+    return Parallelism(
+        runtime.tensor_parallel,
+        runtime.pipeline_parallel,
+        runtime.expert_parallel or 1,
+        runtime.kind == "pytorch" and runtime.attention_dp,
+    )

@@ -71,14 +71,14 @@ class BuildSettings(PreparationSettings):
     )
     executor: Literal["auto", "native", "docker", "print", "print-all"] = Field(
         default="auto",
-        description="Program that runs trtllm-build (runtime tensorrt): this machine's, that of the container that "
-        "will serve, or none: a script for another machine is printed. auto: native where it is on PATH, else docker. "
-        "The script has the whole build done there where what comes before the engines cannot be made here; with "
-        "print-all in any case, for any runtime.",
+        description="How trtllm-build is run (runtime tensorrt): native, on this machine; docker, in the container "
+        "that will serve; print, by a script for another machine. auto is native if it is on PATH, else docker. The "
+        "script does the whole build if the steps before the engines cannot be done here; with print-all it always "
+        "does, for any runtime.",
     )
     devices: Devices = Field(default=(), description="GPUs that may be used; by default all that are needed.")
     executor_timeout_s: Annotated[float | None, Option(metavar="SECONDS")] = Field(
-        default=None, gt=0, description="Most time that trtllm-build may take for one engine; by default any."
+        default=None, gt=0, description="Time limit of trtllm-build for one engine; by default none."
     )
 
 

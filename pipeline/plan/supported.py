@@ -26,7 +26,7 @@ class Feature:
 
 FEATURES: Mapping[str, Feature] = {
     "overlap": Feature("the overlap scheduler", "set runtime.overlap_scheduler to false"),
-    "attention_dp": Feature("attention data parallelism", "remove enable_attention_dp from runtime.llm_args"),
+    "attention_dp": Feature("attention data parallelism", "set runtime.attention_dp to false"),
     "disaggregation": Feature(
         "disaggregated serving", "remove cache_transceiver_config from runtime.llm_args"
     ),

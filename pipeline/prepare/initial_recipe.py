@@ -90,9 +90,6 @@ class InitialRecipe:
 def initial_recipe(request: InitRequest, store: Store, *, progress: Progress | None = None) -> InitialRecipe:
     """Propose a recipe for a model.
 
-    Args:
-        progress: Receives a line for each retry.
-
     Returns:
         A recipe that `pipeline plan` does not refuse.
 

@@ -45,8 +45,6 @@ class Migration:
     """A recipe of runtime tensorrt, and what was made of it.
 
     Attributes:
-        before: The recipe for engines.
-        after: The recipe for the LLM API.
         text: YAML of `after`.
         keeps_comments: Whether `text` is that of the old file with changes in place.
         changes: Everything that differs, or that is said in another way.

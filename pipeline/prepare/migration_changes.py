@@ -107,12 +107,7 @@ def _is_below(key: str | None, removed: Sequence[str]) -> bool:
 
 
 def client_changes(before: Recipe, version: str) -> Iterator[Change]:
-    """Yield what is other for requests that go to Triton itself, and what a release leaves undone for all.
-
-    Args:
-        before: The recipe for engines.
-        version: Release of the LLM API.
-    """
+    """Yield what is other for requests that go to Triton itself, and what a release leaves undone for all."""
     models = contract.note("models")
     yield Change(
         "requests", "changed", "models", list(inflight_batcher.models()), "models", [TARGET_MODEL],

@@ -109,7 +109,6 @@ class Prepared:
         count the disk of the store, and memory and GPUs for what is to be calibrated and compiled on it.
 
         Args:
-            executor: Who builds engines.
             until: Name of the last step that is wanted.
 
         Returns:

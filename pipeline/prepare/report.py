@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from pipeline.errors import Fault, InvalidInput, SourceError, UserError
-from pipeline.machine.host import processor_name
+from pipeline.errors import InvalidInput, SourceError, UserError
 from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import (
@@ -23,7 +21,7 @@ from pipeline.plan.memory import (
 from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_format
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.performance import Forecast, forecast_recipe
-from pipeline.plan.performance.calibration import SpeedCalibration, calibration_file
+from pipeline.plan.performance.calibration import SpeedCalibration
 from pipeline.plan.performance.compare import Comparison, compare, comparison_settings
 from pipeline.plan.plan import DRAFT, TARGET, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
@@ -132,7 +130,7 @@ def make_report(
         offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
         allowed: Ids of rules whose errors are let pass.
         workload: Lengths, prices and acceptance, beyond the recipe.
-        calibration: Constants measured on the recipe's device (`stored_calibration`); None: those of published figures.
+        calibration: Constants measured on the recipe's device; None: those of published figures.
 
     Raises:
         InvalidInput: A config.json that is here, or that the Hub gives, cannot be read.
@@ -163,46 +161,6 @@ def make_report(
         doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )
-
-
-def calibrated_device(recipe: Recipe) -> str:
-    """Name what a calibration of a recipe is of: its GPU, or the processor of this machine."""
-    return processor_name() if isinstance(recipe.runtime, CpuRuntime) else recipe.runtime.gpu
-
-
-def calibration_path(recipe: Recipe, store: Store) -> Path:
-    """Say where the store keeps the calibration of a recipe's device and runtime."""
-    return store.calibrations / calibration_file(calibrated_device(recipe), recipe.runtime.kind)
-
-
-def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -> SpeedCalibration | None:
-    """Read the calibration of a recipe's device and runtime.
-
-    Args:
-        file: Read this one instead of the store's.
-
-    Returns:
-        None where there is none in the store.
-
-    Raises:
-        UnreadableFile, InvalidInput: It cannot be read, or is no calibration, or of another device or runtime.
-    """
-    path = calibration_path(recipe, store) if file is None else file
-    if file is None and not path.is_file():
-        return None
-    found = SpeedCalibration.read(path)
-    device = calibrated_device(recipe)
-    wrong = [
-        Fault(f"is of {has}, and the recipe's is {wanted}", key=key, value=has)
-        for key, has, wanted in (
-            ("device", found.device, device),
-            ("runtime", found.runtime, recipe.runtime.kind),
-        )
-        if has != wanted
-    ]
-    if wrong:
-        raise InvalidInput(str(path), wrong)
-    return found
 
 
 def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) -> Comparison:

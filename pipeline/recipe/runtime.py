@@ -80,7 +80,8 @@ class _GpuRuntime(RecipeSection):
         default=None,
         ge=1,
         le=64,
-        description="Groups of the tensor-parallel GPUs that hold different experts.",
+        description="Groups of the tensor-parallel GPUs that hold different experts; the GPUs of a group share each "
+        "expert (upstream's moe_tensor_parallel_size is tensor_parallel / expert_parallel).",
     )
 
 
@@ -123,7 +124,18 @@ class PyTorchRuntime(_GpuRuntime):
     """TensorRT-LLM's PyTorch backend behind the `llmapi` model (1.0 and newer, candidates of 1.3 and 1.4 too)."""
 
     kind: Literal["pytorch"] = Field(description="Which runtime this is.")
+    attention_dp: bool = Field(
+        default=False,
+        description="Attention data parallelism: each tensor-parallel GPU holds all but the routed experts whole, and "
+        "has requests of its own. limits.max_concurrency counts those of all; limits.max_batch_tokens is that of each.",
+    )
     cuda_graphs: bool = Field(default=True, description="Replay decoding steps as CUDA graphs.")
+    max_graph_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=8192,
+        description="Largest batch of one GPU that CUDA graphs are captured for; by default all its requests.",
+    )
     overlap_scheduler: bool | None = Field(
         default=None,
         description="Prepare a step while the last one runs; by default wherever the speculation allows it.",
@@ -138,7 +150,7 @@ class PyTorchRuntime(_GpuRuntime):
         default_factory=dict,
         description="Arguments of the LLM API that nothing else here decides, under upstream's names; the plan does "
         "not know what they do to memory and speed.",
-        examples=[{"enable_attention_dp": True, "moe_config": {"backend": "TRTLLM"}}],
+        examples=[{"moe_config": {"backend": "TRTLLM"}, "stream_interval": 20}],
     )
 
     def __hash__(self) -> int:

@@ -195,9 +195,11 @@ def _batch_fits_concurrency(values: RecipeValues) -> Iterator[Problem]:
         values["limits.max_concurrency"],
     )
     drafted = values["draft.max_draft_tokens"] or 0
-    least = concurrency * (drafted + 1)
+    ranks = (values["runtime.tensor_parallel"] or 1) if values["runtime.attention_dp"] else 1
+    least = -(-concurrency // ranks) * (drafted + 1)
     if budget is not None and budget < least:
         product = f"limits.max_concurrency {concurrency}"
+        product += f" / runtime.tensor_parallel {ranks}" if ranks > 1 else ""
         product += f" x (draft.max_draft_tokens {drafted} + 1)" if drafted else ""
         yield Problem(
             (key, "limits.max_concurrency", *(["draft.max_draft_tokens"] if drafted else [])),
@@ -236,6 +238,20 @@ def _expert_parallel(values: RecipeValues) -> Iterator[Problem]:
             "one of " + ", ".join(str(n) for n in range(1, tensors + 1) if tensors % n == 0),
             "moe.ep",
         )
+
+
+def _graph_batch(values: RecipeValues) -> Iterator[Problem]:
+    key, graphs, sizes = (
+        "runtime.max_graph_batch",
+        "runtime.cuda_graphs",
+        "runtime.llm_args.cuda_graph_config.batch_sizes",
+    )
+    if values[key] is None:
+        return
+    if not values[graphs]:
+        yield Problem((key, graphs), f"is given, but {graphs} is false", f"remove {key}, or {graphs}")
+    if values[sizes]:
+        yield Problem((key, sizes), f"is given, and {sizes} too", f"remove {key}, or {sizes}")
 
 
 def _exports_cover_runtime(values: RecipeValues) -> Iterator[Problem]:
@@ -381,7 +397,7 @@ RULES: tuple[Rule, ...] = (
     _revision_of_hub, _calibration_needed, _gate_needs_format, _sample_count, _awq_block_size, _auto_budget,
     _slo_percentiles,
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
-    _expert_parallel, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
+    _expert_parallel, _graph_batch, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
     _bls_needs_draft, _gpu_memory,
     _cpu_scheduler, _adapters, _semantic_needs_cache, _ports_are_open, _kubernetes,
 )  # fmt: skip

@@ -36,7 +36,6 @@ class Announcement:
 
         Args:
             folder: Folder of records; None announces nowhere.
-            name: Name of the recipe.
             components: "triton", and "gateway" if there is one. They are starting.
             ready_file: File that is there, and new, while the deployment is ready; see `pipeline.serving.health`.
             entry_model: Model that clients ask, for that file.

@@ -71,8 +71,6 @@ def find_deployment(
     The name of a running deployment comes before a packaged recipe of the same name; a path is always a recipe's file.
 
     Args:
-        name: Name of a deployment, or file or name of a recipe.
-        overrides: Values of `--set`, which replace what the deployment is served with.
         wait_s: Time to wait until it runs.
         states: States that count as running; None for those in which it answers.
 
@@ -127,9 +125,6 @@ def recipe_to_serve(
     """Load the recipe of a package that is to be served.
 
     Args:
-        name: File or name of a recipe, or name of a running deployment; None for a package alone.
-        overrides: Values of `--set`.
-        store: Store where deployments are announced.
         package: Folder of the package, if that is named.
 
     Returns:

@@ -25,9 +25,6 @@ class Exchange:
     """An exchange that is to be asked for.
 
     Attributes:
-        name: Name of the deployment.
-        server: Its record.
-        package: Folder of the package to serve.
         recipe: Recipe that the package was made from; None if that is not known.
         argv: Arguments of a command line that name the recipe and its store.
         values: All values of the recipe; None for those that it is served with.

@@ -59,7 +59,6 @@ def docker_launch(
 
     Raises:
         InvalidInput: The deployment's launch section is impossible.
-        UserError: Its version of TensorRT-LLM is not known.
     """
     plan = plan_in_container(deployment, start, slots=slots, traces=traces)
     requirements, ports = deployment.requirements, start.ports

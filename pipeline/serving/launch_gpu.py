@@ -50,7 +50,6 @@ def plan_launch(deployment: Deployment, start: Start, place: GpuPlace = GpuPlace
 
     Raises:
         InvalidInput: The deployment cannot be started at all; the text has all that is wrong with it.
-        UserError: Its version of TensorRT-LLM is not known.
     """
     faults = launch_faults(deployment, place.group)
     if faults:
@@ -102,7 +101,6 @@ def gpu_launch(
 
     Raises:
         InvalidInput: The deployment's launch section is impossible.
-        UserError: Its version of TensorRT-LLM is not known.
     """
     package = package.absolute()
     in_place = package == Path(CONTAINER_ROOT)

@@ -91,7 +91,6 @@ def histogram_quantile(
 
     Args:
         quantile: Quantile between 0 and 1.
-        name: Name of the histogram, without `_bucket`.
         before: Earlier page; None for the time since the process began.
         labels: Labels of the samples that are added up.
 
@@ -235,12 +234,12 @@ def _of_triton(page: MetricsPage | None) -> dict[str, Any]:
     }
 
 
-def kv_cache_usage(triton_url: str, timeout_s: float = 1.0) -> float | None:
+def kv_cache_usage(triton_url: str) -> float | None:
     """Return the share of the KV cache's blocks that are used, 0 to 1, by Triton's page of metrics.
 
-    None if the page does not have it, or does not come in time.
+    None if the page does not have it, or does not come within a second.
     """
-    return _kv_used(MetricsPage.fetch(triton_url, timeout_s))
+    return _kv_used(MetricsPage.fetch(triton_url, 1.0))
 
 
 def _kv_used(page: MetricsPage | None) -> float | None:

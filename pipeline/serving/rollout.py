@@ -59,8 +59,6 @@ class RolloutRequest(BaseModel):
     """A request on the control socket; see `Rollouts`.
 
     Attributes:
-        name: Name of the deployment.
-        package: Folder of the new package.
         recipe: Arguments of a command line that name the package's recipe and its store.
         settings: Values of the recipe that the package is served with; None for those of the old one.
         golden: Whether its golden questions are asked.

@@ -134,7 +134,6 @@ def find_fetched(
     """Find the store's checkpoint of a Hub source at a revision (a commit, or the name it was fetched by).
 
     Args:
-        source: the repository on the Hub.
         revision: a commit, branch or tag; None: one that was fetched without naming a revision.
         store: where to look.
         graph: whether its published ONNX graph is wanted, where it has one, instead of its weights.

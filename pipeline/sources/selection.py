@@ -38,10 +38,8 @@ def select(names: Collection[str], *, allow_pickle: bool, label: str, adapter: b
     """Choose the small files, and the weights or their index.
 
     Args:
-        names: Files of the checkpoint's top folder.
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
         adapter: Whether it is a LoRA adapter.
-        label: Name of the source in messages.
 
     Raises:
         SourceError: Files are missing, or the weights are pickled and that is not allowed.
@@ -111,7 +109,6 @@ def chosen_files(
     """Open a local folder and choose the files that a build takes.
 
     Args:
-        path: The folder.
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
         adapter: Whether it is a LoRA adapter.
 

@@ -67,8 +67,6 @@ def verify(
     A manifest that does not give its own digest counts as changed.
 
     Args:
-        artifact: artifact to verify.
-        progress: is told the bytes as they are hashed.
         hashes: remembers what is found.
         again: read every file; else `hashes` is believed for those of more than SMALL_BYTES.
         only: which files, by name and entry in the manifest.
@@ -124,9 +122,7 @@ def check(
     """Make sure that an artifact's files are those that were published, before they are used.
 
     Args:
-        artifact: artifact that is about to be used.
         hashes: large files that it knows are not read.
-        progress: is told the bytes as they are hashed.
         only: which files, by name and entry in the manifest.
         command: command that finds and removes damaged artifacts, for messages.
 
@@ -143,8 +139,6 @@ def damaged(artifact: Artifact, result: Verification, command: str) -> DamagedAr
     """Make the error for a damaged artifact.
 
     Args:
-        artifact: the artifact.
-        result: differences.
         command: command that finds and removes it, for messages.
     """
     lines = [f"{artifact.path}: damaged", *(f"  {fault}" for fault in result.faults)]

@@ -90,9 +90,6 @@ def canonical(value: Json) -> str:
 def digest_of(value: Json) -> str:
     """Return the SHA-256 of `canonical(value)`, 64 hexadecimal digits.
 
-    Args:
-        value: any value that `canonical` takes.
-
     Raises:
         ValueError: something in it is no JSON; the text names its place.
     """

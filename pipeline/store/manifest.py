@@ -67,9 +67,6 @@ class Manifest(_Frozen):
     def load(cls, directory: Path) -> Manifest:
         """Read `manifest.json` of a directory.
 
-        Args:
-            directory: folder of an artifact.
-
         Raises:
             StoreError: it is missing, damaged, or of another schema.
         """
@@ -93,9 +90,6 @@ class Manifest(_Frozen):
 
     def write(self, directory: Path) -> None:
         """Write `manifest.json` and its readable twin into a directory.
-
-        Args:
-            directory: folder of the artifact; it must exist.
 
         Raises:
             OSError: a file cannot be written.

@@ -51,8 +51,6 @@ def send_artifact(artifact: Artifact, address: str, progress: Progress | None = 
 
     Args:
         artifact: Artifact whose files are those of its manifest (`store.check`).
-        address: Folder below which artifacts lie.
-        progress: Is told the bytes.
 
     Returns:
         Where it is: `<address>/<name>`.
@@ -98,9 +96,7 @@ def fetch_artifact(
     Args:
         name: Stage and beginning of the digest; with @sha256: and the SHA-256 of the manifest, no other content is
             taken.
-        address: Folder below which artifacts lie.
         into: Folder that gets a folder of that name.
-        progress: Is told the bytes.
         only: Which files are wanted, by name and entry in the manifest.
         keys: By one of which it must be signed; None takes unsigned ones.
 

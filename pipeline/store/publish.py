@@ -46,11 +46,8 @@ def publish(
     Args:
         work: folder that a stage left; renamed to `target`.
         target: the artifact's directory, on the same filesystem.
-        key: key of the artifact.
-        recipe: name of the recipe that asked.
         facts: findings and measurements of the stage, for the manifest.
         duration_s: how long making it took, without hashing and publishing.
-        progress: is told the bytes as they are hashed.
         hashes: remembers the hashes, so that a start soon after need not read the files again.
 
     Raises:

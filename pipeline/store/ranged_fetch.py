@@ -76,7 +76,6 @@ def fetch_files(source: Source, wanted: Sequence[WantedFile], advance: Callable[
     Args:
         source: where they come from.
         wanted: the files.
-        advance: is told the bytes as they are there.
 
     Returns:
         What is wrong with files of which the source has other bytes than those that are wanted.
@@ -107,11 +106,7 @@ def fetch_files(source: Source, wanted: Sequence[WantedFile], advance: Callable[
 
 
 def pause(failures: int) -> None:
-    """Wait before another attempt. Re-raises the exception that is handled after too many.
-
-    Args:
-        failures: attempts that failed, one after the other.
-    """
+    """Wait before another attempt. Re-raises the exception that is handled after too many."""
     if failures >= _ATTEMPTS:
         raise
     time.sleep(_PAUSE_S * 2 ** (failures - 1))

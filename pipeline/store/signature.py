@@ -122,7 +122,6 @@ def sign(folder: Path, key_file: Path) -> Path:
     """Write the signature of an artifact beside its manifest.
 
     Args:
-        folder: the artifact's.
         key_file: private key, as PEM without a password.
 
     Returns:

@@ -103,12 +103,6 @@ class Store:
     def find(self, key: ArtifactKey) -> Artifact | None:
         """Look up the published artifact of a key, and put it into use (see `use`).
 
-        Args:
-            key: key of the artifact.
-
-        Returns:
-            The artifact, or None if it is not published.
-
         Raises:
             DamagedArtifact: files are missing or of another size. StoreError: its manifest cannot be read.
         """
@@ -129,10 +123,6 @@ class Store:
 
     def check(self, artifact: Artifact, progress: Progress | None = None) -> None:
         """Make sure, before an artifact is used, that its files are those that were published.
-
-        Args:
-            artifact: artifact that is about to be used.
-            progress: is told the bytes as they are hashed; None: nobody is told.
 
         Raises:
             DamagedArtifact: with all that differ.
@@ -185,9 +175,6 @@ class Store:
         Args:
             stage: name of the stage, such as "fetch".
             recipe: name of the recipe that its manifest holds: the one that asked for the artifact first.
-
-        Returns:
-            The artifact that was used last of those that fit; None if none does.
         """
         fitting = (a for a in self.list() if (a.manifest.stage, a.manifest.recipe) == (stage, recipe))
         return next(fitting, None)
@@ -209,11 +196,9 @@ class Store:
         and so kept by `gc`, until `close` or the end of this process.
 
         Args:
-            key: key of the artifact.
             make: gets an empty directory (or, if the key is resumable, what a killed `make` left), fills it, and
                 returns the facts for the manifest. It must not write absolute paths: the directory is renamed.
             recipe: name of the recipe that asks, for the manifest.
-            progress: is told who makes it, if this process waits.
             needs_bytes: free space to ask for before `make` begins.
 
         Raises:
@@ -293,9 +278,6 @@ class Store:
 
     def use(self, artifact: Artifact) -> bool:
         """Keep `gc`, of any process, from removing an artifact until `close`.
-
-        Args:
-            artifact: a published artifact of this store.
 
         Returns:
             Whether it is still there.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.gateway.blame import Attempt, BlamePolicy, LossJudge, Work
+from pipeline.gateway.blame import TURN_S, TURNS_S, Attempt, LossJudge, Work
 
 STEP_S = 0.2
 ATTEMPTS = 3
@@ -253,7 +253,7 @@ def test_lines_of_batches_go_out_one_by_one() -> None:
 
 @pytest.mark.parametrize("tenants", [1, 40])
 def test_turns_are_short_however_many_tenants_were_in_flight(tenants: int) -> None:
-    judge, policy, now = LossJudge(), BlamePolicy(), 100.0
+    judge, now = LossJudge(), 100.0
     works = [Work(f"r{n}", f"t{n}") for n in range(tenants)]
     for attempt in [judge.began(0.0, work) for work in works]:
         judge.lost(now, attempt, "server")
@@ -263,7 +263,7 @@ def test_turns_are_short_however_many_tenants_were_in_flight(tenants: int) -> No
         while not judge.may_begin(now, work):
             now += 0.01
         judge.began(now, work)
-    assert now - began <= max(policy.turn_s, policy.turns_s) + 0.01 * tenants
+    assert now - began <= max(TURN_S, TURNS_S) + 0.01 * tenants
 
 
 def test_memory_is_bounded_and_what_is_old_is_forgotten() -> None:

@@ -21,9 +21,9 @@ CASES = {
     ),
     "unknown section": (
         None, "sheduler: {}\n",
-        "r.yaml:10: sheduler: is not a key (did you mean scheduler? allowed: name, model, draft, adapters, quantization, "
-        "runtime, limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, cache, "
-        "gateway, triton, deploy, kubernetes)",
+        "r.yaml:10: sheduler: is not a key (did you mean scheduler? allowed: name, model, draft, adapters, "
+        "quantization, runtime, limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, "
+        "cache, gateway, triton, deploy, kubernetes)",
     ),
     "key of another section": (
         None, "max_batch_tokens: 64\n",

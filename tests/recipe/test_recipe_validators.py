@@ -94,6 +94,9 @@ BROKEN = {
         {"limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 20},
          "scheduler": {"chunked_context": False}, "runtime": TRT, "draft": DRAFT},
         ["limits.max_batch_tokens = 20", "prompt, answer and drafts together, 21", "at least 21"]),
+    "graphs of no size": (
+        {"runtime": TORCH | {"max_graph_batch": 8, "cuda_graphs": False}},
+        ["runtime.max_graph_batch = 8: is given, but runtime.cuda_graphs is false", "remove runtime.max_graph_batch"]),
     "experts do not divide": (
         {"runtime": TRT | {"tensor_parallel": 4, "expert_parallel": 3}},
         ["runtime.expert_parallel = 3", "runtime.tensor_parallel, which is 4", "one of 1, 2, 4"]),
@@ -169,6 +172,9 @@ SOUND = {
         "scheduler": {"chunked_context": False}, "runtime": TRT, "draft": DRAFT},
     "chunked prompts": {
         "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 4, "max_batch_tokens": 8}},
+    "batch of one step of each GPU": {
+        "limits": {"max_input_tokens": 9, "max_output_tokens": 9, "max_concurrency": 40, "max_batch_tokens": 10},
+        "runtime": TORCH | {"tensor_parallel": 4, "attention_dp": True}},
     "experts divide": {"runtime": TRT | {"tensor_parallel": 4, "expert_parallel": 2}},
     "export with the runtime's size": {
         "runtime": TRT | {"tensor_parallel": 2}, "quantization": FP8 | {"export_tensor_parallel": [1, 2, 4]}},

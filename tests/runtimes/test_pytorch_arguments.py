@@ -40,8 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle3": {"draft": EAGLE},
     "ngram": {"runtime": {"speculation": {"method": "ngram", "max_draft_tokens": 4, "max_matching_tokens": 3}}},
     "mtp": {"runtime": {"speculation": {"method": "mtp", "layers": 2}}},
+    "attention-dp": {
+        "runtime": {"tensor_parallel": 8, "expert_parallel": 8, "attention_dp": True, "max_graph_batch": 4},
+        "limits": {"max_input_tokens": 8192, "max_output_tokens": 1024, "max_concurrency": 60},
+    },
     "own": {"runtime": {"llm_args": {
-        "enable_attention_dp": True, "moe_config": {"backend": "TRTLLM"}, "kv_cache_config": {"max_tokens": 65536},
+        "moe_config": {"backend": "TRTLLM"}, "kv_cache_config": {"max_tokens": 65536},
     }}},
 }  # fmt: skip
 
@@ -103,6 +107,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         "cuda_graphs": draw(st.booleans()),
         "overlap_scheduler": draw(st.sampled_from([None, False])),
         "expert_parallel": draw(st.sampled_from([None, *(n for n in (1, 2, 4, 8) if tensor % n == 0)])),
+        "attention_dp": draw(st.booleans()),
     }
     sections: dict[str, Any] = {
         "limits": {
@@ -140,6 +145,8 @@ def test_upstream_would_take_the_arguments_of_any_recipe(some: Recipe) -> None:
     assert made["enable_chunked_prefill"] or made["max_num_tokens"] >= some.limits.max_input_tokens
     assert made["max_seq_len"] == some.limits.max_input_tokens + some.limits.max_output_tokens
     assert ("speculative_config" in made) is (draft_tokens(some) > 0)
+    ranks = made["tensor_parallel_size"] if some.runtime.attention_dp else 1
+    assert 0 <= made["max_batch_size"] * ranks - some.limits.max_concurrency < ranks
     experts = made.get("moe_expert_parallel_size", 1) * made.get("moe_tensor_parallel_size", 1)
     assert experts in (1, made["tensor_parallel_size"])
 
@@ -158,6 +165,7 @@ def test_arguments_of_ones_own_propose_tokens_too() -> None:
     [
         ("1.2.1", {"max_batch_size": 8}, "max_batch_size = 8: may not be given: limits.max_concurrency decides it"),
         ("1.2.1", {"kv_cache_config": {"dtype": "fp8"}}, "dtype = fp8: may not be given: quantization.kv_cache"),
+        ("1.2.1", {"enable_attention_dp": True}, "may not be given: runtime.attention_dp decides it"),
         ("1.2.1", {"cuda_graph_config": {"enable_padding": False}}, "enable_padding = False: is True already"),
         ("1.2.1", {"gms_config": {}}, "in TensorRT-LLM 1.2.1 (TensorRT-LLM 1.3.0rc29 and 1.4.0rc1"),
         ("1.4.0rc1", {"sampler_type": "auto"}, "in TensorRT-LLM 1.4.0rc1 (TensorRT-LLM 1.1.0, 1.2.0 and 1.2.1 take"),
@@ -168,6 +176,16 @@ def test_arguments_of_ones_own_that_are_refused(version: str, own: dict[str, Any
     with pytest.raises(UserError, match=r"runtime\.llm_args\.") as caught:
         llm_arguments(recipe(version, runtime={"llm_args": own}))
     assert said in str(caught.value)
+
+
+def test_batch_sizes_of_graphs_of_ones_own_stand_alone() -> None:
+    own = {"llm_args": {"cuda_graph_config": {"batch_sizes": [1, 2, 8]}}}
+    made = llm_arguments(recipe("1.2.1", runtime=own))
+    assert made["cuda_graph_config"] == {"enable_padding": True, "batch_sizes": [1, 2, 8]}
+    with pytest.raises(
+        ValueError, match=r"is given, and runtime\.llm_args\.cuda_graph_config\.batch_sizes too"
+    ):
+        recipe("1.2.1", runtime=own | {"max_graph_batch": 8})
 
 
 def test_every_argument_that_the_recipe_makes_is_named_as_decided() -> None:

@@ -18,13 +18,6 @@ def held_to_forecast(
 
     A figure that is worse than the plan's bracket fails; one that is better passes, and the note says that the plan is
     off. Without a forecast, or without a bracket, it is only reported.
-
-    Args:
-        name: Name of the check.
-        value: Measurement, in `unit`.
-        forecast: The plan's figure with its bracket; None where the plan has none.
-        unit: "ms", "MiB", "tokens/s"; "" for a count.
-        less_is_better: Whether a figure below the bracket is good news.
     """
     if forecast is None:
         note = "the plan has no forecast of it"
@@ -91,7 +84,6 @@ def memory_checks(
     (`pipeline plan accuracy`) is taken for one; none of them is of a CPU.
 
     Args:
-        plan: Plan of the recipe; None where it could not be made.
         used_mib: GPU (or, on a CPU, process of an engine) -> MiB that it holds more than before the start.
         blocks: Model -> blocks of its KV cache, by Triton's metrics page.
         on_gpu: Whether `used_mib` is of GPUs, in the order of ranks.

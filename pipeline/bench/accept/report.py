@@ -42,12 +42,10 @@ class AcceptanceCheck:
 
     Attributes:
         name: Name of the check: "first token alone", "KV cache blocks of tensorrt_llm".
-        outcome: Outcome of the check.
         expected: Expectation, for people.
         measured: Measurement, for people.
         value: Measurement as a number; None where it is none.
         unit: Unit of value and forecast: "ms", "MiB", "tokens/s", "".
-        forecast: Forecast of the plan.
         bracket: Ends of the plan's bracket; None where it has none.
         note: Reason, or how to read it.
     """
@@ -86,8 +84,6 @@ class AcceptanceStep:
     Attributes:
         name: Name as `--skip` takes it: "build", "latency".
         title: Purpose, in a sentence.
-        checks: Checks in the order in which they were made.
-        seconds: Duration.
         figures: Further measurements, for programs that read the file.
         log: Ends of logs, where something failed.
         resumed: Whether its checks passed in an earlier run, and were not made again.
@@ -120,8 +116,6 @@ class AcceptanceReport:
     """The whole report.
 
     Attributes:
-        recipe: Name of the recipe.
-        command: Command line of the run.
         started: Time of the start: ISO 8601, UTC.
         settings: The recipe as it was loaded.
         machine: GPUs, driver, CUDA, container, memory.
@@ -162,11 +156,7 @@ class AcceptanceReport:
         return content
 
     def write(self, file: Path) -> None:
-        """Write the report and, beside it, the same for people as `.md`; both are readable by their owner alone.
-
-        Args:
-            file: `accept-….json`; its folder is made if need be.
-        """
+        """Write the report and, beside it, the same for people as `.md`; both are readable by their owner alone."""
         file.parent.mkdir(parents=True, exist_ok=True)
         content = self.to_json()
         for path, text in (

@@ -110,15 +110,8 @@ def accept(
     """Build, serve and check a recipe on this machine, and write the report.
 
     Args:
-        recipe: Recipe to check.
-        store: Store of its artifacts.
         settings: Lengths, rounds, deadlines, steps that are left out or taken over.
         file: `accept-….json`; its twin for people ends in .md.
-        progress: Reporter of what is done.
-        allowed: Rules of preflight whose errors are let pass.
-
-    Returns:
-        The report as it was written last.
 
     Raises:
         InvalidInput: The earlier report is none, or of another recipe.

@@ -106,7 +106,6 @@ class AcceptanceRun:
         """Make prompts no two of which begin alike, so that no prefix is reused.
 
         Args:
-            count: Number of prompts.
             tokens: Tokens of each at most, with those that the tokenizer puts in front.
             seed: The same seed makes the same prompts.
         """

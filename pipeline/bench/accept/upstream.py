@@ -34,13 +34,8 @@ def run_upstream_client(
     """Run upstream's end-to-end client, and let it compare the answer.
 
     Args:
-        file: Path of end_to_end_grpc_client.py.
-        url: gRPC address, host:port.
         model: `ensemble` or `tensorrt_llm_bls`.
-        prompt: Text of the prompt.
         expected: The greedy answer.
-        max_tokens: Tokens of the answer.
-        streaming: Whether it asks for a stream.
 
     Returns:
         End of its output if it failed; "" if it read the expected answer.
@@ -76,12 +71,6 @@ def end_to_end(
     """Send the requests of upstream's end-to-end client, and put together its output.
 
     Args:
-        url: gRPC address, host:port.
-        model: `ensemble` or `tensorrt_llm_bls`.
-        prompts: Rows of one batch.
-        max_tokens: Tokens of each answer.
-        streaming: Whether a stream is asked for.
-        metrics: Ask for the performance metrics, too.
         **lists: Texts of further tensors by their names, such as stop_words.
 
     Returns:

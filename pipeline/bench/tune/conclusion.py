@@ -39,7 +39,6 @@ class Round:
     Attributes:
         name: Name of its figures in the study.
         side: The best settings, or those that they are held against.
-        settings: Settings that are served.
     """
 
     name: str
@@ -48,14 +47,7 @@ class Round:
 
 
 def rounds(study: TuneStudy, best: Settings, other: Settings, pairs: int) -> list[Round]:
-    """List the rounds of two settings in their order: B A, A B, B A, …
-
-    Args:
-        study: Study of the settings.
-        best: Best settings of the search.
-        other: Settings that they are held against.
-        pairs: Measurements of each.
-    """
+    """List the rounds of two settings in their order: B A, A B, B A, …"""
     planned = []
     for number in range(1, pairs + 1):
         two: list[tuple[Literal["best", "other"], Settings]] = [("other", other), ("best", best)]
@@ -75,14 +67,7 @@ def confirm(
     """Measure two settings in interleaved rounds.
 
     Args:
-        study: Keeps the figures; rounds that it has are not measured again.
-        planned: Rounds by `rounds`.
-        loads: Loads, the largest first.
-        runner: Serves settings; None where another machine measures.
         watch: Called with a line about each round.
-
-    Returns:
-        The rounds and the gain; None where some have no figures, and there is no runner.
 
     Raises:
         ServerError: One of them does not serve any more.
@@ -112,16 +97,7 @@ def conclude(
     runner: Runner | None,
     say: Callable[[str], None],
 ) -> TuneReport:
-    """Measure the best trial again beside what it is held against, and recommend.
-
-    Args:
-        study: Study with its trials.
-        recipe: The recipe as it is.
-        options: Options of the search.
-        pairs: Pairs of interleaved rounds; 0 for none.
-        runner: Serves settings; None where another machine measures.
-        say: Called with a line about each round.
-    """
+    """Measure the best trial again beside what it is held against, and recommend."""
     records = study.records()
     planned = final_rounds(study, options, pairs)
     confirmed = confirm(study, planned, options.loads, runner, say) if planned else None
@@ -177,8 +153,6 @@ def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:
     """Write the recipe with the recommended changes, and the evidence as comments.
 
     Args:
-        recipe: The recipe as it is.
-        report: Report with a recommendation to change something.
         folder: Folder of the tuned recipe; in that of the recipe, paths stay relative.
     """
     advice, own = report.recommendation, RecipeValues(recipe.model_dump(mode="json"))
@@ -218,15 +192,6 @@ def _head(recipe: Recipe, report: TuneReport, trial: TrialReport) -> list[str]:
 
 def write_tuned(recipe: Recipe, report: TuneReport, file: Path, *, force: bool) -> TuneReport:
     """Write the tuned recipe.
-
-    Args:
-        recipe: The recipe as it is.
-        report: Report with a recommendation to change something.
-        file: File of the tuned recipe.
-        force: Whether it may be overwritten.
-
-    Returns:
-        The report, which names the file.
 
     Raises:
         UserError: The file exists, or cannot be written.

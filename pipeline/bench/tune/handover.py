@@ -26,19 +26,7 @@ _SLO_MISSED = 3  # exit code of `pipeline bench`, whose figures count all the sa
 def hand_over(
     study: TuneStudy, runner: Runner, recipe: Recipe, options: SearchOptions, load: LoadSettings, pairs: int
 ) -> HandoverScript | None:
-    """Write the script of all trials that are to be measured, or of the rounds at the end once they are.
-
-    Args:
-        study: Study of the trials.
-        runner: Judges them; it serves nothing.
-        recipe: The recipe as it is.
-        options: Number of trials, and their loads.
-        load: How they are measured.
-        pairs: Pairs of rounds at the end.
-
-    Returns:
-        The script; None when nothing is left to measure.
-    """
+    """Write the script of all trials that are to be measured, or of the rounds at the end once they are."""
     planned: list[tuple[str, Settings]] = [
         (trial_name(one.number), one.settings) for one in plan_trials(study, runner, options)
     ]
@@ -77,10 +65,6 @@ def take_results(
 
     Args:
         study: Study that the script was written for.
-        folder: Folder that the script made.
-        recipe: The recipe as it is.
-        options: Options of the search.
-        pairs: Pairs of rounds at the end.
 
     Returns:
         Names of the trials and rounds that were taken.

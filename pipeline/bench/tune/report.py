@@ -122,14 +122,7 @@ def recommend(
     objectives: Sequence[Objective],
     confirmation: Confirmation | None,
 ) -> Recommendation:
-    """Recommend the best trial, or to keep the recipe as it is, with the reason.
-
-    Args:
-        trials: Trials of the study.
-        space: Search space of the trials.
-        objectives: Gains are in the first.
-        confirmation: Rounds of the best trial against the recipe; None where there was nothing to confirm.
-    """
+    """Recommend the best trial, or to keep the recipe as it is, with the reason."""
     best = best_of(trials, objectives)
     if best is None:
         return _nothing_feasible(trials, space)
@@ -179,9 +172,6 @@ def recommend_length(
 
     Args:
         lengths: Length -> trial within the SLO; 0 is without a draft.
-        confirmation: Rounds of the best length above 0 against none; None where there was nothing to confirm.
-        own: The recipe's length.
-        objectives: Gains are in the first.
         acceptance: Share of the best length's tokens that were accepted.
     """
     drafted = best_of([one for length, one in lengths.items() if length], objectives)

@@ -54,14 +54,9 @@ class DeploymentRunner:
     """Serves variants of one recipe on this machine. See `search.Runner`.
 
     Attributes:
-        recipe: The recipe as it is.
-        space: Search space of the settings.
         store: Store where variants are built.
         load: How variants are measured; loads and seed are replaced by those of each call.
         first_seconds: Seconds that show whether a load is hopeless.
-        logs: Folder for the output of servers.
-        progress: Reporter of what is done.
-        executor: Executor that builds engines.
         allowed: Rules of preflight whose errors are let pass.
         devices: GPUs; empty for all that are needed.
     """
@@ -187,16 +182,7 @@ FIRST_SECONDS = 4.0  # of a load that tell whether it is hopeless
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A search before it begins.
-
-    Attributes:
-        space: Keys and values that are tried.
-        objectives: The first decides.
-        load: How trials are measured.
-        options: Trials and loads.
-        rounds: Pairs of rounds at the end; 0 for none.
-        output: File of the tuned recipe.
-    """
+    """A search before it begins."""
 
     space: SearchSpace
     objectives: tuple[Objective, ...]
@@ -210,8 +196,6 @@ class SearchPlan:
         """Plan the search of a recipe.
 
         Args:
-            recipe: The recipe as it is, with the values that the study fixes.
-            settings: Settings of the search.
             may_exist: Whether the tuned recipe's file may exist, because it will not be written.
 
         Raises:
@@ -263,11 +247,6 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
     """List all that the figures of a search depend on besides its space: another question is another search.
 
     The number of trials is no part of it, so that a search can be prolonged.
-
-    Args:
-        recipe: The recipe as it is.
-        plan: The search.
-        machine: Machine that measures.
     """
     load = plan.load.model_dump(mode="json")
     return {
@@ -292,12 +271,6 @@ def tune(
     """Search, conclude, and write the tuned recipe if one is recommended.
 
     Args:
-        recipe: The recipe as it is.
-        store: Store of the study and of what is built.
-        settings: Settings of the search.
-        plan: The plan of these settings.
-        progress: Reporter of what is done.
-        allowed: Rules of preflight whose errors are let pass.
         begin: Called with the trials of an earlier run.
         watch: Called for each trial, when it begins and when it ended.
 

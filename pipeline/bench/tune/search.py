@@ -95,17 +95,7 @@ Watch = Callable[[TrialRecord], None]
 
 
 def search(study: TuneStudy, runner: Runner, options: SearchOptions, watch: Watch) -> list[TrialRecord]:
-    """Run trials until as many as were asked for are measured, or nothing new is left.
-
-    Args:
-        study: Study that keeps them; trials that it has are not run again.
-        runner: Plans and measures them.
-        options: Number of trials, and their loads.
-        watch: Called for each trial.
-
-    Returns:
-        All trials of the study.
-    """
+    """Run trials until as many as were asked for are measured, or nothing new is left."""
     for trial in plan_trials(study, runner, options):
         watch(trial)
         watch(_measured(study, runner, options, trial))
@@ -229,9 +219,6 @@ def measure_loads(
     """Measure from the largest load down, as far as is needed to judge.
 
     Args:
-        trial: Server that is measured.
-        loads: Loads, the largest first.
-        objectives: Objectives that decide when it is enough.
         behind: Called with the number of loads measured before, the value of this one, and whether more would follow;
             returns whether to give up.
 

@@ -33,7 +33,6 @@ class TunableKey:
     Attributes:
         key: Dotted key; in draft lengths, 0 stands for no draft.
         runtimes: Runtimes whose engines or Triton models read it.
-        reason: Why it matters, in a sentence.
         values: Values that are tried beside the recipe's own.
         factors: Values as multiples of the recipe's own instead.
         unset: Runtime -> number that it takes where the recipe gives none; it has its place among `values`.
@@ -139,8 +138,6 @@ class Dimension:
     """One key of one search.
 
     Attributes:
-        key: Key of the recipe.
-        reason: Why it matters.
         values: Values that are tried, the recipe's own among them; numbers ascend.
         own: The recipe's value, which is never overridden.
         compiled: Whether a change of it needs another engine.
@@ -199,7 +196,6 @@ class SearchSpace:
 def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] = ()) -> SearchSpace:
     """Cut the table to what a recipe's runtime reads and a user wants.
 
-    Args:
         recipe: The recipe as it is, with the values that the study fixes.
         keys: Keys that are tried; empty for all.
         fixed: Keys that are not.
@@ -247,7 +243,6 @@ def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
     """Make the space of a sweep over draft lengths alone.
 
     Args:
-        recipe: The recipe as it is.
         lengths: Lengths from 0, which is no draft, to 64.
 
     Raises:

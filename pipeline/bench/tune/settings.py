@@ -107,7 +107,7 @@ class TuneSettings(Settings):
         "another machine.",
     )
     adopt: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
-        default=None, description="Take in the figures that such a script left."
+        default=None, description="Take over the figures that such a script left."
     )
     output: Annotated[tuple[Path, ...], Option(metavar="FILE.yaml|FILE.json|FILE.html")] = Field(
         default=(),

@@ -55,12 +55,10 @@ class TrialRecord:
 
     Attributes:
         number: Trial number, from 0, which is the recipe as it is.
-        settings: Key -> value.
         outcome: State, as in the list above.
         reason: Why it was refused or stopped, or has failed.
         origin: Why it was tried: `recipe`, `forecast`, `sweep` or `sampler`.
         values: One for each objective; empty without figures.
-        violations: Violations of the SLO, see `Score`.
         load: Load that the values belong to.
         seconds: Seconds of `build`, `serve` and `measure`.
         compiled: Whether an engine was built for it.
@@ -176,8 +174,6 @@ class TuneStudy:
         """Report the value of a load of a running trial, and ask Optuna's pruner whether it is behind the others.
 
         Args:
-            number: Trial number.
-            step: Number of loads measured before.
             value: Value of the first objective.
             stoppable: Whether the trial can still be stopped; otherwise later trials are all that learn from it.
         """
@@ -304,12 +300,7 @@ def open_study(
     """Open the search that answers a question, or begin it.
 
     Args:
-        store: Store with the folder `tuning`.
-        name: Name of the recipe.
         asked: All that the figures depend on; another question is another search.
-        space: Search space.
-        objectives: Objectives that are optimized.
-        seed: Seed of everything random.
         restart: Forget an earlier search.
 
     Raises:

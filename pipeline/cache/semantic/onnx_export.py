@@ -29,10 +29,6 @@ _CLASSIFIER = "classifier.weight"
 def write_onnx(checkpoint: Path, into: Path) -> None:
     """Write the ONNX graph of a checkpoint (config.json, model.safetensors) to the file `into`.
 
-    Args:
-        checkpoint: folder of an encoder, or of one with a head that classifies pairs of texts.
-        into: file that is written.
-
     Raises:
         ValueError: this is not a BERT encoder with GELU and absolute positions.
     """

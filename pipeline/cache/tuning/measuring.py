@@ -246,7 +246,6 @@ def load_subject(
     """Load the models of a subject.
 
     Args:
-        settings: `cache.semantic` of the recipe.
         encoder: folder of the embedder.
         cross_encoder: folder of a verifier to be tried beside the cosine.
         verifier_name: source of the verifier, as a recipe names it.

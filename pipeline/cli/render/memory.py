@@ -173,6 +173,7 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
     spec = memory.spec
     costs = " + ".join(f"{size / 1024:g} KiB ({role})" for role, size in memory.token_bytes.items())
     caches = "each KV cache" if len(memory.token_bytes) > 1 else "the KV cache"
+    caches += f" of each of {spec.request_groups} GPUs" if spec.request_groups > 1 else ""
     blocks = f"{memory.blocks:,} blocks of {memory.block_tokens}"
     yield f"  {caches} holds {memory.tokens:,} tokens: {blocks}, {costs} a token"
     yield (

@@ -32,14 +32,13 @@ from pipeline.client.spreading import prompt_beginning
 from pipeline.gateway.api.generation import ChoiceTimes, Generation
 from pipeline.gateway.api.prompts import RenderedPrompt
 from pipeline.gateway.background import Preempted
-from pipeline.gateway.blame import BlamePolicy
+from pipeline.gateway.blame import MAX_LOSSES
 from pipeline.gateway.errors import QUARANTINED, ApiError
 from pipeline.gateway.lost_servers import took_request
 from pipeline.gateway.traces import propagate
 
 _MAX_ATTEMPTS = 3
 _MAX_TRIED_S = 5.0  # most seconds that a tenant is charged for the form of one answer
-_MAX_LOSSES = BlamePolicy().max_losses
 _BACKOFF = Retries()
 
 
@@ -155,7 +154,7 @@ class _Choice:
         if took_request(error):
             self._lost += 1
             kept = await self._generation.note_loss(self._lost)
-        if self._attempts == _MAX_ATTEMPTS or kept >= _MAX_LOSSES:
+        if self._attempts == _MAX_ATTEMPTS or kept >= MAX_LOSSES:
             raise error if self._loss is None or isinstance(error, ServerLost) else self._loss
         if self._begun and isinstance(error, ServerLost):
             if self._loss is not None or error.partial is None:

@@ -43,8 +43,6 @@ def text_log_probs(
     """Log probabilities as plain completions have them: {"tokens", "token_logprobs", "text_offset", "top_logprobs"}.
 
     Args:
-        chunks: chunks of one choice.
-        tokenizer: the model's.
         start: where the text of the chunks begins in the text of the choice, in characters.
         echoed: prompt, if the text of the choice begins with it: its tokens come first, the first without a value.
         num_alternatives: number of alternatives at each position of the prompt, besides the prompt's own token.

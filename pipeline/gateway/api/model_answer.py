@@ -289,8 +289,6 @@ class GeneratingEndpoints(EndpointFamily):
         """Authenticate, parse and check a request, its prompt counted in tokens. Nothing is generated yet.
 
         Args:
-            request: the client's request.
-            kind: model of its body.
             make: checks a body and makes the answer; in a thread, if that may take long.
             prompt_field: field of the body that holds the prompt.
             recall: reads what a body refers to, before `make` is called, and returns its bytes; None: bodies refer to

@@ -110,7 +110,7 @@ def _limits(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, .
     if now.sequences >= 1:
         yield (f"limits.max_concurrency={now.sequences}",), replace(spec, concurrency=now.sequences)
     beyond = spec.sequence_tokens - limits.max_input_tokens
-    shorter = now.tokens // spec.concurrency // now.block_tokens * now.block_tokens - beyond
+    shorter = now.tokens // spec.rank_sequences // now.block_tokens * now.block_tokens - beyond
     if 0 < shorter < limits.max_input_tokens:
         yield (f"limits.max_input_tokens={shorter}",), replace(spec, sequence_tokens=shorter + beyond)
 

@@ -48,7 +48,7 @@ def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
     lines = [_runtime(spec), *(line for model in held for line in _model(model, index, spec.is_gpu))]
     if spec.adapters is not None and index < spec.models[0].split.world:
         lines += adapter_lines(spec.adapters, spec.models[0])
-    lines += [line for model in held for line in _states(model, index, spec.concurrency)]
+    lines += [line for model in held for line in _states(model, index, spec.rank_sequences)]
     left = spec.capacity - sum(line.bytes for line in lines)
     pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
     costs = {model.role: kv_token_bytes(model, index // model.split.tensor) for model in held}
@@ -110,7 +110,7 @@ def _model(model: ModelSpec, index: int, is_gpu: bool) -> Iterator[MemoryLine]:
     yield from weight_lines(model, index // model.split.tensor)
     if not is_gpu:
         return
-    sizes, ways = model.sizes, model.split.tensor
+    sizes, ways = model.sizes, model.split.shared
     activations = engine_memory.activation_bytes(
         has_experts=bool(sizes.experts),
         tensor_parallel=ways,
@@ -119,6 +119,7 @@ def _model(model: ModelSpec, index: int, is_gpu: bool) -> Iterator[MemoryLine]:
         head_size=sizes.head_dim,
     )
     formula = f"2 * {model.step_tokens} tokens * {sizes.heads} heads * {sizes.head_dim} * a coefficient for {ways} GPUs"
+    ways = model.split.tensor
     yield MemoryLine("activations", model.role, "", activations, formula, engine_memory.sources("activation"))
     if ways > 1:
         text = f"buffers to exchange activations, a constant for {ways} GPUs"
@@ -164,7 +165,9 @@ class MemoryPlan:
 
     spec: DeploymentSpec
     ranks: tuple[RankMemory, ...]
-    tokens: int  # that the KV cache of each model holds
+    tokens: (
+        int  # that the KV cache of each model holds; with attention data parallelism, on each rank of a stage
+    )
     block_tokens: int
 
     @property
@@ -176,7 +179,7 @@ class MemoryPlan:
     def sequences(self) -> int:
         """Requests at the recipe's lengths that are held from beginning to end: the largest safe concurrency."""
         each = math.ceil(self.spec.sequence_tokens / self.block_tokens)
-        return self.blocks // each
+        return self.blocks // each * self.spec.request_groups
 
     @property
     def concurrency(self) -> int:

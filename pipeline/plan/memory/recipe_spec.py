@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from pipeline.contracts import engine_memory
+from pipeline.contracts import engine_memory, llmapi
 from pipeline.contracts.gpus import gpu
 from pipeline.errors import UserError
 from pipeline.models.adapter import Adapter
@@ -61,7 +61,6 @@ def deployment_spec(
         return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes, demand)
     device = gpu(runtime.gpu)
     proposed = recipe.draft.max_draft_tokens if recipe.draft is not None else 0
-    graphs = isinstance(runtime, PyTorchRuntime) and runtime.cuda_graphs
     return DeploymentSpec(
         device=device.name,
         capacity=device.driver_mib * 2**20,
@@ -69,7 +68,7 @@ def deployment_spec(
         sequence_tokens=recipe.limits.max_sequence_tokens + proposed,
         concurrency=recipe.limits.max_concurrency,
         fraction=recipe.kv_cache.memory_fraction or engine_memory.default_fraction(),
-        graph_batch=recipe.limits.max_concurrency if graphs else 0,
+        graph_batch=_graph_batch(recipe, models[0]),
         adapters=demand,
     )
 
@@ -92,6 +91,17 @@ def adapter_demand(recipe: Recipe, known: Mapping[str, Adapter]) -> AdapterDeman
         host=host if isinstance(host, int) else count,
         version=runtime.version if isinstance(runtime, PyTorchRuntime) else None,
     )
+
+
+def _graph_batch(recipe: Recipe, target: ModelSpec) -> int:
+    """Largest batch of a rank that CUDA graphs are captured for; upstream leaves out those that no step has."""
+    runtime = recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime) or not runtime.cuda_graphs:
+        return 0
+    if recipe.adapters and not llmapi.graphs_adapters(runtime.version):
+        return 0
+    requests = target.split.rank_requests(recipe.limits.max_concurrency)
+    return min(runtime.max_graph_batch or requests, requests)
 
 
 def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:

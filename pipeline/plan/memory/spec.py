@@ -92,6 +92,16 @@ class DeploymentSpec:
     adapters: AdapterDemand | None = None
 
     @property
+    def request_groups(self) -> int:
+        """Ranks of a stage that each have requests and a KV cache of their own."""
+        return self.models[0].split.request_groups
+
+    @property
+    def rank_sequences(self) -> int:
+        """Requests that a rank runs at a time, and sets states aside for."""
+        return self.models[0].split.rank_requests(self.concurrency)
+
+    @property
     def ranks(self) -> int:
         """GPUs that it takes: those of its largest model."""
         return max(model.split.world for model in self.models)

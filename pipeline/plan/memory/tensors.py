@@ -39,10 +39,10 @@ def rank_part(tensor: WeightTensor, split: Parallelism, vocabulary_multiple: int
     Args:
         vocabulary_multiple: Vocabularies are padded to a multiple of it.
     """
-    ways = split.tensor
+    ways = split.shared
     if tensor.is_expert:
         held = math.ceil(tensor.copies / split.expert)
-        inner = math.ceil(ways / split.expert)
+        inner = split.expert_tensor
         rows = math.ceil(tensor.rows / inner) if tensor.split == "rows" else tensor.rows
         columns = math.ceil(tensor.columns / inner) if tensor.split == "columns" else tensor.columns
         return TensorPart(rows, columns, held)
@@ -205,7 +205,8 @@ def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
 
 
 def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
-    spread = f", over {model.split.tensor} GPUs" if model.split.tensor > 1 else ""
+    ways = model.split.tensor if kind == "experts" else model.split.shared
+    spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
     if quantized:
         return f"rows * columns of each layer in {' and '.join(quantized)}, with its scales{spread}"
@@ -236,14 +237,14 @@ def cache_state_bytes(cache: Cache, kv_cache: str, ways: int = 1) -> int:
 def kv_token_bytes(model: ModelSpec, stage: int = 0) -> int:
     """Bytes of one token's keys and values, in all layers of a stage, on one rank."""
     return math.ceil(
-        sum(cache_token_bytes(cache, model.kv_cache, model.split.tensor) for cache in _caches(model, stage))
+        sum(cache_token_bytes(cache, model.kv_cache, model.split.shared) for cache in _caches(model, stage))
     )
 
 
 def sequence_state_bytes(model: ModelSpec, stage: int = 0) -> int:
     """Bytes of one sequence's states, in all layers of a stage, on one rank."""
     return sum(
-        cache_state_bytes(cache, model.kv_cache, model.split.tensor) for cache in _caches(model, stage)
+        cache_state_bytes(cache, model.kv_cache, model.split.shared) for cache in _caches(model, stage)
     )
 
 
@@ -254,7 +255,7 @@ def _caches(model: ModelSpec, stage: int) -> Iterator[Cache]:
 
 def kv_formula(model: ModelSpec) -> str:
     """Write how a token's bytes are counted: "2 * 32 layers * 8 KV heads * 128 of fp8"."""
-    ways, counts = model.split.tensor, dict[str, int]()
+    ways, counts = model.split.shared, dict[str, int]()
     for cache in _caches(model, 0):
         if cache_token_bytes(cache, model.kv_cache):
             part = _cache_formula(cache, model, ways)

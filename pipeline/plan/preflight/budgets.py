@@ -152,6 +152,9 @@ def _positions(context: Context) -> Iterator[Objection]:
 
 def _longest(sizes: ModelSizes) -> int:
     """Positions that a model has, with those that its rotary embedding is stretched to."""
+    original = sizes.rope.get("original_max_positions")
+    if sizes.rope.get("kind") == "yarn" and original is not None:
+        return max(sizes.max_positions, int(float(original) * float(sizes.rope.get("factor", 1))))
     unscaled: list[str] = rule("limits.positions").facts["unscaled"]
     factor = 1.0 if sizes.rope.get("kind") in unscaled else float(sizes.rope.get("factor", 1))
     return int(sizes.max_positions * factor)

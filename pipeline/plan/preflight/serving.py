@@ -92,7 +92,8 @@ def _concurrency(context: Context) -> Iterator[Objection]:
     offered = context.emitted.of_package("limits").get("max_concurrency", 0)
     steps = [flags["max_batch_size"] for _, flags in context.engines]
     steps += [context.arguments["max_batch_size"]] if context.arguments else []
-    runs = min(steps, default=offered) * context.instances
+    # The arguments' batch is that of a rank, and ranks may have requests of their own.
+    runs = min(steps, default=offered) * context.target.split.request_groups * context.instances
     if offered > runs:
         yield Objection(
             (CONCURRENCY,), f"is offered as {offered}, the engine runs {runs} at once; further ones wait"

@@ -26,23 +26,14 @@ def kv_heads_split(sizes: ModelSizes, tensor: int) -> bool:
     return tensor % sizes.kv_heads == 0
 
 
-def expert_tensor(split: Parallelism) -> int:
-    """Count the GPUs that share each expert.
-
-    >>> expert_tensor(Parallelism(tensor=4, expert=2))
-    2
-    """
-    return max(1, split.tensor // split.expert)
-
-
 def inner_per_rank(sizes: ModelSizes, split: Parallelism) -> tuple[int, int]:
     """Divide the inner size of the feed-forward over ranks: quotient and rest."""
-    return divmod(sizes.intermediate, expert_tensor(split) if sizes.experts else split.tensor)
+    return divmod(sizes.intermediate, split.expert_tensor if sizes.experts else split.shared)
 
 
 def width_splits(sizes: ModelSizes, split: Parallelism) -> bool:
     """Tell whether hidden size and inner size of the feed-forward divide."""
-    return sizes.hidden % split.tensor == 0 and inner_per_rank(sizes, split)[1] == 0
+    return sizes.hidden % split.shared == 0 and inner_per_rank(sizes, split)[1] == 0
 
 
 def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
@@ -51,7 +42,7 @@ def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
     """
     attention = sizes.heads * sizes.head_dim
     inner, rest = inner_per_rank(sizes, split)
-    return attention % (split.tensor * block) == 0 and rest == 0 and inner % block == 0
+    return attention % (split.shared * block) == 0 and rest == 0 and inner % block == 0
 
 
 def padded_features(sizes: ModelSizes, tensor: int, multiple: int) -> dict[str, tuple[int, int]]:
@@ -81,7 +72,7 @@ def experts_split(sizes: ModelSizes, expert: int) -> bool:
 
 
 def fitting_tensor_sizes(
-    sizes: ModelSizes, block: int | None, expert: int, *, multiple: int = 1
+    sizes: ModelSizes, block: int | None, expert: int, *, multiple: int = 1, attention_dp: bool = False
 ) -> tuple[int, ...]:
     """List tensor-parallel sizes that a model can be split by.
 
@@ -94,13 +85,16 @@ def fitting_tensor_sizes(
     >>> fitting_tensor_sizes(known_model("Qwen/Qwen2.5-72B-Instruct"), 128, 1)
     (1,)
     """
+    splits = (
+        Parallelism(tensor, expert=expert, attention_dp=attention_dp)
+        for tensor in range(expert, min(LARGEST, sizes.heads) + 1, expert)
+    )
     return tuple(
-        tensor
-        for tensor in range(1, min(LARGEST, sizes.heads) + 1)
-        if tensor % expert == 0
-        and heads_split(sizes, tensor)
-        and kv_heads_split(sizes, tensor)
-        and width_splits(sizes, Parallelism(tensor, expert=expert))
-        and (block is None or blocks_split(sizes, Parallelism(tensor, expert=expert), block))
-        and (multiple == 1 or not padded_features(sizes, tensor, multiple))
+        split.tensor
+        for split in splits
+        if heads_split(sizes, split.shared)
+        and kv_heads_split(sizes, split.shared)
+        and width_splits(sizes, split)
+        and (block is None or blocks_split(sizes, split, block))
+        and (multiple == 1 or not padded_features(sizes, split.shared, multiple))
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pipeline.contracts.rules import rule
+from pipeline.contracts.version_range import holds
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.plan import rank_exports
@@ -31,7 +32,7 @@ BLOCK, EXPORTS = "quantization.awq_block_size", "quantization.export_tensor_para
 
 def _attention_heads(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        if not heads_split(sizes, model.split.tensor):
+        if not heads_split(sizes, model.split.shared):
             yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must divide the {sizes.heads} attention heads of {_name(model)}",
@@ -41,7 +42,7 @@ def _attention_heads(context: Context) -> Iterator[Objection]:
 
 def _kv_heads_even(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        if sizes.kv_heads >= model.split.tensor and not kv_heads_split(sizes, model.split.tensor):
+        if sizes.kv_heads >= model.split.shared and not kv_heads_split(sizes, model.split.shared):
             yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must divide the {sizes.kv_heads} key and value heads of {_name(model)}",
@@ -51,7 +52,7 @@ def _kv_heads_even(context: Context) -> Iterator[Objection]:
 
 def _kv_heads_duplicate(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        if sizes.kv_heads < model.split.tensor and not kv_heads_split(sizes, model.split.tensor):
+        if sizes.kv_heads < model.split.shared and not kv_heads_split(sizes, model.split.shared):
             yield Objection(
                 (model.tensor_key, model.source_key),
                 f"must be a multiple of the {sizes.kv_heads} key and value heads of {_name(model)}, "
@@ -62,7 +63,7 @@ def _kv_heads_duplicate(context: Context) -> Iterator[Objection]:
 
 def _kv_heads_copied(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        copies, rest = divmod(model.split.tensor, sizes.kv_heads)
+        copies, rest = divmod(model.split.shared, sizes.kv_heads)
         if copies > 1 and not rest:
             yield Objection(
                 (model.tensor_key,),
@@ -141,7 +142,7 @@ def _awq_blocks(context: Context) -> Iterator[Objection]:
         attention, inner = sizes.heads * sizes.head_dim, inner_per_rank(sizes, model.split)[0]
         yield Objection(
             (model.tensor_key, BLOCK, model.format_key),
-            f"leaves a rank of {_name(model)} {attention / model.split.tensor:g} inputs of o_proj and {inner} of "
+            f"leaves a rank of {_name(model)} {attention / model.split.shared:g} inputs of o_proj and {inner} of "
             f"down_proj, which {BLOCK} {block} must divide",
             (f"set {BLOCK} to 64, or " if halved else "") + _fitting(context, model, sizes),
         )
@@ -154,11 +155,11 @@ def _awq_padding(context: Context) -> Iterator[Objection]:
         uneven = any(columns % block for columns in _columns(sizes))
         if multiple is None or uneven or not blocks_split(sizes, model.split, block):
             continue  # of blocks that are cut, other rules speak
-        for name, (size, padded) in padded_features(sizes, model.split.tensor, multiple).items():
+        for name, (size, padded) in padded_features(sizes, model.split.shared, multiple).items():
             yield Objection(
                 (model.tensor_key, model.format_key),
                 f"makes TensorRT-LLM pad the {name} of {_name(model)} from {size} to {padded}, {multiple} x "
-                f"{model.split.tensor} being no divisor, and the checkpoint of a rank does not fill it",
+                f"{model.split.shared} being no divisor, and the checkpoint of a rank does not fill it",
                 _fitting(context, model, sizes) or "choose fp8",
             )
 
@@ -174,9 +175,9 @@ def _awq_multiple(context: Context, model: RecipeModel) -> int | None:
 
 def _padded_vocabulary(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        over = sizes.vocab % model.split.tensor
+        over = sizes.vocab % model.split.shared
         if over:
-            padded = sizes.vocab + model.split.tensor - over
+            padded = sizes.vocab + model.split.shared - over
             yield Objection(
                 (model.tensor_key,),
                 f"the vocabulary of {_name(model)} is padded from {sizes.vocab} to {padded} tokens, and logits with it",
@@ -216,15 +217,15 @@ def _even_layers(context: Context) -> Iterator[Objection]:
 
 
 def _models_without_stages(context: Context) -> Iterator[Objection]:
-    model, sizes = context.target, context.target.sizes
-    if (
-        sizes is not None
-        and model.split.pipeline > 1
-        and sizes.architecture in rule("pp.models").facts["models"]
-    ):
-        yield Objection(
-            (PIPELINE, model.source_key), f"must be 1 for {sizes.architecture}", f"remove {PIPELINE}"
-        )
+    model, runtime = context.target, context.gpu_runtime
+    if runtime is None or model.split.pipeline == 1:
+        return
+    for entry in rule("pp.models").facts["models"]:
+        named = (entry["architecture"], entry["runtime"]) == (model.architecture, runtime.kind)
+        if named and holds(runtime.version, entry.get("since"), None):
+            yield Objection(
+                (PIPELINE, model.source_key), f"must be 1 for {model.architecture}", f"remove {PIPELINE}"
+            )
 
 
 def _experts(context: Context) -> Iterator[Objection]:
@@ -247,6 +248,19 @@ def _dense(context: Context) -> Iterator[Objection]:
     if sizes is not None and not sizes.experts and model.split.expert > 1:
         yield Objection(
             (EXPERT, model.source_key), f"is given, but {_name(model)} has no experts", f"remove {EXPERT}"
+        )
+
+
+def _wide_experts(context: Context) -> Iterator[Objection]:
+    split = context.target.split
+    if (context.arguments.get("moe_config") or {}).get("backend") == "WIDEEP" and split.request_groups == 1:
+        alone = split.tensor == 1
+        yield Objection(
+            ("runtime.llm_args", context.target.tensor_key if alone else "runtime.attention_dp"),
+            "has moe_config.backend WIDEEP, which needs several GPUs with runtime.attention_dp",
+            "remove moe_config.backend"
+            if alone
+            else "set runtime.attention_dp to true, or remove moe_config.backend",
         )
 
 
@@ -300,7 +314,13 @@ def _fitting(context: Context, model: RecipeModel, sizes: ModelSizes) -> str:
     """Tensor-parallel sizes that break no rule of this file; of the target, with the recipe's other sizes."""
     block = context.recipe.quantization.awq_block_size if _has_awq(context, model) else None
     expert = model.split.expert if sizes.experts else 1
-    fits = fitting_tensor_sizes(sizes, block, expert, multiple=_awq_multiple(context, model) or 1)
+    fits = fitting_tensor_sizes(
+        sizes,
+        block,
+        expert,
+        multiple=_awq_multiple(context, model) or 1,
+        attention_dp=model.split.attention_dp,
+    )
     return f"set {model.tensor_key} to {' or '.join(map(str, fits))}" if fits else ""
 
 
@@ -322,5 +342,6 @@ CHECKS: Mapping[str, Check] = {
     "pp.models": _models_without_stages,
     "moe.ep": _experts,
     "moe.dense": _dense,
+    "moe.wide_ep": _wide_experts,
     "pp.world": _world,
 }

@@ -71,7 +71,7 @@ def _used(context: Context) -> dict[str, str]:
     way = speculation.get("decoding_type")
     found = {
         "overlap": ("runtime.overlap_scheduler", arguments.get("disable_overlap_scheduler") is False),
-        "attention_dp": (LLM_ARGS, given.get("enable_attention_dp")),
+        "attention_dp": ("runtime.attention_dp", runtime.attention_dp),
         "disaggregation": (LLM_ARGS, given.get("cache_transceiver_config")),
         "chunked_prefill": ("scheduler.chunked_context", recipe.scheduler.chunked_context),
         "mtp": (proposing, way == "MTP"),

@@ -53,8 +53,10 @@ def llm_arguments(recipe: Recipe) -> dict[str, Any]:
     if runtime.expert_parallel is not None:
         arguments["moe_expert_parallel_size"] = runtime.expert_parallel
         arguments["moe_tensor_parallel_size"] = runtime.tensor_parallel // runtime.expert_parallel
+    if runtime.attention_dp:
+        arguments["enable_attention_dp"] = True
     arguments |= {
-        "max_batch_size": limits.max_concurrency,
+        "max_batch_size": _rank_requests(recipe),
         "max_num_tokens": _batch_tokens(recipe),
         "max_seq_len": limits.max_sequence_tokens,
         "kv_cache_config": _kv_cache(recipe),
@@ -131,10 +133,15 @@ def _runtime(recipe: Recipe) -> PyTorchRuntime:
     return recipe.runtime
 
 
+def _rank_requests(recipe: Recipe) -> int:
+    """Upstream's batch is that of a rank: with attention data parallelism, ranks have requests of their own."""
+    return parallelism(recipe, TARGET).rank_requests(recipe.limits.max_concurrency)
+
+
 def _batch_tokens(recipe: Recipe) -> int:
     """One step holds a token and the proposed ones of each request, and whole prompts where they are not split."""
     limits = recipe.limits
-    least = limits.max_concurrency * (draft_tokens(recipe) + 1)
+    least = _rank_requests(recipe) * (draft_tokens(recipe) + 1)
     if not recipe.scheduler.chunked_context:
         least = max(least, limits.max_input_tokens)
     if limits.max_batch_tokens is None:
@@ -142,7 +149,7 @@ def _batch_tokens(recipe: Recipe) -> int:
     if limits.max_batch_tokens < least:
         raise UserError(
             f"recipe {recipe.name}: limits.max_batch_tokens = {limits.max_batch_tokens}: must be at least {least}, "
-            "which is one step of limits.max_concurrency requests with the tokens that speculation proposes"
+            f"which is one step of {_rank_requests(recipe)} requests with the tokens that speculation proposes"
         )
     return limits.max_batch_tokens
 
@@ -181,11 +188,14 @@ def lora_arguments(recipe: Recipe, adapters: Mapping[str, Adapter]) -> dict[str,
 
 
 def _cuda_graphs(recipe: Recipe) -> dict[str, Any] | None:
-    """Graphs for batches up to all requests; batches between two sizes are padded. None turns them off."""
+    """Graphs for batches up to all requests of a rank; batches between two sizes are padded. None turns them off."""
     runtime = _runtime(recipe)
     if not runtime.cuda_graphs or (recipe.adapters and not llmapi.graphs_adapters(runtime.version)):
         return None
-    return {"max_batch_size": recipe.limits.max_concurrency, "enable_padding": True}
+    own = runtime.llm_args.get("cuda_graph_config")
+    if isinstance(own, Mapping) and own.get("batch_sizes"):
+        return {"enable_padding": True}  # upstream takes the largest of the sizes that llm_args lists
+    return {"max_batch_size": runtime.max_graph_batch or _rank_requests(recipe), "enable_padding": True}
 
 
 def _speculation(recipe: Recipe) -> tuple[dict[str, Any] | None, bool]:

@@ -43,7 +43,8 @@ FEW = ("quantization.calibration.allow_sample_count=true",)
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
-H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.llm_args={enable_attention_dp: true}",)
+H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.attention_dp=true",)
+WIDE_EP = ("runtime.llm_args={moe_config: {backend: WIDEEP}}",)
 NO_CHUNKS = ("scheduler.chunked_context=false", "limits.max_batch_tokens=16384")
 NO_CHUNKS_OLD = (*NO_CHUNKS, "runtime.version=1.1.0")
 MTP = ("runtime.speculation={method: mtp, layers: 1}",)
@@ -111,7 +112,7 @@ CASES = [
     Case("feature.supported", None, NVFP4, (H200, *CANDIDATE), models=unread("DeepseekV3ForCausalLM")),
     Case("feature.together", "warning", NVFP4, (f"{PP}=2",)),
     Case("feature.together", None, NVFP4, (f"{PP}=2", *NO_CHUNKS)),
-    Case("feature.together", "warning", NVFP4, ("runtime.llm_args={enable_lora: true, enable_attention_dp: true}",)),
+    Case("feature.together", "warning", NVFP4, ("runtime.llm_args={enable_lora: true}", *ATTENTION_DP)),
     Case("feature.together", None, NVFP4, ATTENTION_DP),
     Case("gpu.known", None, FP8),
     Case("gpu.known", "error", FP8, ("runtime.gpu=h100",)),
@@ -201,6 +202,14 @@ CASES = [
     Case("pp.models", None, PHI, (f"{PP}=1",)),
     Case("pp.models", "error", PHI, (f"{PP}=2",)),
     Case("pp.models", None, PHI, (f"{PP}=2", *TO_PYTORCH)),
+    Case("pp.models", "error", NVFP4, (f"{PP}=2",), models=unread("GptOssForCausalLM")),
+    Case("pp.models", None, NVFP4, (f"{PP}=2", "runtime.version=1.0.0"), models=unread("GptOssForCausalLM")),
+    Case("tp.attention_heads", "error", NVFP4, (f"{TP}=3",)),
+    Case("tp.attention_heads", None, NVFP4, (f"{TP}=3", *ATTENTION_DP)),
+    Case("moe.wide_ep", "error", NVFP4, WIDE_EP),
+    Case("moe.wide_ep", "error", NVFP4, (*WIDE_EP, *ATTENTION_DP, f"{TP}=1")),
+    Case("moe.wide_ep", None, NVFP4, (*WIDE_EP, *ATTENTION_DP, f"{TP}=2")),
+    Case("rt.batch_cap", None, NVFP4, (*ATTENTION_DP, f"{TP}=8")),
     Case("calibrate.formats", None, PHI),
     Case("calibrate.formats", "error", PHI, ("quantization.format=int8_sq",)),
     Case("calibrate.formats", "error", PHI, TO_AWQ),
@@ -243,7 +252,12 @@ CASES = [
     Case("model.class", "error", NVFP4, models=sized(architecture="GemmaForCausalLM")),  # it is calibrated
     Case("model.class", None, NVFP4, ("quantization={}",), models=sized(architecture="GemmaForCausalLM")),
     Case("model.class", None, TINY, models=sized(architecture="Phi3ForCausalLM")),
-    Case("model.class", "error", TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, ("quantization={}",), models=sized(architecture="GptOssForCausalLM")),
+    Case("model.class", "error", TINY, models=sized(architecture="GptOssForCausalLM")),  # it is calibrated
+    Case("model.rope", None, FP8, models=sized(rope={"kind": "llama3"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"kind": "yarn"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"partial_rotary_factor": 0.75})),
     Case("model.class", "error", TINY, models=unread("GPT2LMHeadModel")),
     Case("model.class", "error", TINY, models=unread("")),
     Case("model.class", None, NVFP4, ("quantization={}",), models=unread("GPT2LMHeadModel")),
@@ -373,7 +387,7 @@ CASES = [
     Case("rt.kv_host_tier", "note", NVFP4, CANDIDATE),
     Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
     Case("llmapi.own_arguments", None, NVFP4),
-    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={enable_attention_dp: true}",)),
+    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
     Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
     Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
     Case("adapter.files", None, NVFP4, TONE, models=adapted()),

@@ -102,8 +102,6 @@ class Claim:
     """The right of one gateway to run a batch.
 
     Attributes:
-        tenant: tenant of the batch.
-        id: id of the batch.
         run: number of the claim; the next claim of the batch has a higher one.
     """
 
@@ -171,7 +169,6 @@ class BatchClaims(BatchRows):
         """Keep answers to requests of a batch, in one transaction. A line that has one keeps it.
 
         Args:
-            claim: claim of the batch.
             answers: number of the line of the input file, whether the request failed, line of the output or error file.
         """
         id, left = claim.id, iter(answers)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Scope
 from pipeline.gateway.api.batches.claims import CLAIM_S, Claim, ClaimLost, OwnedBatch
 from pipeline.gateway.api.batches.objects import EXPIRED, BatchFaults, BatchObject, BatchStatus, InputFile
 from pipeline.gateway.api.batches.storage import BatchStorage
-from pipeline.gateway.blame import BlamePolicy
+from pipeline.gateway.blame import MAX_LOSSES
 from pipeline.gateway.context import GatewayContext
 from pipeline.gateway.errors import QUARANTINED, ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
@@ -38,10 +38,9 @@ _CHUNK = 256  # answers in one transaction
 _ENVELOPE_BYTES = 8 * 1024  # bytes of a line besides the body of its request
 # Statuses of answers that say that the request may be asked again later.
 _LATER = (429, 503)
-_MAX_LOSSES = BlamePolicy().max_losses
 _LOST = {
     "code": QUARANTINED,
-    "message": f"Servers were lost {_MAX_LOSSES} times while they worked on this request, which may be the cause.",
+    "message": f"Servers were lost {MAX_LOSSES} times while they worked on this request, which may be the cause.",
 }
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -263,7 +262,7 @@ class BatchRunner:
             line = await self._patiently(run.input.read, index)
             body, request_id = json.dumps(line.body).encode(), f"{run.batch.id}-{index}"
             response: dict[str, Any] | None = None
-            while response is None and run.losses.get(index, 0) < _MAX_LOSSES:
+            while response is None and run.losses.get(index, 0) < MAX_LOSSES:
                 if self._context.draining:
                     return
                 async with run.suspects if run.losses.get(index) else nullcontext():
@@ -272,7 +271,7 @@ class BatchRunner:
                     )
                 if status in _LATER:
                     await asyncio.sleep(_RETRY_S)
-                elif status < 500 or run.losses.get(index, 0) < _MAX_LOSSES:
+                elif status < 500 or run.losses.get(index, 0) < MAX_LOSSES:
                     response = {"status_code": status, "request_id": request_id, "body": json.loads(answer)}
             failed = response is None or response["status_code"] >= 300
             error = _LOST if response is None else None

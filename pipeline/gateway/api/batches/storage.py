@@ -77,9 +77,6 @@ class BatchStorage(BatchRows):
         """Keep a file that was uploaded for a batch.
 
         Args:
-            tenant: name of the tenant.
-            content: file, read from its start to its end.
-            filename: name that the client gave it.
             expires_s: seconds for which it is kept; None: 30 days.
 
         Raises:

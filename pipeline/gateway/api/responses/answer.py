@@ -129,8 +129,6 @@ class ModelResponse(ItemAnswer):
     ) -> None:
         """
         Args:
-            request: body of the client's request.
-            context: model, tenant and record of the request.
             recalled: stored responses that it continues and refers to.
             store: stores the response when it is complete, unless the request says no; None: nothing is stored here.
         """

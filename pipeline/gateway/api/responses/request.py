@@ -214,7 +214,6 @@ def item_id(kind: str, response_id: str, index: int) -> str:
 
     Args:
         kind: kind of the item, such as msg.
-        response_id: id of its response.
         index: number among all items of the response, those of its input first.
     """
     return f"{kind}_{response_id.partition('_')[2]}{index:04x}"
@@ -235,8 +234,6 @@ def read_items(
     """Check the input of a response, and bring it into the form in which it is kept and listed.
 
     Args:
-        given: input of the request.
-        response_id: id of the response.
         find: returns the item that an id names; None if there is none.
 
     Raises:
@@ -269,7 +266,6 @@ def to_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     A call of a function joins the message of the assistant before it, and a result has the name of what was called.
 
     Args:
-        instructions: instructions of the request.
         items: items of the conversation, as `read_items` returns them, and items of answers.
 
     Raises:

@@ -281,7 +281,6 @@ def conversation_of(
     Args:
         chain: id and bytes of each response, the newest first.
         find: reads responses.
-        most_items: most items.
         most_bytes: most bytes of JSON.
 
     Returns:
