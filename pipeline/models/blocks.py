@@ -69,6 +69,8 @@ class Cache:
         every: Tokens that share one entry.
         is_bounded: Whether servers keep no more than the window. Those that keep all count it as any other.
         state: Bytes, whatever the length of the sequence; ranks share them.
+        recurrent: Numbers of the recurrent state in them, whose type a server may choose.
+        recurrent_dtype: Type that `state` counts them in.
         bytes_each: Bytes of a number; 0: as the KV cache's type says.
     """
 
@@ -79,6 +81,8 @@ class Cache:
     every: int = 1
     is_bounded: bool = False
     state: int = 0
+    recurrent: int = 0
+    recurrent_dtype: str = "float32"
     bytes_each: float = 0
 
 
@@ -99,7 +103,11 @@ class Block:
 
     def as_kind(self, kind: Kind) -> tuple[WeightTensor, ...]:
         """Return the weights as those of another kind; experts stay recognizable by their copies."""
-        return tuple(replace(weight, kind=kind, split="copy") for weight in self.weights)
+        return tuple(replace(weight, kind=kind) for weight in self.weights)
+
+    def whole(self) -> Block:
+        """Return the same part as every rank holds it whole."""
+        return Block(tuple(replace(weight, split="copy") for weight in self.weights), self.caches)
 
 
 def linear(
@@ -315,7 +323,8 @@ def mamba(
         *linear("mixers", f"{name}.out_proj", hidden, inner, "columns", bias=bias),
     )
     kept = channels * (kernel - 1) * STATE_BYTES[dtype] + inner * state * STATE_BYTES[state_dtype]
-    return Block(weights, (Cache("mamba", heads=heads, state=kept),))
+    cache = Cache("mamba", heads=heads, state=kept, recurrent=inner * state, recurrent_dtype=state_dtype)
+    return Block(weights, (cache,))
 
 
 def delta_net(
@@ -342,6 +351,9 @@ def delta_net(
         vector("norms", f"{name}.norm", value_dim),
         *linear("mixers", f"{name}.out_proj", hidden, value_heads * value_dim, "columns"),
     )
-    matrices = value_heads * key_dim * value_dim * STATE_BYTES[state_dtype]
-    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices
-    return Block(tuple(weights), (Cache("linear attention", heads=value_heads, state=kept),))
+    matrices = value_heads * key_dim * value_dim
+    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices * STATE_BYTES[state_dtype]
+    cache = Cache(
+        "linear attention", heads=value_heads, state=kept, recurrent=matrices, recurrent_dtype=state_dtype
+    )
+    return Block(tuple(weights), (cache,))

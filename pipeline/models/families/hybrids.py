@@ -139,8 +139,10 @@ def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
         weights += linear("mixers", f"{name}.g_a_proj", head_dim, hidden)
         weights += linear("mixers", f"{name}.g_b_proj", inner, head_dim, "rows")
     weights += linear("mixers", f"{name}.o_proj", hidden, inner, "columns")
-    kept = 3 * inner * (kernel - 1) * 2 + heads * head_dim**2 * 4
-    return Block(tuple(weights), (Cache("linear attention", heads=heads, state=kept),))
+    # TensorRT-LLM keeps as many inputs of the convolutions as their kernel is long (examples/kimi_k3/disagg/README.md).
+    kept = 3 * inner * kernel * 2 + heads * head_dim**2 * 4
+    cache = Cache("linear attention", heads=heads, state=kept, recurrent=heads * head_dim**2)
+    return Block(tuple(weights), (cache,))
 
 
 def _kimi_experts(values: ConfigValues, hidden: int) -> Block:

@@ -148,10 +148,13 @@ def test_a_draft_lies_on_the_first_gpu_and_decides_how_many_tokens_there_are() -
 
 
 def test_graphs_are_taken_of_what_the_fraction_leaves() -> None:
-    plain, graphs = plan_memory(demand()), plan_memory(replace(demand(), graph_batch=64))
+    plain, graphs = (
+        plan_memory(demand()),
+        plan_memory(replace(demand(), graph_sizes=engine_memory.graph_sizes(64))),
+    )
     assert graphs.tokens == plain.tokens
     taken = plain.ranks[0].headroom - graphs.ranks[0].headroom
-    assert taken == engine_memory.graph_bytes(64) == 11 * 200_000_000
+    assert taken == 11 * engine_memory.graph_bytes() == 11 * 200_000_000
 
 
 def test_a_model_that_is_larger_than_the_gpu_leaves_nothing() -> None:
