@@ -12,6 +12,8 @@ import pytest
 from pipeline.cache.response_cache import ResponseCache
 from pipeline.cache.semantic.layer import SemanticLayer
 from pipeline.cache.sqlite import SqliteBackend
+from pipeline.client.errors import ClientError
+from pipeline.client.openai_api import OpenAIClient
 from pipeline.client.testing import Received, Reply
 from tests.gateway.conftest import Running, Start
 from tests.support.cache_asking import Fine, Letters
@@ -62,6 +64,14 @@ def test_adapters_are_listed_with_their_base(running: Running) -> None:
     assert shown["id"] == "tiny:sql"
     anthropic = http.get(f"{running.url}/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
     assert [one["id"] for one in anthropic["data"]] == list(NAMES)
+
+
+def test_our_client_of_a_gateway_takes_the_parameter_of_the_others(running: Running) -> None:
+    with OpenAIClient(running.url) as client:
+        assert client.generate("Hi").text == "base"
+        assert client.generate("Hi", adapter="sql").text == "sql"
+        with pytest.raises(ClientError, match="tiny:poem"):
+            client.generate("Hi", adapter="poem")
 
 
 @pytest.mark.parametrize(
