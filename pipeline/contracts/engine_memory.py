@@ -51,6 +51,12 @@ def cpu_pool_bytes() -> int:
     return int(_data()["cpu_pool_bytes"]["value"])
 
 
+def cpu_expert_bytes(form: str) -> float:
+    """Bytes that a weight of an expert takes in the embedded engine, by the format that it is served in."""
+    values = _data()["cpu_expert_bytes"]["values"]
+    return float(values.get(form, values["others"]))
+
+
 def derives_windows(version: str) -> bool:
     """Tell whether a release keeps no more than their window of layers that see one, without being told."""
     return holds(version, _data()["kv_cache"]["windows_since"], None)

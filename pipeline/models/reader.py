@@ -8,6 +8,7 @@ and a warning.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ class CheckpointReader:
             CheckpointError: a tensor of it is missing or does not fit; the text names it.
             KeyError: the model has no such layer.
         """
-        shape = self._shape(name)
+        shape = self._shapes[name]
         stored = self.stored_name(shape)
         form = self.quantization.format_of(name)
         faults = layer_faults(shape, stored, form, self.quantization.group_size, self.tensors.headers)
@@ -100,15 +101,16 @@ class CheckpointReader:
         tied = self.architecture.tied and shape.name == "lm_head" and "lm_head.weight" not in self.tensors
         return "model.embed_tokens" if tied else shape.name
 
-    def _shape(self, name: str) -> LinearShape:
-        for shape in (*self.architecture.linears(), self.architecture.output_projection()):
-            if shape.name == name:
-                return shape
-        raise KeyError(name)
+    @cached_property
+    def _shapes(self) -> Mapping[str, LinearShape]:
+        # A model with many experts has tens of thousands.
+        shapes = (*self.architecture.linears(), self.architecture.output_projection())
+        return {shape.name: shape for shape in shapes}
 
 
 PARTS = ("weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 FLOATS = ("BF16", "F16", "F32")
+_GREATEST_MX_SCALE = 252  # 6, the greatest e2m1 number, times 2^(252 - 127) is finite
 _IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints carry it; it follows from the configuration
 
 
@@ -268,6 +270,8 @@ def _fusion_faults(
 
 
 def _value_faults(name: str, values: Array) -> Iterator[str]:
+    if name.endswith("_scales") and values.dtype == np.uint8 and (values > _GREATEST_MX_SCALE).any():
+        yield f"{name} holds scales beyond those of float32"
     if values.dtype.kind in "iub":
         return
     numbers = values.astype(np.float32)

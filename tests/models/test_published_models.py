@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts import engine_memory
+from pipeline.models.architecture import FAMILIES as BUILT
+from pipeline.models.architecture import Architecture
 from pipeline.models.published import ALGORITHMS, read_published
-from pipeline.models.sizes import ModelSizes, config_faults
+from pipeline.models.sizes import ModelSizes, class_of, config_faults
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.memory.tensors import (
     active_parameters,
@@ -368,3 +370,19 @@ def test_an_algorithm_that_modelopt_writes_in_lower_case_is_known() -> None:
     published, faults = read_published({}, {"quantization": {"quant_algo": "fp8_pb_wo"}})
     assert faults == ()
     assert [rule.format.name for rule in published.rules] == ["fp8_block"]
+
+
+def test_published_models_of_families_that_are_built_can_be_read() -> None:
+    """Sixteen of them, and what of their settings is not among the sizes."""
+    configs = {name: held["config"] for name, held in hub_configs().items()}
+    read = {
+        name: Architecture.from_config(config)
+        for name, config in configs.items()
+        if class_of(config) in BUILT
+    }
+    assert len(read) >= 16
+    gpt_oss, mixture = read["openai/gpt-oss-20b"], read["Qwen/Qwen3-30B-A3B"]
+    assert (gpt_oss.rope.kind, gpt_oss.rope.positions(gpt_oss.max_positions)) == ("yarn", 131072)
+    assert gpt_oss.windows[:2] == (128, None)
+    assert mixture.renormalize
+    assert len(list(mixture.linears())) == 48 * (4 + 1 + 3 * 128)

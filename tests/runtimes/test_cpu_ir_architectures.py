@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from pipeline.errors import CheckpointError
 from pipeline.models.layers import unpack_mxfp4
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
@@ -187,6 +188,25 @@ def test_experts_in_mxfp4_are_decoded_exactly(tmp_path: Path) -> None:
     tokens = prompt(40)
     expected = reference_logits(reference(plain), tokens)
     _close(Paged(tmp_path / "ir").logits(tokens, [33, *[1] * 7]), expected)
+
+
+def test_faults_of_stacked_experts_are_named_at_once(tmp_path: Path) -> None:
+    plain = make_checkpoint(tmp_path / "plain", "gpt_oss", **SMALL, **GPT_OSS)
+    packed = as_mxfp4(plain, tmp_path / "packed")
+    tensors = load_file(packed / "model.safetensors")
+    place = "model.layers.0.mlp.experts."
+    tensors[f"{place}down_proj_scales"][0, 0, 0] = 255
+    tensors[f"{place}gate_up_proj_blocks"] = tensors[f"{place}gate_up_proj_blocks"][:, :-1].copy()
+    del tensors["model.layers.1.self_attn.sinks"]
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        build_ir(packed, tmp_path / "ir", progress=Silent())
+    for fault in (
+        f"{place}down_proj_scales holds scales beyond those of float32",
+        f"{place}gate_up_proj_blocks has shape [8, 127, 2, 16], not [8, 128, 2, 16]",
+        "model.layers.1.self_attn.sinks is missing",
+    ):
+        assert fault in str(caught.value)
 
 
 @pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss"])

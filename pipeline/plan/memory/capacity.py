@@ -244,7 +244,7 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
             f"{model.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
             "with"
         )
-    padding = mxfp4_padding(model)
+    padding = mxfp4_padding(model) if model.expert_bytes is None else 0
     if padding:
         yield (
             f"{model.role}: kernels may round the sizes of experts in MXFP4 up, which takes up to "

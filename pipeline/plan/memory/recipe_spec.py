@@ -145,16 +145,18 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> M
     if own.get("disable_mm_encoder"):
         sizes = replace(sizes, first=tuple(weight for weight in sizes.first if weight.kind != "vision"))
     state = _own(recipe, "kv_cache_config").get("mamba_ssm_cache_dtype", "auto")
+    form = _format(recipe, role, sizes)
     return ModelSpec(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
-        format=_format(recipe, role, sizes),
+        format=form,
         kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes),
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
+        expert_bytes=engine_memory.cpu_expert_bytes(form) if isinstance(runtime, CpuRuntime) else None,
         copies_tied=isinstance(runtime, TensorRTRuntime),
         predicts=role == TARGET and _predicts(recipe),
         partition=tuple(own.get("pp_partition") or ()),

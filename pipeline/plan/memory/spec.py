@@ -46,6 +46,9 @@ class ModelSpec:
     awq_block: int = 128
     bits: float | None = None  # average of a weight, for format auto
     unexplained: int = 0  # weights that the checkpoint has besides those that its sizes explain
+    expert_bytes: float | None = (
+        None  # of a weight of an expert, where a runtime unpacks it; None: as it is stored
+    )
     copies_tied: bool = False  # whether an output projection that is the embedding is stored twice
     predicts: bool = False  # whether layers that predict further tokens (MTP) are loaded
     partition: tuple[int, ...] = ()  # layers of each stage; (): as even as can be

@@ -91,6 +91,8 @@ def served_format(tensor: WeightTensor, model: ModelSpec) -> str:
 def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple: int = 1) -> int:
     """Bytes of the part of a tensor that a rank holds, scales included."""
     held = rank_part(tensor, model.split, vocabulary_multiple)
+    if model.expert_bytes is not None and tensor.is_expert:
+        return int(held.rows * held.columns * held.copies * model.expert_bytes)
     each = engine_memory.linear_bytes(
         held.rows, held.columns, served_format(tensor, model), awq_block=tensor.group or model.awq_block,
         dtype=model.sizes.dtype, bits=model.bits,
@@ -217,6 +219,8 @@ def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
     ways = model.split.tensor if kind == "experts" else model.split.shared
     spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
+    if kind == "experts" and model.expert_bytes is not None:
+        return f"rows * columns of each layer * {model.expert_bytes:g} bytes, as the cpu engine unpacks them"
     if quantized:
         return f"rows * columns of each layer in {' and '.join(quantized)}, with its scales{spread}"
     spread = "" if kind in ("norms", "vision") else spread
