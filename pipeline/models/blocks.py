@@ -263,6 +263,7 @@ def experts(
     router: str = "gate",
     router_bias: bool = False,
     score_bias: bool = False,
+    score_name: str = "",
     bias: bool = False,
     projections: Sequence[str] = GATED,
     shared: int = 0,
@@ -275,6 +276,7 @@ def experts(
     Args:
         inner: Size of one expert.
         score_bias: Whether the router chooses by a number for each expert.
+        score_name: Name of these numbers; "": e_score_correction_bias of the router.
         bias: On each expert.
         shared: Inner size of the experts that every token passes, together; 0: none.
         shared_gate: Whether a gate weighs those.
@@ -284,7 +286,8 @@ def experts(
     if router_bias:
         weights.append(vector("experts", f"{name}.{router}.bias", count))
     if score_bias:
-        weights.append(vector("experts", f"{name}.{router}.e_score_correction_bias", count))
+        scores = score_name or f"{router}.e_score_correction_bias"
+        weights.append(vector("experts", f"{name}.{scores}", count))
     routed = feed_forward(
         latent or hidden, inner, name=f"{name}.experts.0", kind="experts", bias=bias, projections=projections,
         copies=count,

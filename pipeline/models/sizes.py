@@ -153,7 +153,7 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
     routed = [weight for block in blocks for weight in block.weights if weight.is_expert]
     outer, draft = family.outer(values).weights, family.draft(values)
     values.refuse_unread(name)
-    embedding = WeightTensor("embedding", vocab, hidden, "vocabulary", name="embed_tokens")
+    embedding = WeightTensor("embedding", vocab, hidden, "vocabulary", name=family.embedding)
     outputs = values.size("draft_vocab_size", default=vocab)
     head = WeightTensor("lm_head", outputs, hidden, "vocabulary", name=family.head)
     return ModelSizes(
@@ -176,7 +176,7 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
         first=((embedding,) if family.embeds else ())
         + outer
         + family.vision(values).whole().as_kind("vision"),
-        last=(vector("norms", "norm", hidden), *(() if tied else (head,))),
+        last=(vector("norms", family.norm, hidden), *(() if tied else (head,))),
         draft=draft.as_kind("mtp"),
         draft_caches=draft.caches,
     )

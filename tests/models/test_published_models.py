@@ -54,6 +54,44 @@ def formats(sizes: ModelSizes, part: str) -> set[str]:
 # Weights
 
 
+@pytest.mark.parametrize(
+    ("repo", "names"),
+    [
+        ("Qwen/Qwen3-VL-8B-Instruct", ["visual.blocks.0.mlp.linear_fc1", "visual.merger.linear_fc2"]),
+        ("nvidia/Kimi-K2.6-NVFP4", ["vision_tower.encoder.blocks.0.mlp.fc0", "mm_projector.proj.2"]),
+        (
+            "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+            [
+                "vision_model.class_embedding",
+                "vision_model.model.layers.0.self_attn.o_proj",
+                "vision_model.model.layers.0.post_attention_layernorm.bias",
+            ],
+        ),
+        (
+            "google/gemma-4-26B-A4B",
+            [
+                "vision_tower.encoder.layers.0.self_attn.q_proj.linear",
+                "vision_tower.encoder.layers.0.self_attn.k_norm",
+                "vision_tower.encoder.layers.0.mlp.down_proj.linear",
+                "vision_tower.encoder.layers.0.post_feedforward_layernorm",
+            ],
+        ),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", ["embeddings", "norm_f"]),
+        ("deepseek-ai/DeepSeek-V4-Pro", ["embed", "head", "layers.9.ffn.gate.bias"]),
+        ("MiniMaxAI/MiniMax-M2.5", ["layers.0.block_sparse_moe.e_score_correction_bias"]),
+        (
+            "Qwen/Qwen3.5-35B-A3B",
+            ["mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.norm", "mtp.layers.0.self_attn.q_norm"],
+        ),
+        ("zai-org/GLM-5-FP8", ["layers.78.eh_proj", "layers.78.shared_head.norm"]),
+    ],
+)
+def test_names_are_those_of_the_checkpoints(repo: str, names: list[str]) -> None:
+    """By transformers 5.14.1 (classes, conversion_mapping.py), and by settings that name layers."""
+    sizes = read(repo)
+    assert set(names) <= {one.name for one in (*sizes.weights(), *sizes.draft)}
+
+
 @pytest.mark.parametrize("repo", sorted(hub_counts()))
 def test_weights_are_those_that_the_library_builds(repo: str) -> None:
     assert counted(read(repo)) == tuple(hub_counts()[repo])

@@ -90,7 +90,11 @@ def _qwen_draft(feed: LayerOf, key: str, count: int = 0) -> Callable[[ConfigValu
 
 
 def _kimi(values: ConfigValues, index: int) -> Block:
-    """Kimi Linear and K3: the delta rule with a gate for each channel; every few layers latent attention."""
+    """Kimi Linear and K3: the delta rule with a gate for each channel; every few layers latent attention.
+
+    As NVIDIA/TensorRT-LLM's modeling_kimi_k3 has it, which says how many bytes a rank reads of it (file index id
+    57357616009).
+    """
     hidden, told = hidden_size(values), values.inner("linear_attn_config")
     full, delta = told.sizes("full_attn_layers"), told.sizes("kda_layers")
     if set(full) | set(delta) != set(range(1, hidden_layers(values) + 1)):

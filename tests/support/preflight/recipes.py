@@ -44,6 +44,7 @@ BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
 H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.attention_dp=true",)
+SNAPSHOTS = "runtime.llm_args={kv_cache_config: {mamba_state_config: {periodic_snapshot_interval: 1024}}}"
 WIDE_EP = ("runtime.llm_args={moe_config: {backend: WIDEEP}}",)
 NO_CHUNKS = ("scheduler.chunked_context=false", "limits.max_batch_tokens=16384")
 NO_CHUNKS_OLD = (*NO_CHUNKS, "runtime.version=1.1.0")
@@ -110,6 +111,10 @@ CASES = [
     Case("feature.supported", "error", NVFP4, (H200, "runtime.version=1.0.0"), models=unread("DeepseekV3ForCausalLM")),
     Case("feature.supported", "warning", NVFP4, (H200,), models=unread("DeepseekV3ForCausalLM")),
     Case("feature.supported", None, NVFP4, (H200, *CANDIDATE), models=unread("DeepseekV3ForCausalLM")),
+    Case("feature.supported", "error", NVFP4, models=unread("NemotronHForCausalLM")),
+    Case("feature.supported", None, NVFP4, (NO_REUSE,), models=unread("NemotronHForCausalLM")),
+    Case("feature.supported", "error", NVFP4, CANDIDATE, models=unread("Qwen3_5MoeForCausalLM")),
+    Case("feature.supported", None, NVFP4, (*CANDIDATE, SNAPSHOTS), models=unread("Qwen3_5MoeForCausalLM")),
     Case("feature.together", "warning", NVFP4, (f"{PP}=2",)),
     Case("feature.together", None, NVFP4, (f"{PP}=2", *NO_CHUNKS)),
     Case("feature.together", "warning", NVFP4, ("runtime.llm_args={enable_lora: true}", *ATTENTION_DP)),
