@@ -77,8 +77,7 @@ class ModelTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text, with or without the tokens that the tokenizer puts around it."""
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return list(self._encoder.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids that the engine gets for a prompt.
@@ -96,13 +95,11 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, with that of special tokens."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of a text begins and ends in it, without tokens that are put around it."""
-        offsets: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return offsets
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     @property
     def special_tokens(self) -> frozenset[str]:

@@ -138,7 +138,8 @@ class Generation:
         if self.adapter is not None and self.adapter not in model.adapters:
             raise model_not_found(request.model, model.names)
         model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
-        return ModelInputs(render_prompts(request, self.contents, model, tools), tools, form)
+        prompts = render_prompts(request, self.contents, model, tools, held=form is not None)
+        return ModelInputs(prompts, tools, form)
 
     @property
     def model_name(self) -> str:
@@ -222,8 +223,9 @@ class Generation:
         if not tools and not made.reasons:
             return None
         sent = self.prompt_of(index).sent
-        prompt = sent if isinstance(sent, str) and made.reasons else ""
-        return AnswerParser(made, tools, max_calls=self.tools.max_calls, prompt=prompt)
+        chosen = self.tools
+        prompt = sent if isinstance(sent, str) and made.reasons and not chosen.begun else ""
+        return AnswerParser(made, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
 
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices; those of long reasoning take a while."""

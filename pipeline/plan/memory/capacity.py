@@ -240,9 +240,14 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
             "at hand to compare it with"
         )
     if model.sizes.experts:
+        gathered = (
+            ", and those that gather the tokens of all GPUs are not counted"
+            if model.split.attention_dp
+            else ""
+        )
         yield (
-            f"{model.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
-            "with"
+            f"{model.role}: buffers of models with experts are estimated{gathered}; no measurement was at hand to "
+            "compare them with"
         )
     padding = mxfp4_padding(model) if model.expert_bytes is None else 0
     if padding:

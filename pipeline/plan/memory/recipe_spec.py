@@ -57,7 +57,12 @@ def deployment_spec(
         )
         for role in roles
     )
-    runtime, demand = recipe.runtime, adapter_demand(recipe, adapters or {})
+    runtime, target = recipe.runtime, models[0]
+    if target.partition and (
+        len(target.partition) != target.split.pipeline or sum(target.partition) != target.sizes.layers
+    ):
+        raise UserError("runtime.llm_args.pp_partition does not share out the layers of the target")
+    demand = adapter_demand(recipe, adapters or {})
     if isinstance(runtime, CpuRuntime):
         return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes, demand)
     device = gpu(runtime.gpu)

@@ -31,6 +31,7 @@ from .capped_attention import cap_paged_attention, uncap_attention
 from .processor import check_precision, integer_options
 from .settings import EngineSettings
 
+LONG = "rope.long"  # name of a constant of the graph: whether longrope's long factors hold
 MODEL_FILE, FACTS_FILE = "openvino_model.xml", "engine.json"
 _INPUTS = (
     "input_ids", "position_ids", "past_lens", "subsequence_begins",
@@ -209,7 +210,7 @@ def signal_stack_kept() -> Iterator[None]:
 def turn_long(model: ov.Model) -> None:
     """Let positions turn by the long factors of longrope."""
     for node in model.get_ops():
-        if node.get_friendly_name() == "rope.long":
+        if node.get_friendly_name() == LONG:
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(ops.constant(np.array(True)).output(0))
 

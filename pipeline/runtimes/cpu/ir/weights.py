@@ -172,9 +172,12 @@ class Weights:
 
 
 def _expert(layer: LinearLayer) -> Array:
+    """[out, in]: as it is stored, or by its scales."""
     if layer.format is Format.NONE:
         return layer.weight
-    weight = layer.dequantize()
+    scales, (rows, columns) = layer.scales(), layer.shape
+    codes = layer.codes().astype(np.float32).reshape(rows, scales.shape[1], -1)
+    weight: Array = (codes * scales[:, :, None]).reshape(rows, columns)
     return weight if layer.pre_quant_scale is None else weight * layer.pre_quant_scale.astype(np.float32)
 
 
