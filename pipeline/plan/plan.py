@@ -5,7 +5,8 @@ A pure function of the recipe, its resolved sources and the versions of the tool
 
     fetch.target ─┬─ dataset ─┬─ calibrate.target ─┬─ evaluate ─────┐
                   └───────────┘                    └─ build.target ─┼─ package
-    fetch.draft ──────────────────────────────────── build.draft ───┘
+    fetch.draft ──────────────────────────────────── build.draft ───┤
+    fetch.adapter.NAME ─────────────────────────────────────────────┘
 
 With format `auto`, sensitivity.target lies between the dataset and calibrate.target: it does not depend on the budget.
 Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate. For `tensorrt` it is then
@@ -140,9 +141,8 @@ class _Planner:
         self._made: dict[str, Step] = {}
 
     def steps(self) -> Iterator[Step]:
-        yield self._fetch(TARGET)
-        if self._recipe.draft is not None:
-            yield self._fetch(DRAFT)
+        for role in self._recipe.sources:
+            yield self._fetch(role)
         if self._formats():
             yield self._dataset()
         for role, form in self._formats().items():
@@ -254,4 +254,5 @@ class _Planner:
     def _package(self) -> Step:
         gate = {"evaluation": "evaluate"} if "evaluate" in self._made else {}
         inputs = gate | {role: f"build.{role}" for role in self._roles()} | {"tokenizer": f"fetch.{TARGET}"}
+        inputs |= {role: f"fetch.{role}" for role in self._recipe.sources if role not in self._roles()}
         return self._step("package", dict(self._around.package), inputs)

@@ -97,6 +97,7 @@ class Weights:
         self._checkpoint, self._simulate = checkpoint, simulate
         self._linears = Linears(self.constants, round_inputs=simulate)
         self._read: set[str] = set()
+        self.linears: dict[str, tuple[Node, Node]] = {}  # layer -> its input, and its output with the bias
 
     def embed(self, token_ids: Node) -> Node:
         """[batch, tokens] i64 -> [batch, tokens, hidden] f32."""
@@ -139,7 +140,9 @@ class Weights:
 
     def linear(self, x: Node, name: str) -> Node:
         """[..., in] -> [..., out]: the linear layer `name`, its bias included."""
-        return self._apply(x, name, name)
+        product = self._apply(x, name, name)
+        self.linears[name] = (x, product)
+        return product
 
     def head(self, x: Node) -> Node:
         """[..., hidden] -> [..., vocab]: the output projection, or the embedding where they are tied."""
