@@ -83,7 +83,7 @@ class Prepared:
         """
         steps = [step for step, _, needed in step_states(self.plan, store, until) if needed]
         recipe = self.recipe
-        needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
+        needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split(".", 1))]
         needs += afterwards
         faults = [fault] if (fault := wrong_python(needs)) else []
         if not faults and (missing := missing_text(needs)):
@@ -263,8 +263,8 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
     """Distributions that making one artifact of a recipe imports; none for a stage that the recipe does without.
 
     Args:
-        stage: fetch, dataset, calibrate, convert, evaluate, build or package.
-        role: target or draft; "" stands for both.
+        stage: fetch, dataset, sensitivity, calibrate, convert, evaluate, build or package.
+        role: target, draft or adapter.NAME; "" stands for all.
     """
     step = f"{stage}.{role}" if role else stage
     calibrated = recipe.quantization.format != "none"
@@ -273,6 +273,8 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
             yield Need("hub", step)
         case "dataset" if calibrated or _calibrates_draft(recipe):
             yield from _needs_of_dataset(recipe, step)
+        case "sensitivity" if recipe.quantization.format == "auto":
+            yield Need("calibrate", step)
         case "calibrate" if calibrated or _calibrates_draft(recipe):
             yield Need("calibrate", step)
         case "evaluate" if calibrated:
@@ -295,10 +297,7 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
 
 
 def _sources(recipe: Recipe, role: str) -> Iterator[object]:
-    if role in ("", "target"):
-        yield recipe.model.source
-    if recipe.draft is not None and role in ("", "draft"):
-        yield recipe.draft.source
+    yield from (one.source for name, one in recipe.sources.items() if role in ("", name))
 
 
 def _calibrates_draft(recipe: Recipe) -> bool:

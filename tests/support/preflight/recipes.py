@@ -18,6 +18,7 @@ from tests.support.preflight.case import (
     PHI,
     PLAIN,
     PP,
+    QWEN3,
     QWEN72,
     TINY,
     TO_AWQ,
@@ -25,6 +26,7 @@ from tests.support.preflight.case import (
     TP,
     W4A8,
     Case,
+    adapted,
     arguments,
     flags,
     known,
@@ -39,8 +41,10 @@ from tests.support.preflight.case import (
 PROMPTS, NO_REUSE = ("serving.prompt_log_probs=true",), "kv_cache.reuse=false"
 UNCHECKED = "cache={enabled: true, semantic: {guards: [], min_score: 0}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
+AUTO = ("quantization.format=auto", "quantization.auto={effective_bits: 6}")
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
+READ_BY_PYTORCH = (*TO_NONE, *TO_PYTORCH)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
 H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.attention_dp=true",)
 SNAPSHOTS = "runtime.llm_args={kv_cache_config: {mamba_state_config: {periodic_snapshot_interval: 1024}}}"
@@ -52,6 +56,7 @@ UNVERIFIED = arguments(quite_another_thing=1)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
+TONE = ("adapters={tone: {source: 'hf:my-org/tone'}}",)
 NO_SIZE = arguments(speculative_config=SPEC)
 
 CASES = [
@@ -220,7 +225,25 @@ CASES = [
     Case("calibrate.formats", "error", PHI, ("quantization.format=int8_sq",)),
     Case("calibrate.formats", "error", PHI, TO_AWQ),
     Case("calibrate.formats", None, FP8, ("quantization.format=int8_sq",)),
-    Case("calibrate.formats", "error", FP8, ("quantization.format=auto", "quantization.auto={effective_bits: 6}")),
+    Case("calibrate.formats", None, FP8, AUTO),
+    Case("calibrate.formats", "error", PHI, AUTO),
+    Case("calibrate.engines", None, AWQ),
+    Case("calibrate.engines", "error", AWQ, (*AUTO, *PLAIN)),
+    Case("calibrate.engines", "error", AWQ, ("quantization.format=w4a16_nvfp4",)),
+    Case("calibrate.engines", None, AWQ, (*AUTO, *TO_PYTORCH)),
+    Case("auto.budget", None, TINY, ("quantization.format=auto", "quantization.auto={effective_bits: 4.13}")),
+    Case("auto.budget", "error", TINY, ("quantization.format=auto", "quantization.auto={effective_bits: 4.12}")),
+    Case("ckpt.compressed", None, QWEN3, READ_BY_PYTORCH, models=published("fp8_row", "compressed-tensors")),
+    Case("ckpt.compressed", None, QWEN3, READ_BY_PYTORCH, models=published("int4", "gptq")),
+    Case("ckpt.compressed", "error", QWEN3, READ_BY_PYTORCH, models=published("int4", "compressed-tensors")),
+    Case("ckpt.compressed", "error", QWEN3, READ_BY_PYTORCH, models=published("nvfp4", "compressed-tensors")),
+    Case(
+        "ckpt.compressed",
+        None,
+        QWEN3,
+        (*READ_BY_PYTORCH, *CANDIDATE),
+        models=published("nvfp4", "compressed-tensors"),
+    ),
     Case("moe.ep", None, MIXTRAL, (f"{TP}=8", f"{EP}=8")),
     Case("moe.ep", "error", MIXTRAL, (f"{TP}=16", f"{EP}=16")),
     Case("moe.dense", None, QWEN72, (f"{EP}=1",)),
@@ -397,4 +420,25 @@ CASES = [
     Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={moe_config: {backend: TRTLLM}}",)),
     Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
     Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
+    Case("adapter.files", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.files", "error", NVFP4, TONE, models=adapted(faults=("holds embed_tokens",))),
+    Case("adapter.files", "error", TINY, ("adapters={tone: {source: 'local:nowhere'}}",)),
+    Case("adapter.layers", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.layers", None, NVFP4, TONE, models=unread("LlamaForCausalLM")),
+    Case("adapter.layers", "error", NVFP4, TONE, models=adapted("layers.80.self_attn.q_proj")),
+    Case("adapter.layers", "error", NVFP4, TONE, models=adapted("layers.0.mlp.experts.3.up_proj")),
+    Case("adapter.layers", "error", NVFP4, TONE, models=adapted(shape=(4096, 8192))),
+    Case("adapter.release", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.release", None, NVFP4, (*TONE, *CANDIDATE), models=adapted("layers.0.mlp.shared_expert.up_proj")),
+    Case("adapter.release", "error", NVFP4, TONE, models=adapted("layers.0.mlp.shared_expert.up_proj")),
+    Case("adapter.release", "error", NVFP4, TONE, models=adapted(has_alphas=True)),
+    Case("adapter.base", None, NVFP4, TONE, models=adapted(base="meta-llama/llama-3.3-70b-instruct")),
+    Case("adapter.base", None, NVFP4, TONE, models=adapted(base="/data/Llama-3.3-70B-Instruct/")),
+    Case("adapter.base", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.base", "warning", NVFP4, TONE, models=adapted(base="meta-llama/Llama-3.1-70B-Instruct")),
+    Case("adapter.graphs", None, NVFP4),
+    Case("adapter.graphs", None, NVFP4, (*TONE, *CANDIDATE)),
+    Case("adapter.graphs", None, NVFP4, (*TONE, "runtime.cuda_graphs=false")),
+    Case("adapter.graphs", "note", NVFP4, TONE),
+    Case("feature.together", "warning", NVFP4, (*TONE, "guided_decoding=true")),
 ]  # fmt: skip
