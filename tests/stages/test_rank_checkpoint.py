@@ -32,8 +32,11 @@ LAYERS = {
 }
 
 
+ENGINE_FORMATS = (
+    Format.NONE, Format.FP8, Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ, Format.NVFP4,
+)  # fmt: skip
 CASES = [
-    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in Format if form != "mxfp4"),
+    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in ENGINE_FORMATS),
     ("LlamaForCausalLM", "int4_awq", Parallelism()), ("Qwen2ForCausalLM", "w4a8_awq", Parallelism(2)),
     ("MixtralForCausalLM", "none", Parallelism(4, 2)), ("MixtralForCausalLM", "fp8", Parallelism(2, expert=2)),
     ("Phi3ForCausalLM", "none", Parallelism()), ("Phi3ForCausalLM", "fp8", Parallelism(2)),
