@@ -2,12 +2,11 @@
 
     python benchmarks/soak.py [tiny-cpu] [--minutes 60] [--streams 12] [--exchange] [--json]
 
-Builds the recipe if need be, starts `pipeline serve` with a response cache and three tenants, and asks its gateway as
-clients do: chat and completions, streamed and whole, prompts and answers of all lengths, greedy and sampled, with stop
-words and with a JSON form. A fifth are questions of a small set, so that the cache answers them; some clients leave in
-the middle of an answer, some read slowly. With `--exchange`, `pipeline rollout` replaces the package on the way.
+Builds the recipe if need be, starts `pipeline serve` with a response cache and three tenants, and asks its gateway what
+`benchmarks/mixed_load.py` has: a fifth are questions that the cache answers; some clients leave in the middle of an
+answer, some read slowly. With `--exchange`, `pipeline rollout` replaces the package on the way.
 
-Held are, with exit code 1 when one is broken:
+The exit code is 1 if one of these does not hold:
 
 - no request fails, none is answered otherwise than the same greedy question before, every complete answer has the form
   that was asked for, and nothing had to be restarted;
@@ -17,8 +16,8 @@ Held are, with exit code 1 when one is broken:
 - time to the first token of streamed answers that are not from the cache: p99 of the last sixth is at most
   `--allow-ttft` times that of the first sixth. The first minute (`--warm-up-s`) counts for nothing.
 
-Memory is what a process has allocated (anonymous) and its share of what several map, in MiB. Linux only. The load takes
-processor time of the same machine, so compare runs only with each other.
+Memory: anonymous, and a share of what several processes map, in MiB. Linux only. The load takes processor time of the
+same machine, so compare runs only with each other.
 """
 
 from __future__ import annotations
@@ -358,8 +357,7 @@ def main() -> None:
             served.stop()
         result["last_words"] = list(last_words(Path(folder) / "logs"))
     print(json.dumps(result, indent=1) if chosen.json else table(result))
-    if result["broken"]:
-        sys.exit(1)
+    sys.exit(int(bool(result["broken"])))
 
 
 def measure(

@@ -37,6 +37,11 @@ _MODULE = re.compile(r"\bpipeline(?:\.[a-z_]+)+")
 _COMMAND = re.compile(r"(?:^    |`)pipeline((?: [a-z][a-z-]*)+)(?P<rest>[^`\n]*)", re.MULTILINE)
 
 
+def test_no_merge_has_left_its_marks() -> None:
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+    assert [page.name for page in PAGES if marks.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_paths_and_commands_are_there() -> None:
     wrong = []
     for page in PAGES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +64,10 @@ class BenchWorkload:
             and self._file.chats
         ):
             raise UserError("chats are sent to Triton through the model's chat template: --tokenizer FOLDER")
-        self._words = (
-            Words(read_tokenizer(subject.tokenizer / "tokenizer.json"))
-            if needs_words and subject.tokenizer is not None
-            else None
+        self._tokenizer = (
+            None if subject.tokenizer is None else read_tokenizer(subject.tokenizer / "tokenizer.json")
         )
+        self._words = Words(self._tokenizer) if needs_words and self._tokenizer is not None else None
         self._around = self._template_tokens()
         self._prompts = settings.prompt_tokens or Lengths(min(512, subject.max_prompt // 2))
         self._answers = settings.output_tokens or (
@@ -123,6 +122,14 @@ class BenchWorkload:
                 **limits,
             )
         return shaped(source, self._shape, seed)
+
+    @property
+    def token_counter(self) -> Callable[[str], int] | None:
+        """Function that counts the tokens of an answer whose server does not; None without a tokenizer."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return None
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def warnings(self, levels: Sequence[LevelResult]) -> Iterator[str]:
         """Yield reasons to mistrust what such prompts show."""

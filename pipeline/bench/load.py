@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.bench.load_settings import Load
+from pipeline.bench.load_settings import Load, TokensBy
 from pipeline.bench.targets import BenchReply, BenchRequest, Outcome, Target
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Message, Sampling, Stats
@@ -45,6 +45,9 @@ class RequestMeasurement:
         itl_ms: Gaps between chunks, in milliseconds, [chunks - 1]. An array, for there may be millions of them.
         turn: Place in its conversation, from 0.
         error: Why it was refused or failed.
+        asked_tokens: Tokens that the answer had to have; None where the model decides.
+        text: Text of an answer whose tokens the server did not count, until they are counted here.
+        tokens_by: Who counted its tokens; `chunks` where nobody has.
     """
 
     due_s: float
@@ -55,6 +58,15 @@ class RequestMeasurement:
     itl_ms: Gaps
     turn: int = 0
     error: str = ""
+    asked_tokens: int | None = None
+    text: str = ""
+    tokens_by: TokensBy = "server"
+
+    @property
+    def short(self) -> bool:
+        """Whether the answer has fewer tokens than it had to have."""
+        had, asked = self.stats.output_tokens, self.asked_tokens
+        return self.outcome == "complete" and had is not None and asked is not None and had < asked
 
     @property
     def ttft_ms(self) -> float | None:
@@ -128,6 +140,14 @@ class LoadRecords:
     in_flight: int = 0
     flying: int = 0
     interrupted: bool = False
+
+    def count_tokens(self, count: Callable[[str], int]) -> None:
+        """Count the tokens of answers whose server did not."""
+        for kept in (self.counted, self.warm_up):
+            for place, one in enumerate(kept):
+                if one.text:
+                    stats = replace(one.stats, output_tokens=count(one.text))
+                    kept[place] = replace(one, stats=stats, text="", tokens_by="tokenizer")
 
 
 async def run_load(
@@ -341,6 +361,9 @@ class _Run:
                 itl_ms=np.asarray(stats.itl_ms, np.float32),
                 turn=number,
                 error=reply.error,
+                asked_tokens=turn.max_tokens if turn.exact else None,
+                text=reply.text if stats.output_tokens is None else "",
+                tokens_by="chunks" if stats.output_tokens is None else "server",
             )
         )
         return reply

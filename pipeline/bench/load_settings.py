@@ -17,6 +17,8 @@ from pipeline.settings import Settings
 
 _DURATION_S, _WARMUP_S, _CONCURRENCY = 30.0, 3.0, 8
 
+TokensBy = Literal["server", "tokenizer", "chunks"]  # who counted the tokens of an answer
+
 
 @dataclass(frozen=True, slots=True)
 class Load:

@@ -10,17 +10,20 @@ A file has one JSON object a line:
 
 The last form is that of Mooncake's published traces, which AIPerf and Dynamo read, too: milliseconds since the start,
 lengths in tokens, and one number for each block of 512 tokens that is the same in all requests that name it. Any form
-may have a `timestamp`.
+may have a `timestamp`. Two more published traces are read as they are: Bailian's lines, which have a `chat_id`, times
+in seconds and blocks of 16 tokens; and BurstGPT's table (.csv), with times in seconds.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,10 +41,8 @@ from pipeline.reading import checked_json, read_text
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.sources.dataset import HELDOUT, TRAIN, resolve_dataset
 
-if TYPE_CHECKING:
-    pass
-
-_BLOCK_TOKENS = 512  # of a trace's `hash_ids`
+_BLOCK_TOKENS, _BAILIAN_BLOCK_TOKENS = 512, 16  # of a trace's `hash_ids`
+_BURST_GPT = {"Timestamp": "timestamp", "Request tokens": "input_length", "Response tokens": "output_length"}
 _MAX_BYTES = 1 << 30
 _FAULTS = 20  # that are written out
 
@@ -58,6 +59,14 @@ class _Line(BaseModel):
     hash_ids: list[int] = Field(default_factory=list)
     max_tokens: int | None = Field(default=None, ge=1)
     timestamp: float | None = Field(default=None, ge=0)
+    chat_id: int | None = None
+
+    @property
+    def start_s(self) -> float | None:
+        """Seconds since the start; only Bailian's lines, which have a `chat_id`, give seconds."""
+        if self.timestamp is None:
+            return None
+        return self.timestamp if self.chat_id is not None else self.timestamp / 1e3
 
     @model_validator(mode="after")
     def _asks_one_thing(self) -> Self:
@@ -116,18 +125,21 @@ class PromptFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file of JSON lines.
+        """Read a file of JSON lines, or BurstGPT's table.
 
         Raises:
             UnreadableFile: It cannot be read.
             InvalidInput: Lists every line that is wrong.
         """
         lines, faults = [], []
-        for number, text in enumerate(read_text(path, _MAX_BYTES).splitlines(), 1):
-            if not text.strip():
-                continue
+        texts = read_text(path, _MAX_BYTES).splitlines()
+        table = _burst_gpt(texts)
+        entries: list[tuple[int, Any]] = [
+            (number, text) for number, text in enumerate(texts, 1) if text.strip()
+        ]
+        for number, entry in entries if table is None else table:
             try:
-                content = checked_json(text)
+                content: Any = checked_json(entry) if isinstance(entry, str) else entry
                 lines.append(_Line.model_validate(content))
             except ValidationError as error:
                 faults += faults_of(error, _Line, Document(str(path), content, line=number))
@@ -150,7 +162,7 @@ class PromptFile:
         if untimed:
             faults = [Fault("has no timestamp", key=f"conversation {number}") for number in untimed[:_FAULTS]]
             raise InvalidInput(f"{self.name}: a trace", faults, more=len(untimed) - len(faults))
-        return max(one.timestamp or 0.0 for one in self.lines) / 1e3
+        return max(one.start_s or 0.0 for one in self.lines)
 
     @property
     def chats(self) -> bool:
@@ -180,7 +192,7 @@ class PromptFile:
             once: Whether it is a trace.
         """
         chance = random.Random(seed)
-        lines = sorted(self.lines, key=lambda one: one.timestamp or 0.0) if once else self.lines
+        lines = sorted(self.lines, key=lambda one: one.start_s or 0.0) if once else self.lines
         for _ in range(1) if once else itertools.count():
             for line in lines:
                 yield _conversation(line, words, answers, most_prompt, most_answer, chance, seed)
@@ -195,14 +207,15 @@ def _conversation(
     chance: random.Random,
     seed: int,
 ) -> ScriptedConversation:
-    start_s = None if line.timestamp is None else line.timestamp / 1e3
+    start_s = line.start_s
     length = line.max_tokens or line.output_length
     drawn = answers.draw(chance, most_answer) if answers is not None and length is None else None
     most = length if length is None else min(length, most_answer)
     exact = line.output_length is not None or drawn is not None
     if line.input_length is not None:
         assert words is not None, "the caller looked at needs_words"
-        text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, chance, seed)
+        block = _BLOCK_TOKENS if line.chat_id is None else _BAILIAN_BLOCK_TOKENS
+        text = _traced(words, min(line.input_length, most_prompt), line.hash_ids, block, chance, seed)
         return ScriptedConversation((Turn(text, most or drawn, exact),), start_s=start_s)
     if line.prompt is not None:
         return ScriptedConversation((Turn(line.prompt, most or drawn, exact),), chat=False, start_s=start_s)
@@ -211,14 +224,29 @@ def _conversation(
     return ScriptedConversation(turns, before=before, start_s=start_s)
 
 
-def _traced(words: Words, tokens: int, blocks: Sequence[int], chance: random.Random, seed: int) -> str:
+def _burst_gpt(lines: Sequence[str]) -> list[tuple[int, dict[str, Any]]] | None:
+    """Rows of BurstGPT's table with their numbers, without those that failed then; None for another file."""
+    if not lines or not _BURST_GPT.keys() <= set(next(csv.reader(lines[:1]), ())):
+        return None
+    rows = []
+    for row in csv.DictReader(lines):
+        line: dict[str, Any] = {ours: row[theirs] for theirs, ours in _BURST_GPT.items()}
+        with suppress(ValueError, TypeError):
+            line["timestamp"] = 1e3 * float(line["timestamp"])
+        rows.append(line)
+    return [(number, row) for number, row in enumerate(rows, 2) if row["output_length"] != "0"]
+
+
+def _traced(
+    words: Words, tokens: int, blocks: Sequence[int], block_tokens: int, chance: random.Random, seed: int
+) -> str:
     """Make a prompt of a trace: its blocks, which others share, then words of its own."""
     parts, left = [], tokens
     for number in blocks:
         if left <= 0:
             break
-        parts.append(words.text(min(left, _BLOCK_TOKENS), random.Random(f"{seed}/{number}")))
-        left -= _BLOCK_TOKENS
+        parts.append(words.text(min(left, block_tokens), random.Random(f"{seed}/{number}")))
+        left -= block_tokens
     if left > 0:
         parts.append(words.text(left, chance))
     return " ".join(parts)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.bench.load_settings import Load
+from pipeline.bench.load_settings import Load, TokensBy
 from pipeline.bench.statistics import (
     PERCENTILES,
     Interval,
@@ -27,6 +27,7 @@ from pipeline.bench.statistics import (
 )
 from pipeline.document_faults import read_json
 
+_STALL_S, _STALL_TTFTS = 1.0, 3.0  # a silence longer than both, in seconds and in median TTFTs, is a stall
 MAX_FAILED = 0.01  # share of requests; beyond it a load is too much, whatever those that were answered saw
 _MAX_BYTES = 1 << 30
 
@@ -99,7 +100,7 @@ class Distribution(Section):
 
 
 class TimeWindow(Section):
-    """Figures of one window of a load: chunks and first tokens that came in it."""
+    """Figures of one window of a load: chunks, first tokens and ends of answers that came in it."""
 
     at_s: float = Field(description="The window's middle, in seconds since the load began.")
     ttft_p50_ms: float | None
@@ -107,6 +108,11 @@ class TimeWindow(Section):
     itl_p50_ms: float | None
     itl_p95_ms: float | None
     output_tokens_per_s: float
+    good_per_s: float | None = Field(default=None, description="Goodput of the window; null without an SLO.")
+    itl_counts: dict[int, int] = Field(
+        default_factory=dict,
+        description="Gaps between chunks, counted in bins: number of a bin -> gaps. Bin n ends at 0.01 ms x 2^(n/32).",
+    )
 
 
 class Generator(Section):
@@ -149,7 +155,17 @@ class LevelResult(Section):
     )
     interrupted: bool = Field(default=False, description="Whether it was ended early, by Ctrl-C.")
     requests: dict[str, int] = Field(description="complete, left, refused, failed, abandoned.")
-    errors: dict[str, int]
+    errors: dict[str, int] = Field(
+        description="Example of an error -> how many requests had it, ids and numbers in it aside."
+    )
+    short_answers: int = Field(
+        default=0, description="Completed answers with fewer tokens than the request had asked for."
+    )
+    tokens_by: TokensBy = Field(
+        default="server",
+        description="Who counted output tokens: the server (`usage`), the tokenizer that was given, or nobody: then "
+        "the chunks of such answers are counted in place of tokens.",
+    )
     input_tokens_mean: float | None
     output_tokens_mean: float | None
     requests_per_s: float = Field(description="Requests completed within `seconds`, per second.")
@@ -165,6 +181,9 @@ class LevelResult(Section):
     acceptance: float | None = Field(description="Share of the draft's tokens that were accepted.")
     cached_share: float | None = Field(description="Share of answers that came from a response cache.")
     in_flight_max: int
+    longest_silence_s: float | None = Field(
+        default=None, description="Longest time without a chunk while requests were under way."
+    )
     generator: Generator
     server: ServerFigures = ServerFigures()
     slo: tuple[SloCheck, ...] = ()
@@ -194,6 +213,18 @@ class LevelResult(Section):
     def holds(self, max_failed: float = MAX_FAILED) -> bool:
         """Whether the load is within the SLO, and no more than a share of its requests failed."""
         return self.within_slo and self.failed_share <= max_failed
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the server was silent for longer than its usual first token explains."""
+        ttft, silence_s = self.latencies.get("ttft"), self.longest_silence_s
+        usual_s = 0.0 if ttft is None else ttft.p50 / 1e3
+        return silence_s is not None and silence_s > max(_STALL_S, _STALL_TTFTS * usual_s)
+
+    @property
+    def unit(self) -> str:
+        """Unit of output: tokens, or chunks where nobody counted tokens."""
+        return "chunks" if self.tokens_by == "chunks" else "tokens"
 
     def p95(self, name: str) -> float | None:
         """95th percentile of a latency in ms; None where it was not measured."""

@@ -26,6 +26,7 @@ from pipeline.bench.load_settings import Load, LoadSettings
 from pipeline.bench.result import BenchResult, LevelResult, ServerFigures
 from pipeline.bench.subject import Subject
 from pipeline.bench.summary import summarize
+from pipeline.bench.targets import BenchRequest
 from pipeline.client import Sampling
 from pipeline.machine.host import processor_name
 from pipeline.progress import Progress
@@ -90,6 +91,8 @@ def run_bench(
                         watch=None if watch is None else lambda seen, now_s: watch(load, seen, now_s),
                         stop=stop,
                     )
+            if workload.token_counter is not None:
+                records.count_tokens(workload.token_counter)
             level = summarize(records, subject.slo, metrics.figures())
             levels.append(level)
             if ended is not None:
@@ -99,6 +102,7 @@ def run_bench(
             return level
 
         async with target:
+            await target.check(_first_request(settings, sampling))
             with _interrupts(stop), contextlib.suppress(_Interrupted):
                 if sweep_to is not None:
                     return await find_limit(settings.loads[0], sweep_to, measure)
@@ -123,6 +127,14 @@ def run_bench(
         warnings=tuple(workload.warnings(levels)),
         broke_at=broke_at,
     )
+
+
+def _first_request(settings: LoadSettings, sampling: Sampling) -> BenchRequest:
+    """Make a request that a server refuses if it would refuse all of the load."""
+    least: Sampling = {**sampling, "max_tokens": 1}
+    if settings.file is None:
+        least["min_tokens"] = 1
+    return BenchRequest("Hi" if settings.raw else [{"role": "user", "content": "Hi"}], least)
 
 
 async def find_limit(

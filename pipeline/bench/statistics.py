@@ -1,14 +1,10 @@
 """Percentiles of latencies with 95 % intervals, and the ratio of two deployments' figures over rounds. Pure.
 
-A round gives one ratio B/A; what a machine does to both falls out of it. From the logarithms of the ratios come
-
-    the ratio       their mean without the lowest and the highest fifth: a round in which the machine was busy with
-                    something else does not decide
-    the interval    a bootstrap over rounds, widened for few of them as Hesterberg does ("What Teachers Should Know
-                    About the Bootstrap", 2015): a plain one promises too much
-    the test        a t-test of the trimmed mean (Tukey and McLaughlin, 1963), corrected by Holm for all figures that
-                    are looked at together: a package that is compared with itself is called worse in less than one
-                    case of twenty, whatever figure it would be
+A round gives one ratio B/A; what a machine does to both falls out of it. The ratio over rounds is the mean of their
+logarithms without the lowest and the highest fifth, so that a round in which the machine was busy with something else
+does not decide. Its interval and its tests are Student's t for trimmed means (Tukey and McLaughlin, 1963). Tests are
+corrected by Holm for all figures that are looked at together: a package that is compared with itself is called worse in
+less than one case of twenty, whatever figure it would be.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +25,8 @@ _RESAMPLES = 400
 _CLUSTERS = 1000  # at most
 _BINS_PER_DOUBLING = 32  # so that a bin is 2.2 % wide
 _LEAST_MS, _DOUBLINGS = 0.01, 27  # bins from 0.01 ms to 22 minutes
+_EDGES = _LEAST_MS * 2 ** (np.arange(_DOUBLINGS * _BINS_PER_DOUBLING + 1) / _BINS_PER_DOUBLING)
+BINS = len(_EDGES) + 1
 
 Values = npt.NDArray[np.float64]
 Interval = tuple[float, float]
@@ -38,7 +36,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 400
 
 _TRIM = 0.2  # of the rounds, at each end
 _POWER = 0.8
-_ROUND_RESAMPLES = 4000
+_NOTHING = 1e-9
 
 
 def percentiles(values: Sequence[float] | Values) -> dict[int, float]:
@@ -71,7 +69,7 @@ def percentile_intervals(values: Sequence[float] | Values) -> dict[int, Interval
     return intervals
 
 
-def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) -> dict[int, Interval | None]:
+def pooled_intervals(groups: Sequence[Sequence[float] | Values]) -> dict[int, Interval | None]:
     """Compute 95 % intervals of percentiles over values that come in groups, such as the gaps of each answer.
 
     Gaps of one answer are alike, so counting each as a witness of its own would promise too much. Whole answers are
@@ -84,16 +82,15 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
     Returns:
         Percentile -> interval; None with fewer than two groups.
     """
-    filled = [np.asarray(group, np.float64) for group in groups if len(group)]
+    filled = [group for group in groups if len(group)]
     if len(filled) < 2:
         return dict.fromkeys(PERCENTILES)
-    edges = _LEAST_MS * 2 ** (np.arange(_DOUBLINGS * _BINS_PER_DOUBLING + 1) / _BINS_PER_DOUBLING)
+    edges = _EDGES
     clusters = min(len(filled), _CLUSTERS)
-    counts = np.zeros((clusters, len(edges) + 1))
+    counts = np.zeros((clusters, BINS))
     for number, group in enumerate(filled):
-        bins = np.searchsorted(edges, group)
-        counts[number * clusters // len(filled)] += np.bincount(bins, minlength=len(edges) + 1)
-    chance = np.random.default_rng(seed)
+        counts[number * clusters // len(filled)] += binned(group)
+    chance = np.random.default_rng(0)
     drawn = chance.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES) @ counts
     reached = np.cumsum(drawn, axis=1)
     tail = (1 - CONFIDENCE) / 2
@@ -106,6 +103,33 @@ def pooled_intervals(groups: Sequence[Sequence[float] | Values], seed: int = 0) 
     return intervals
 
 
+def binned(values: Sequence[float] | Values) -> Values:
+    """Count milliseconds in `BINS` bins that are each 2.2 % wide, [BINS]."""
+    return np.bincount(np.searchsorted(_EDGES, np.asarray(values, np.float64)), minlength=BINS).astype(
+        np.float64
+    )
+
+
+def binned_percentile(counts: Values, percent: float) -> Values:
+    """Compute a percentile of values that `binned` counted, between the edges of its bin.
+
+    Args:
+        counts: Counts, not all 0, [..., BINS].
+        percent: Percentile, 0 to 100.
+
+    Returns:
+        Milliseconds, [...].
+    """
+    reached = np.cumsum(counts, axis=-1)
+    rank = reached[..., -1:] * (percent / 100)
+    bins = np.minimum((reached < rank).sum(axis=-1), BINS - 2)
+    at = bins[..., None]
+    inside = np.take_along_axis(counts, at, -1)
+    share = 1 - (np.take_along_axis(reached, at, -1) - rank) / np.maximum(inside, 1e-9)
+    high: Values = _EDGES[bins] * 2 ** ((np.clip(share[..., 0], 0, 1) - 1) / _BINS_PER_DOUBLING)
+    return high
+
+
 def histogram(values: Sequence[float] | Values, bins: int = 60) -> tuple[list[float], list[int]]:
     """Count values above 0 in bins of equal width on a logarithmic scale: the `bins + 1` edges, and the counts."""
     sample = np.maximum(np.asarray(values, np.float64), 1e-6)
@@ -115,41 +139,53 @@ def histogram(values: Sequence[float] | Values, bins: int = 60) -> tuple[list[fl
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRatio:
-    """A figure of A and of B over several rounds.
+class Ratio:
+    """Estimate of B/A, whose logarithm has Student's t distribution.
 
     Attributes:
-        a: Geometric mean of A, without the outermost rounds.
-        b: Geometric mean of B, likewise.
-        ratio: B/A: geometric mean of the ratios of the rounds, without the outermost.
-        interval: 95 % interval of the ratio; None where too little was measured.
-        p: Probability of such a ratio between equals; None with fewer than three rounds.
+        log: Logarithm of the ratio.
+        error: Its standard error.
+        free: Degrees of freedom.
     """
 
-    a: float
-    b: float
-    ratio: float
-    interval: Interval | None
-    p: float | None
+    log: float
+    error: float
+    free: int
 
     @classmethod
-    def of(cls, rounds: Sequence[tuple[float, float]]) -> RoundRatio:
-        """Compute the ratio from the figures of A and B in each round, above 0."""
-        logs = np.log(np.asarray(rounds, np.float64))
-        ratios = logs[:, 1] - logs[:, 0]
-        a, b, mean = (float(_trimmed(one)) for one in (logs[:, 0], logs[:, 1], ratios))
+    def of_rounds(cls, rounds: Sequence[tuple[float, float]]) -> Self | None:
+        """Compute the ratio from the figures of A and B in each round, above 0; None with fewer than three."""
         if len(rounds) < LEAST_ROUNDS:
-            return cls(math.exp(a), math.exp(b), math.exp(mean), None, None)
-        scatter = _scatter(ratios)
-        # Without any scatter there is nothing that a test could compute.
-        p, interval = float(abs(mean) < 1e-9), (math.exp(mean), math.exp(mean))
-        if scatter > 1e-9:
-            from scipy.stats import t
+            return None
+        logs = np.log([b / a for a, b in rounds])
+        kept = len(logs) - 2 * int(_TRIM * len(logs))
+        return cls(float(_trimmed(logs)), _scatter(logs) / math.sqrt(len(logs)), kept - 1)
 
-            kept = len(ratios) - 2 * int(_TRIM * len(ratios))
-            p = float(2 * t.sf(abs(mean) / scatter * math.sqrt(len(ratios)), kept - 1))
-            interval = _bootstrap(ratios)
-        return cls(math.exp(a), math.exp(b), math.exp(mean), interval, p)
+    @property
+    def interval(self) -> Interval:
+        """95 % interval of the ratio."""
+        from scipy.stats import t
+
+        reach = self.error * float(t.ppf(1 - ALPHA / 2, self.free))
+        return math.exp(self.log - reach), math.exp(self.log + reach)
+
+    @property
+    def p(self) -> float:
+        """Probability of a ratio at least as far from 1 between equals."""
+        at_most = self.p_at_most(1.0)
+        return 2 * min(at_most, 1 - at_most)
+
+    def p_at_most(self, ratio: float) -> float:
+        """Probability of such an estimate or a larger one, if the true ratio is at most this: a one-sided test."""
+        from scipy.stats import t
+
+        # Without any scatter there is nothing to test.
+        return float(t.cdf((math.log(ratio) - self.log) / max(self.error, _NOTHING), self.free))
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Geometric mean of values above 0 without the lowest and the highest fifth."""
+    return math.exp(float(_trimmed(np.log(np.asarray(values, np.float64)))))
 
 
 def scatter(rounds: Sequence[tuple[float, float]]) -> float:
@@ -157,10 +193,10 @@ def scatter(rounds: Sequence[tuple[float, float]]) -> float:
     return _scatter(np.log([b / a for a, b in rounds]))
 
 
-def _trimmed(values: Values, axis: int = 0) -> Any:
+def _trimmed(values: Values) -> Any:
     from scipy.stats import trim_mean
 
-    return trim_mean(values, _TRIM, axis=axis)
+    return trim_mean(values, _TRIM)
 
 
 def _scatter(ratios: Values) -> float:
@@ -172,22 +208,28 @@ def _scatter(ratios: Values) -> float:
     return float(trimmed_stde(ratios, (_TRIM, _TRIM))) * math.sqrt(len(ratios))
 
 
-def _bootstrap(ratios: Values) -> Interval:
-    """Interval of the ratio, from the logarithms of each round's ratio."""
-    from scipy.stats import bootstrap, norm, t
+def share_difference(a: tuple[int, int], b: tuple[int, int], alpha: float = ALPHA) -> Interval:
+    """Compute an interval of the difference of two shares, B minus A.
 
-    rounds = len(ratios)
-    # Hesterberg's expanded percentile interval: as wide as Student's t asks for where values are few.
-    tail = norm.cdf(math.sqrt(rounds / (rounds - 1)) * t.ppf(ALPHA / 2, rounds - 1))
-    resampled: Any = bootstrap(
-        (ratios,),
-        _trimmed,
-        confidence_level=1 - 2 * tail,
-        n_resamples=_ROUND_RESAMPLES,
-        method="percentile",
-        random_state=np.random.default_rng(0),
+    Newcombe's hybrid of Wilson's intervals ("Interval Estimation for the Difference Between Independent Proportions",
+    1998), which holds for shares near 0 and few requests, too.
+
+    Args:
+        a: Requests of A that failed, and all of A.
+        b: The same of B.
+        alpha: Share of cases in which the interval may miss.
+    """
+    from scipy.stats import binomtest
+
+    (share_a, low_a, high_a), (share_b, low_b, high_b) = (
+        (0.0, 0.0, 1.0)
+        if not count
+        else (hits / count, *binomtest(hits, count).proportion_ci(1 - alpha, method="wilson"))
+        for hits, count in (a, b)
     )
-    return float(np.exp(resampled.confidence_interval.low)), float(np.exp(resampled.confidence_interval.high))
+    difference = share_b - share_a
+    low = difference - math.hypot(share_b - low_b, high_a - share_a)
+    return low, difference + math.hypot(high_b - share_b, share_a - low_a)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

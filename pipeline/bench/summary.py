@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 
 from pipeline.bench.load import LoadRecords, RequestMeasurement
+from pipeline.bench.load_settings import TokensBy
 from pipeline.bench.result import (
     Distribution,
     Generator,
@@ -19,7 +20,7 @@ from pipeline.bench.result import (
     TimeWindow,
     rounded,
 )
-from pipeline.bench.statistics import Values, percentile
+from pipeline.bench.statistics import Values, binned, percentile
 from pipeline.recipe import Slo
 
 _WINDOWS = 60  # of the time line
@@ -28,6 +29,9 @@ _SHORT_TIMES = 5  # a load that is shorter than this many requests is mostly beg
 _LATE_MS = 10.0  # a generator that is later than this at the 99th percentile adds to what it measures
 _LATE_SHARE = 0.1  # ... unless that is less than this share of TTFT's and ITL's 95th percentile
 _BUSY = 0.9  # share of one processor beyond which this process may be the limit
+_TOKENS_BY: tuple[TokensBy, ...] = ("chunks", "tokenizer", "server")  # least trustworthy first
+# Words with a digit, such as ids of requests, in which errors of one kind differ; not the status.
+_VARYING = re.compile(r"(?<!HTTP )(?<![\w-])(?=[\w-]*\d)[\w-]+")
 _OUTCOMES = ("complete", "left", "refused", "failed", "abandoned")
 
 
@@ -51,7 +55,8 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         "prefill": Distribution.of([_one(one.stats.prefill_ms) for one in begun]),
     }
     distributions = {name: one for name, one in latencies.items() if one is not None}
-    good = _good(complete, slo)
+    good_ends = _good_ends(complete, slo)
+    good = None if good_ends is None or not complete else len(good_ends) / len(complete)
     chunks = _Chunks.of(everything)
     answered = sum(
         one.outcome == "complete" and records.began_s <= one.ended_s <= records.ended_s for one in everything
@@ -68,7 +73,9 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         seconds=round(seconds, 6),
         interrupted=records.interrupted,
         requests={name: sum(one.outcome == name for one in counted) for name in _OUTCOMES},
-        errors=dict(Counter(one.error for one in counted if one.error).most_common(_ERRORS)),
+        errors=dict(_errors(counted)),
+        short_answers=sum(one.short for one in complete),
+        tokens_by=_tokens_by(complete),
         input_tokens_mean=rounded(float(np.mean(inputs))) if inputs else None,
         output_tokens_mean=rounded(float(np.mean(outputs))) if outputs else None,
         requests_per_s=rounded(rate),
@@ -80,10 +87,11 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         acceptance=rounded(accepted / proposed) if proposed else None,
         cached_share=rounded(cached / len(complete)) if complete else None,
         in_flight_max=records.in_flight,
+        longest_silence_s=_longest_silence(records, chunks),
         generator=generator,
         server=server,
         slo=_slo_checks(slo, distributions),
-        timeline=_timeline(records, chunks),
+        timeline=_timeline(records, chunks, good_ends),
         warnings=tuple(_warnings(records, generator, distributions, cached)),
         samples=_samples(complete),
     )
@@ -106,21 +114,67 @@ def _warnings(
         yield "there are too few requests for an interval of p99: measure longer"
     if total is not None and (records.ended_s - records.began_s) * 1e3 < _SHORT_TIMES * total.p50:
         yield f"the load was shorter than {_SHORT_TIMES} requests one after the other: measure longer"
-    for error, count in Counter(one.error for one in records.counted if one.error).most_common(_NAMED):
+    for error, count in _errors(records.counted)[:_NAMED]:
         yield f"{count} failed: {error}"
+    complete = [one for one in records.counted if one.outcome == "complete"]
+    if short := [one for one in complete if one.short]:
+        had = float(np.mean([one.stats.output_tokens or 0 for one in short]))
+        asked = float(np.mean([one.asked_tokens or 0 for one in short]))
+        yield (
+            f"{len(short)} of {len(complete)} answers were shorter than asked for ({had:.0f} of {asked:.0f} tokens): "
+            "the server does not keep min_tokens"
+        )
+    match _tokens_by(complete):
+        case "chunks":
+            yield "the server sent no usage, so chunks are counted in place of tokens: --tokenizer FOLDER counts tokens"
+        case "tokenizer":
+            yield "the server sent no usage: the tokens of its answers were counted by the tokenizer"
     if abandoned := sum(one.outcome == "abandoned" for one in records.counted):
         yield f"{abandoned} requests had no end within the grace, and count as failed"
     if cached:
         yield f"{cached} answers came from the response cache, and are part of all figures"
 
 
-def _good(complete: Sequence[RequestMeasurement], slo: Slo | None) -> float | None:
-    """Share of completed requests that each met the SLO."""
-    if slo is None or (slo.ttft_p95_ms is None and slo.itl_p95_ms is None) or not complete:
+def _errors(requests: Sequence[RequestMeasurement]) -> list[tuple[str, int]]:
+    """An example of each kind of error, and how many requests had it: the most frequent first."""
+    kinds: dict[str, list[str]] = {}
+    for one in requests:
+        if one.error:
+            kinds.setdefault(_VARYING.sub("", one.error), []).append(one.error)
+    most = sorted(kinds.values(), key=len, reverse=True)[:_ERRORS]
+    return [(errors[0], len(errors)) for errors in most]
+
+
+def _tokens_by(complete: Sequence[RequestMeasurement]) -> TokensBy:
+    """Who counted the tokens of answers; the least trustworthy of several."""
+    found = {one.tokens_by for one in complete}
+    return next((one for one in _TOKENS_BY if one in found), "server")
+
+
+def _longest_silence(records: LoadRecords, chunks: _Chunks) -> float | None:
+    """Longest time without a chunk while a request was under way, in the part of the load that counts."""
+    requests = (*records.warm_up, *records.counted)
+    marks = [(one.sent_s, 1) for one in requests] + [(one.ended_s, -1) for one in requests]
+    marks += [(float(at_s), 0) for at_s in chunks.at_s]
+    longest, flying, since_s = 0.0, 0, records.began_s
+    for at_s, change in sorted(marks):
+        until_s = min(at_s, records.ended_s)
+        if flying:
+            longest = max(longest, until_s - max(since_s, records.began_s))
+        if change <= 0 or not flying:
+            since_s = at_s
+        flying += change
+    return rounded(longest) if chunks.at_s.size else None
+
+
+def _good_ends(complete: Sequence[RequestMeasurement], slo: Slo | None) -> list[float] | None:
+    """Ends of completed requests that each met the SLO, in seconds; None without one."""
+    if slo is None or (slo.ttft_p95_ms is None and slo.itl_p95_ms is None):
         return None
     first, between = slo.ttft_p95_ms or np.inf, slo.itl_p95_ms or np.inf
-    met = [(one.ttft_ms or 0.0) <= first and (one.tpot_ms or 0.0) <= between for one in complete]
-    return sum(met) / len(met)
+    return [
+        one.ended_s for one in complete if (one.ttft_ms or 0.0) <= first and (one.tpot_ms or 0.0) <= between
+    ]
 
 
 def _slo_checks(slo: Slo | None, distributions: dict[str, Distribution]) -> tuple[SloCheck, ...]:
@@ -195,7 +249,9 @@ class _Chunks:
         return self.gap_ms[(low_s <= self.gap_at_s) & (self.gap_at_s < high_s)]
 
 
-def _timeline(records: LoadRecords, chunks: _Chunks) -> tuple[TimeWindow, ...]:
+def _timeline(
+    records: LoadRecords, chunks: _Chunks, good_ends: Sequence[float] | None
+) -> tuple[TimeWindow, ...]:
     """Percentiles of what came in each of `_WINDOWS` equal windows, the warm-up included."""
     begun = [one for one in (*records.warm_up, *records.counted) if one.first_s is not None]
     if not begun or records.ended_s <= 0:
@@ -217,9 +273,19 @@ def _timeline(records: LoadRecords, chunks: _Chunks) -> tuple[TimeWindow, ...]:
                 itl_p50_ms=_rounded_percentile(itl, 50),
                 itl_p95_ms=_rounded_percentile(itl, 95),
                 output_tokens_per_s=rounded(chunks.tokens_between(low, high) / width),
+                good_per_s=None
+                if good_ends is None
+                else rounded(sum(low <= at_s < high for at_s in good_ends) / width),
+                itl_counts={int(number): int(count) for number, count in _filled(binned(itl))},
             )
         )
     return tuple(windows)
+
+
+def _filled(counts: Values) -> Iterator[tuple[int, int]]:
+    """Yield the bins that hold something, with their counts."""
+    (numbers,) = np.nonzero(counts)
+    yield from zip(numbers.tolist(), counts[numbers].tolist(), strict=True)
 
 
 def _samples(complete: Sequence[RequestMeasurement]) -> dict[str, tuple[float | None, ...]]:

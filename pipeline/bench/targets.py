@@ -5,6 +5,7 @@ Both return the `Stats` of an answer, by the clock of this process.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ Outcome = Literal["complete", "left", "refused", "failed"]
 
 _REASON_CHARACTERS = 300
 _REFUSED = (400, 401, 403, 404, 413, 422, 429, 503)
+_PASSING = ("HTTP 429", "HTTP 503")  # refusals of a server that is busy, or not ready yet
+_SERVED_NAMED = 8  # models that a refusal names
 _HELLO = aiohttp.ClientTimeout(total=30)
 # Fields of a chat chunk that hold text; the last two are reasoning, as vLLM called it until 0.11 and calls it since.
 _TEXTS = ("content", "reasoning_content", "reasoning")
@@ -79,6 +82,14 @@ class Target(Protocol):
         """Send one request, and read the answer to its end."""
         ...
 
+    async def check(self, question: BenchRequest) -> None:
+        """Send one request before a load, so that a fault of all requests shows at once.
+
+        Raises:
+            ServerError: The server would refuse every such request.
+        """
+        ...
+
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *error: object) -> None: ...
 
@@ -121,6 +132,9 @@ class TritonTarget:
                 return BenchReply(outcome, error=reason)
         return BenchReply(outcome, stream.stats, stream.text, reason, first_at)
 
+    async def check(self, question: BenchRequest) -> None:
+        """Nothing: the server was asked for its model when it was entered."""
+
     async def __aenter__(self) -> Self:
         try:
             await self._client.model()
@@ -134,7 +148,11 @@ class TritonTarget:
 
 
 class OpenAITarget:
-    """A server of OpenAI's API: ours, or any other."""
+    """A server of OpenAI's API: ours, or any other.
+
+    Attributes:
+        served: Models that it lists, once it is entered.
+    """
 
     def __init__(
         self, url: str, model: str, *, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -142,6 +160,7 @@ class OpenAITarget:
         """Prepare a client."""
         self._url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
         self._model, self._timeout_s, self._headers = model, timeout_s, dict(headers or {})
+        self.served: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
 
     async def ask(self, question: BenchRequest) -> BenchReply:
@@ -173,6 +192,13 @@ class OpenAITarget:
             return taken.reply("failed", taken.error or "the stream ended without [DONE]")
         return taken.reply("complete")
 
+    async def check(self, question: BenchRequest) -> None:
+        reply = await self.ask(question)
+        if reply.outcome == "refused" and not reply.error.startswith(_PASSING):
+            served = ", ".join(self.served[:_SERVED_NAMED])
+            has = f"; it serves {served}" if served and self._model not in self.served else ""
+            raise ServerError(f"{self._url} refuses requests for {self._model}: {reply.error}{has}")
+
     async def __aenter__(self) -> Self:
         self._session = await self._stack.enter_async_context(
             aiohttp.ClientSession(
@@ -184,7 +210,8 @@ class OpenAITarget:
         )
         try:
             # Whatever it answers, it is there.
-            async with self._session.get(f"{self._url}/models", timeout=_HELLO):
+            async with self._session.get(f"{self._url}/models", timeout=_HELLO) as answer:
+                self.served = _served(await answer.read())
                 return self
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await self._stack.aclose()
@@ -192,6 +219,34 @@ class OpenAITarget:
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+
+def only_model(url: str) -> str:
+    """Ask a server of OpenAI's API for the one model that it serves.
+
+    Raises:
+        ServerError: It cannot be reached, or serves none or several: the message lists them.
+    """
+
+    async def ask() -> tuple[str, ...]:
+        async with OpenAITarget(url, "", timeout_s=_HELLO.total or 0.0) as target:
+            return target.served
+
+    served = asyncio.run(ask())
+    if len(served) != 1:
+        names = ", ".join(served[:_SERVED_NAMED]) or "none"
+        raise ServerError(
+            f"{url} lists {names} as its models: name one behind the address, as in {url}#model"
+        )
+    return served[0]
+
+
+def _served(body: bytes) -> tuple[str, ...]:
+    """Names of the models that a server lists; none where it answers something else."""
+    try:
+        return tuple(str(one["id"]) for one in json.loads(body)["data"])
+    except (ValueError, TypeError, KeyError):
+        return ()
 
 
 class _Events:
@@ -216,7 +271,8 @@ class _Events:
             self.done = True
             return
         event = json.loads(data)
-        if "error" in event:
+        # Some servers have the key in every event, and null in it.
+        if event.get("error"):
             self.error = json.dumps(event["error"], ensure_ascii=False)
             return
         self.usage = event.get("usage") or self.usage

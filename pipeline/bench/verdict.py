@@ -70,12 +70,14 @@ def _loads(levels: Sequence[LevelResult]) -> str:
 
 
 def _figures(level: LevelResult) -> str:
-    parts = [f"{level.output_tokens_per_s:,.0f} tokens/s"]
+    parts = [f"{level.output_tokens_per_s:,.0f} {level.unit}/s"]
     parts += [
         f"{name.upper()} p95 {_ms(latency.p95)}"
-        for name in ("ttft", "itl")
+        for name in ("ttft", "tpot")
         if (latency := level.latencies.get(name)) is not None
     ]
+    if level.stalled:
+        parts.append(f"no chunk from any request for {_ms((level.longest_silence_s or 0.0) * 1e3)}")
     return ", ".join(parts)
 
 

@@ -106,9 +106,9 @@ class KeySource:
         return secret
 
 
-def load_codec(environ: Mapping[str, str] = os.environ, secret: KeySource | None = None) -> Codec:
+def load_codec(secret: KeySource | None = None) -> Codec:
     """Return an AES-GCM codec if a key is configured, else plaintext. Raises ValueError if the key is malformed."""
-    key = (secret or KeySource()).read(environ)
+    key = (secret or KeySource()).read(os.environ)
     return AesGcmCodec(key) if key else PlainCodec()
 
 

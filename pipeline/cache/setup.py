@@ -145,7 +145,7 @@ def load_codec_of(settings: CacheSettings | None) -> Codec:
         secret = KeySource(file=Path(encryption.key_file), required=True)
     elif encryption is not None:
         secret = KeySource(variable=encryption.key_env or "", required=True)
-    return load_codec(secret=secret)
+    return load_codec(secret)
 
 
 def make_redaction(settings: CacheSettings) -> Redaction:

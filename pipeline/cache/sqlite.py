@@ -85,13 +85,11 @@ class SqliteBackend(PackedBackend):
         capacity: Capacity | None = None,
         *,
         codec: Codec | None = None,
-        power_safe: bool = True,
     ) -> None:
         """
         Args:
             path: file, which is made if need be; None: entries are in memory, and live as long as this object.
             codec: encrypts entries; None: they are kept in the clear.
-            power_safe: a put waits for the disk; otherwise a power cut may cost the last ones (never the file).
 
         Raises:
             BackendDown: the file cannot be used; the text says why.
@@ -99,7 +97,6 @@ class SqliteBackend(PackedBackend):
         super().__init__(capacity, codec, flush_every=_TOUCHES)
         self._path = path
         self._place = "memory" if path is None else str(path)
-        self._power_safe = power_safe
         self._writing = threading.Lock()
         self._opened: list[sqlite3.Connection] = []
         self._writer = self._connect()
@@ -231,7 +228,7 @@ class SqliteBackend(PackedBackend):
         return reader
 
     def _connect(self) -> sqlite3.Connection:
-        connection = _in_memory() if self._path is None else _connect(self._path, power_safe=self._power_safe)
+        connection = _in_memory() if self._path is None else _connect(self._path)
         self._opened.append(connection)
         return connection
 
@@ -282,9 +279,9 @@ class SqliteBackend(PackedBackend):
         return bool(have[0] > entries or have[1] > size)
 
 
-def _connect(path: Path, *, power_safe: bool) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     try:
-        connection = open_database(path, "a cache", _TABLES, VERSION, power_safe=power_safe)
+        connection = open_database(path, "a cache", _TABLES, VERSION, power_safe=True)
         # 2 MiB for each connection, of which every reading thread has one: the file is mapped besides.
         connection.execute("PRAGMA cache_size = -2048")
         connection.execute("PRAGMA mmap_size = 268435456")

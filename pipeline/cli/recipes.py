@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from pipeline.recipe.catalog import copy_recipe, entries, schema_text
 
 if TYPE_CHECKING:
     from pipeline.plan.preflight import Finding
+    from pipeline.recipe import Recipe
     from pipeline.settings import Settings
 
 _SCHEMAS = ("recipe", "load", "criteria", "study", "plan", "comparison", "bench", "doctor")
@@ -57,8 +59,13 @@ def ls(as_json: bool) -> None:
 @command.command()
 @recipe_argument
 @click.option("--resolved", is_flag=True, help="Print every value, defaults and overrides included.")
+@click.option(
+    "--upstream",
+    is_flag=True,
+    help="Print how the arguments for the LLM API differ from upstream's configuration of the model, and why.",
+)
 @json_option
-def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool) -> None:
+def show(recipe: str, overrides: tuple[str, ...], resolved: bool, upstream: bool, as_json: bool) -> None:
     """Print a recipe: the file as it is, or with --resolved (or --set) all its values.
 
     Of a deployment that runs, and has no recipe of its name, all values are printed.
@@ -66,10 +73,16 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool)
     \b
     pipeline recipes show tiny-cpu
     pipeline recipes show tiny-cpu --resolved --set quantization.format=int4_awq
+    pipeline recipes show gpt-oss-120b --upstream
     """
     from pipeline.serving.deployments import is_recipe, recipe_of
     from pipeline.store import Store
 
+    if upstream and resolved:
+        raise click.UsageError("--upstream compares arguments; leave out --resolved")
+    if upstream:
+        _show_upstream(recipe_of(recipe, overrides, Store.default()), as_json=as_json)
+        return
     if is_recipe(recipe) and not (resolved or as_json or overrides):
         click.echo(find_recipe(recipe).read_bytes(), nl=False)
         return
@@ -78,6 +91,24 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, as_json: bool)
         print_json(values)
     else:
         click.echo(dump_yaml(values), nl=False)
+
+
+def _show_upstream(recipe: Recipe, *, as_json: bool) -> None:
+    from pipeline.runtimes.pytorch.upstream import compare_with_upstream
+
+    found = compare_with_upstream(recipe)
+    if as_json:
+        print_json(asdict(found))
+        return
+    if found.configuration is None:
+        click.echo(f"{recipe.name}: {found.without}")
+        return
+    follows = found.configuration
+    click.echo(f"{recipe.name} follows {follows.file}, for {', '.join(follows.models)} on {follows.gpus}")
+    click.echo(f"the same: {', '.join(found.same)}")
+    for one in found.differences:
+        click.echo(f"{one.key}: upstream {one.upstream or '–'}, here {one.here or '–'}")
+        click.echo(textwrap.indent(textwrap.fill(one.why or "not explained", 110), "    "))
 
 
 @command.command()

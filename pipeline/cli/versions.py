@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.recipe.quantization import Format, KvCacheFormat
 
 if TYPE_CHECKING:
-    from pipeline.plan.compatibility import Compatibility
+    from pipeline.plan.compatibility import Compatibility, FeatureAnswer
 
 _FORMATS, _KV_CACHES = get_args(Format), get_args(KvCacheFormat)
 
@@ -173,6 +173,12 @@ def _row(one: Release) -> tuple[str, ...]:
     return (version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
 
 
+def _named(feature: FeatureAnswer) -> str:
+    limits = [f"compute capability {feature.capabilities}"] if feature.capabilities else []
+    limits += [f"with {feature.needs[0]}"] if feature.needs else []
+    return f"{feature.label} ({', '.join(limits)})" if limits else feature.label
+
+
 def _print_answers(answers: list[Compatibility], of_model: bool, as_json: bool) -> None:
     if as_json:
         print_json([asdict(answer) | {"offered": answer.offered} for answer in answers])
@@ -186,10 +192,7 @@ def _print_answers(answers: list[Compatibility], of_model: bool, as_json: bool) 
             click.echo(f"  {reason.severity}: {reason.text} [{', '.join(reason.sources)}]")
         features = (answer.features or {}).values()
         for verdict in get_args(Answer):
-            limits = {one.label: one.capabilities for one in features if one.answer == verdict}
-            named = [
-                f"{label} (compute capability {only})" if only else label for label, only in limits.items()
-            ]
+            named = [_named(one) for one in features if one.answer == verdict]
             if named:
                 click.echo(f"  features, {verdict}: {', '.join(named)}")
         if of_model and answer.features is None and answer.runtime == "pytorch":

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.contracts import read_facts
+from pipeline.contracts.version_range import holds
 
 
 def activation_bytes(
@@ -50,6 +51,17 @@ def cpu_pool_bytes() -> int:
     return int(_data()["cpu_pool_bytes"]["value"])
 
 
+def cpu_expert_bytes(form: str) -> float:
+    """Bytes that a weight of an expert takes in the embedded engine, by the format that it is served in."""
+    values = _data()["cpu_expert_bytes"]["values"]
+    return float(values.get(form, values["others"]))
+
+
+def derives_windows(version: str) -> bool:
+    """Tell whether a release keeps no more than their window of layers that see one, without being told."""
+    return holds(version, _data()["kv_cache"]["windows_since"], None)
+
+
 def kv_reserve() -> float:
     """Share of a KV cache's pool that no token can use."""
     return float(_data()["kv_reserve"]["value"])
@@ -69,10 +81,10 @@ def graph_sizes(max_batch: int) -> tuple[int, ...]:
     )
 
 
-def graph_bytes(max_batch: int) -> int:
-    """Bytes of all CUDA graphs together, at most."""
+def graph_bytes() -> int:
+    """Most bytes of the CUDA graph of one batch size."""
     each: int = _data()["cuda_graph"]["bytes"]
-    return each * len(graph_sizes(max_batch))
+    return each
 
 
 @lru_cache(maxsize=4096)  # layers of a model are alike, and a plan asks for each of them many times

@@ -75,6 +75,22 @@ def decided() -> Mapping[str, str]:
     return {entry["name"]: entry["reason"] for entry in _data()["decided"]}
 
 
+def unplanned(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the arguments, by their dotted paths, whose memory and time `pipeline plan` does not count.
+
+    >>> unplanned({"stream_interval": 20, "moe_config": {"backend": "TRTLLM"}})
+    ('moe_config.backend',)
+    """
+    known = {*_data()["planned"]["counted"], *_data()["planned"]["without"]}
+    return tuple(path for path in _paths(arguments, "") if not {path, path.split(".")[0]} & known)
+
+
+def _paths(arguments: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in arguments.items():
+        inside = isinstance(value, Mapping) and value and not prefix
+        yield from _paths(value, f"{name}.") if inside else (prefix + name,)
+
+
 def check(version: str, arguments: Mapping[str, Any]) -> tuple[Fault, ...]:
     """List the arguments that a version does not have, or not with such a value."""
     return tuple(fault for fault, sure in _judge(version, arguments) if sure)

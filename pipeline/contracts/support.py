@@ -35,6 +35,7 @@ class Support:
     sources: tuple[str, ...]
     sm: _Ranges = ()  # compute capabilities times 10, outside of which a yes is a no; empty: all
     unsure: _Ranges = ()  # those of which upstream's page and code say different things
+    needs: tuple[str, ...] = ()  # arguments of the LLM API, one of which a yes takes; empty: none
 
     def on(self, sm: int | None) -> Answer:
         """Return the answer for a GPU; None: one that can."""
@@ -74,13 +75,17 @@ def listing(architecture: str) -> tuple[str, ...]:
 
 
 def feature_support(architecture: str, version: str) -> Mapping[str, Support]:
-    """Map each feature to upstream's answer for a class in a release; empty if the matrix has no row for it."""
+    """Map features to upstream's answers for a class in a release; all that its matrix has where there is a row."""
     row = next((one["row"] for one in _data()["rows"] if one["architecture"] == architecture), architecture)
-    page = _page(version)
-    if row not in page["matrix"]:
-        return {}
-    answers = zip(features(), page["matrix"][row].split(), strict=True)
-    return {name: _support(row, name, version, _ANSWERS[mark], page["source"]) for name, mark in answers}
+    page, found = _page(version), dict[str, Support]()
+    if row in page["matrix"]:
+        answers = zip(features(), page["matrix"][row].split(), strict=True)
+        found = {name: _support(row, name, version, _ANSWERS[mark], page["source"]) for name, mark in answers}
+    for entry in _data()["more"]:
+        if architecture in entry["architectures"] and holds(version, entry.get("since"), entry.get("until")):
+            needs = tuple(entry.get("needs", ()))
+            found[entry["feature"]] = Support(_ANSWERS[entry["answer"]], tuple(entry["source"]), needs=needs)
+    return found
 
 
 def model_support(architecture: str, version: str) -> Support:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.gateway.api.tools.prompt import dialect_of, load_chat_template
+from pipeline.gateway.api.tools.prompt import answer_format, load_chat_template
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.settings import GatewayStart
@@ -48,7 +48,7 @@ class LocatedModel:
         template = load_chat_template(
             self.package / deployment.tokenizer_dir, tool_section=self.recipe.tool_prompt == "auto"
         )
-        dialect = dialect_of(template)
+        answers = answer_format(template, frozenset())
         limits, cache = deployment.limits, self.recipe.cache
         return {
             "model": self.recipe.name,
@@ -61,7 +61,8 @@ class LocatedModel:
             "max_output_tokens": limits.max_output_tokens,
             "max_concurrency": limits.max_concurrency,
             "chat": template is not None,
-            "tool_calls": dialect.name if dialect else None,
+            "tool_calls": answers.dialect.name if answers.dialect else None,
+            "reasoning": answers.reasons,
             "cache": cache.backend.kind if cache.enabled else None,
             "embeddings": cache.enabled and cache.semantic is not None,
         }

@@ -61,9 +61,8 @@ return found
 class RedisLosses:
     """Losses of servers by request, counted together with other gateways. For one event loop; no report waits."""
 
-    def __init__(self, address: RedisAddress, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """See `SharedRedis`."""
-        self._redis = SharedRedis(address, timeout_s=timeout_s)
+    def __init__(self, address: RedisAddress) -> None:
+        self._redis = SharedRedis(address, timeout_s=_TIMEOUT_S)
         self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
         self._read = self._redis.script(_READ)
         self._forget_s = int(WINDOW_S)

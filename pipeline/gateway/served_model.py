@@ -21,7 +21,9 @@ from pipeline.client.request import missing_inputs
 from pipeline.client.sampling import LOG_PROBS_INPUT
 from pipeline.errors import UserError
 from pipeline.gateway.api.response_format import SchemaFaults
-from pipeline.gateway.api.tools.prompt import load_chat_template
+from pipeline.gateway.api.tools.dialects import AnswerFormat
+from pipeline.gateway.api.tools.history import template_messages
+from pipeline.gateway.api.tools.prompt import answer_format, load_chat_template
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.fair_queue import FairQueue, ModelQueue
 from pipeline.gateway.readiness import ModelReadiness, Readiness
@@ -102,6 +104,12 @@ class ModelTokenizer:
         offsets: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return offsets
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """Texts of the special tokens."""
+        added: dict[int, Any] = getattr(self._tokenizer, "get_added_tokens_decoder", dict)()
+        return frozenset(token.content for token in added.values() if token.special)
+
     def has_token(self, token: str) -> bool:
         """Whether the vocabulary has a token of this name, such as <|fim_prefix|>."""
         return self._tokenizer.token_to_id(token) is not None
@@ -171,6 +179,7 @@ class ServedModel:
     slots_per_server: int | None = None  # of the queue, for each server that is well; None: those that it has
     processes: TextProcesses | None = None  # for long texts; None: all texts are worked on in this process
     tokenizer: ModelTokenizer = field(init=False)
+    answer_format: AnswerFormat = field(init=False)  # by its chat template
     schema_faults: SchemaFaults = field(init=False)
     readiness: ModelReadiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
@@ -186,6 +195,7 @@ class ServedModel:
             self.prompt_limit = replace(self.prompt_limit, tokenizer=tokenizer)
             if self.template is not None:
                 self._long_template = ProcessTemplate(self.template, self.processes)
+        self.answer_format = answer_format(self.template, self.tokenizer.special_tokens)
         self.schema_faults = lru_cache(_MAX_SCHEMAS)(self._find_schema_faults)
         self.readiness = Readiness(self.name, self.client, self.queue, slots_per_server=self.slots_per_server)
 
@@ -335,12 +345,14 @@ class ServedModel:
 
     def render(
         self,
-        prompt: str | Sequence[dict[str, Any]],
+        prompt: str | Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a prompt by the chat template; see `render_prompt`."""
         template = self.template
+        if template is not None and not isinstance(prompt, str):
+            prompt = template_messages(prompt, template, self.answer_format.dialect)
         if self._long_template is not None and not isinstance(prompt, str):
             long = is_long(prompt_chars(prompt, tools, variables))
             template = self._long_template if long else template

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from math import prod
@@ -107,14 +107,14 @@ class TritonHttp:
         self._path = socket_path
         self._held = 0
 
-    def guarded(self, hosts: AllowedHosts, origins: Sequence[str] = ()) -> ASGIApp:
+    def guarded(self, hosts: AllowedHosts) -> ASGIApp:
         """Make the application that refuses what a web page of another site may have sent; see `WebGuard`."""
         # tritonclient sends no content type. Where a page sends none, its browser names the page's origin.
         types = (JSON, _BINARY, "")
         return WebGuard(
             self,
             hosts,
-            origins,
+            (),
             keys=False,
             content_types=types,
             refusal=lambda _, fault: _refusal(fault),

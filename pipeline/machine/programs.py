@@ -160,16 +160,14 @@ def software_here(
     return replace(_answer([python], modules, deadline_s), programs=there, own=True)
 
 
-def software_of_image(
-    reference: str, modules: Sequence[str], docker: str = "docker", deadline_s: float = _SOFTWARE_DEADLINE_S
-) -> Software:
+def software_of_image(reference: str, modules: Sequence[str]) -> Software:
     """Read the software of a local image: a container of it runs for some seconds, without a GPU or a network.
 
     Raises:
         ServerError: It cannot be run, or has no Python.
     """
-    run = [docker, "run", "--rm", "--network", "none", "--entrypoint", "python3", reference]
-    return _answer(run, modules, deadline_s)
+    run = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", reference]
+    return _answer(run, modules, _SOFTWARE_DEADLINE_S)
 
 
 def _answer(python: list[str], modules: Sequence[str], deadline_s: float) -> Software:

@@ -1,21 +1,22 @@
-"""Architecture of a decoder, from its config.json: sizes, rotary embedding, biases, norms, sliding windows.
+"""Architecture of a decoder, from its config.json: sizes, rotary embedding, biases, norms, windows, experts.
 
-Covers Llama, Qwen2, Qwen3, Mistral, Mixtral and Phi-3 (which is phi-4, too), in the layout that transformers 5
-writes (`rope_parameters`) and in the one of most checkpoints on the hub (`rope_theta`, `rope_scaling`). What these
-architectures can be told but we do not build (another activation, multi-dimensional positions, experts elsewhere) is
-refused by name, all of it at once. Not every runtime takes every family; those say so themselves.
+Covers the classes of `FAMILIES`, in the layout that transformers 5 writes (`rope_parameters`) and in the one of most
+checkpoints on the hub (`rope_theta`, `rope_scaling`). Which weights there are follows from `pipeline.models.families`.
+What these classes can be told but we do not build (another activation, multi-dimensional positions, experts elsewhere)
+is refused by name, all of it at once. Not every runtime takes every family; those say so themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Fault, InvalidInput, SourceError
+from pipeline.models.blocks import Block, WeightTensor
 from pipeline.models.config_values import MAX_LAYERS, MAX_SIZE, class_of, declared_dtype
-from pipeline.models.rope import Rope, rope_faults
+from pipeline.models.rope import WINDOWED, Rope, rope_faults
 from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.reading import read_json
 
@@ -24,9 +25,15 @@ FAMILIES: Mapping[str, str] = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "MixtralForCausalLM": "mixtral",
     "Phi3ForCausalLM": "phi3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GptOssForCausalLM": "gpt_oss",
 }
+_GEMMA = ("gemma2", "gemma3")
+_ROUTERS = (".gate", ".router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +49,9 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder-only transformer with rotary positions, RMS norms and a gated feed-forward."""
+    """A decoder-only transformer with rotary positions, RMS norms and gated feed-forwards."""
 
-    family: str  # llama | mistral | qwen2 | qwen3 | mixtral | phi3
+    family: str  # a value of FAMILIES
     class_name: str  # "LlamaForCausalLM"
     hidden: int
     layers: int
@@ -65,9 +72,20 @@ class Architecture:
     dtype: str  # "bfloat16" | "float16" | "float32"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    experts: int = 0  # in each feed-forward; 0: it is dense
+    layer_linears: tuple[LinearShape, ...] = field(repr=False)
+    layer_vectors: tuple[tuple[str, int], ...] = field(
+        repr=False
+    )  # names and sizes of what has one dimension
+    attention_scale: float  # by which scores are multiplied
+    local_rope: Rope | None = None  # of windowed layers, where they have one of their own
+    attention_cap: float | None = None  # scores are `cap * tanh(score / cap)`
+    logits_cap: float | None = None
+    experts: int = 0  # in each feed-forward that is not dense; 0: all are
     experts_per_token: int = 0
+    renormalize: bool = True  # shares of a token's experts sum up to 1
+    sparse: tuple[bool, ...] = ()  # a layer: whether it has experts
     fused: bool = False  # one weight for q, k and v, and one for gate and up
+    stacked: bool = False  # all experts of a layer in one tensor, [experts, in, out]
 
     @classmethod
     def read(cls, directory: Path) -> Architecture:
@@ -107,6 +125,11 @@ class Architecture:
         sizes, family = ModelSizes.from_config(_plain(config)), FAMILIES[class_of(config)]
         assert sizes is not None, "its faults were looked for"
         held = {tensor.name for tensor in sizes.blocks[0].weights}
+        fused, stacked, is_gemma = family == "phi3", family == "gpt_oss", family in _GEMMA
+        scale = config.get("query_pre_attn_scalar") or 256 if is_gemma else sizes.head_dim
+        caps = {
+            key: config.get(f"{key}_softcapping", default) for key, default in _CAPS.get(family, {}).items()
+        }
         attention = "layers.0.self_attn."
         eos = config.get("eos_token_id")
         return cls(
@@ -122,6 +145,7 @@ class Architecture:
             max_positions=sizes.max_positions,
             norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
             rope=Rope.from_config(config),
+            local_rope=Rope.from_config(config, WINDOWED) if family == "gemma3" else None,
             tied=sizes.tied,
             qkv_bias=f"{attention}q_proj.bias" in held,
             output_bias=f"{attention}o_proj.bias" in held,
@@ -133,59 +157,89 @@ class Architecture:
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
             experts=sizes.experts,
             experts_per_token=sizes.experts_per_token,
-            fused=family == "phi3",
+            renormalize=family != "qwen3_moe" or bool(config.get("norm_topk_prob", False)),
+            layer_linears=tuple(_linears(sizes.blocks, fused=fused, stacked=stacked)),
+            layer_vectors=tuple(_vectors(sizes.blocks)),
+            attention_scale=float(scale) ** -0.5,
+            attention_cap=caps.get("attn_logit"),
+            logits_cap=caps.get("final_logit"),
+            sparse=tuple(any(weight.is_expert for weight in block.weights) for block in sizes.blocks),
+            fused=fused,
+            stacked=stacked,
         )
 
     def linears(self) -> Iterator[LinearShape]:
-        """Yield the linear layers of the blocks in the order of execution, without the output projection."""
-        queries, pairs = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        for layer in range(self.layers):
-            attention = f"model.layers.{layer}.self_attn."
-            if self.fused:
-                yield LinearShape(attention + "qkv_proj", queries + 2 * pairs, self.hidden, self.qkv_bias)
-            else:
-                yield LinearShape(attention + "q_proj", queries, self.hidden, self.qkv_bias)
-                yield LinearShape(attention + "k_proj", pairs, self.hidden, self.qkv_bias)
-                yield LinearShape(attention + "v_proj", pairs, self.hidden, self.qkv_bias)
-            yield LinearShape(attention + "o_proj", self.hidden, queries, self.output_bias)
-            yield from self._feed_forward(f"model.layers.{layer}.")
+        """Yield the linear layers of the blocks, without the output projection and stacked experts."""
+        yield from self.layer_linears
 
-    def _feed_forward(self, block: str) -> Iterator[LinearShape]:
-        inner, hidden, mlp = self.intermediate, self.hidden, f"{block}mlp."
-        if self.experts:
-            moe = f"{block}block_sparse_moe."
-            yield LinearShape(moe + "gate", self.experts, hidden, False, router=True)
-            for expert in range(self.experts):
-                yield LinearShape(f"{moe}experts.{expert}.w1", inner, hidden, False)
-                yield LinearShape(f"{moe}experts.{expert}.w3", inner, hidden, False)
-                yield LinearShape(f"{moe}experts.{expert}.w2", hidden, inner, False)
-            return
-        if self.fused:
-            yield LinearShape(mlp + "gate_up_proj", 2 * inner, hidden, self.mlp_bias)
-        else:
-            yield LinearShape(mlp + "gate_proj", inner, hidden, self.mlp_bias)
-            yield LinearShape(mlp + "up_proj", inner, hidden, self.mlp_bias)
-        yield LinearShape(mlp + "down_proj", hidden, inner, self.mlp_bias)
+    def stacked_experts(self) -> Iterator[LinearShape]:
+        """Yield one expert's shape of each tensor that holds all experts of a layer, where they are `stacked`."""
+        for layer, sparse in enumerate(self.sparse if self.stacked else ()):
+            if sparse:
+                place, inner = f"model.layers.{layer}.mlp.experts.", self.intermediate
+                yield LinearShape(f"{place}gate_up_proj", 2 * inner, self.hidden, True)
+                yield LinearShape(f"{place}down_proj", self.hidden, inner, True)
 
     def output_projection(self) -> LinearShape:
         """`lm_head`; its weight is the embedding's where `tied`."""
         return LinearShape("lm_head", self.vocab, self.hidden, False)
 
-    def norms(self) -> Iterator[tuple[str, int]]:
-        """Yield name and size of every norm's weight."""
-        for layer in range(self.layers):
-            block = f"model.layers.{layer}."
-            yield block + "input_layernorm.weight", self.hidden
-            if self.qk_norm:
-                yield block + "self_attn.q_norm.weight", self.head_dim
-                yield block + "self_attn.k_norm.weight", self.head_dim
-            yield block + "post_attention_layernorm.weight", self.hidden
+    def vectors(self) -> Iterator[tuple[str, int]]:
+        """Yield name and size of every norm's weight, and of what else has one dimension and is no bias."""
+        yield from self.layer_vectors
         yield "model.norm.weight", self.hidden
 
     @property
     def embedding(self) -> str:
         """Name of the embedding's tensor."""
         return "model.embed_tokens.weight"
+
+
+# Where config.json says nothing of them, what transformers 5.14 takes.
+_CAPS: Mapping[str, Mapping[str, float | None]] = {
+    "gemma2": {"attn_logit": 50.0, "final_logit": 30.0},
+    "gemma3": {"attn_logit": None, "final_logit": None},
+}
+
+
+def _linears(blocks: tuple[Block, ...], *, fused: bool, stacked: bool) -> Iterator[LinearShape]:
+    """Yield the linear layers of blocks, as they are stored."""
+    for block in blocks:
+        names = {weight.name for weight in block.weights}
+        shapes = [
+            LinearShape(
+                f"model.{one.name}", one.rows, one.columns, f"{one.name}.bias" in names, router=router
+            )
+            for one in block.weights
+            if one.columns > 1 and not (stacked and one.is_expert)
+            for router in (one.kind == "experts" and one.name.endswith(_ROUTERS),)
+        ]
+        copies = {f"model.{one.name}": one.copies for one in block.weights}
+        if fused:
+            shapes = [*_fused(shapes)]
+        for shape in shapes:
+            for index in range(copies.get(shape.name, 1)):
+                yield replace(shape, name=shape.name.replace(".experts.0.", f".experts.{index}."))
+
+
+def _fused(shapes: list[LinearShape]) -> Iterator[LinearShape]:
+    """Yield the layers of a block of which q, k and v are one, and gate and up, too."""
+    query, key, value, output, gate, up, down = shapes
+    rows = query.rows + key.rows + value.rows
+    yield replace(query, name=query.name.replace("q_proj", "qkv_proj"), rows=rows)
+    yield output
+    yield replace(gate, name=gate.name.replace("gate_proj", "gate_up_proj"), rows=gate.rows + up.rows)
+    yield down
+
+
+def _vectors(blocks: tuple[Block, ...]) -> Iterator[tuple[str, int]]:
+    """Yield name and size of what has one dimension in blocks and is no bias: norms and sinks."""
+
+    def is_one(weight: WeightTensor) -> bool:
+        return weight.columns == 1 and not weight.name.endswith(".bias")
+
+    for weight in (one for block in blocks for one in block.weights if is_one(one)):
+        yield f"model.{weight.name}{'.weight' if weight.kind == 'norms' else ''}", weight.rows
 
 
 _REQUIRED = (
@@ -207,6 +261,12 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "layer_types": list,
     "num_local_experts": int,
     "num_experts_per_tok": int,
+    "query_pre_attn_scalar": (int, float),
+    "attn_logit_softcapping": (int, float),
+    "final_logit_softcapping": (int, float),
+    "norm_topk_prob": bool,
+    "rope_local_base_freq": (int, float),
+    "original_max_position_embeddings": int,
     "bos_token_id": int,
     "eos_token_id": (int, list),
     "rope_theta": (int, float),
@@ -220,6 +280,31 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
         yield Fault("is not known", key="architectures", value=names, fix=f"one of {', '.join(FAMILIES)}")
         return  # another class has other keys
+    family = FAMILIES[names[0]]
+    wrong = list(_size_faults(config))
+    yield from wrong
+    act, wanted = ("hidden_activation", "gelu_pytorch_tanh") if family in _GEMMA else ("hidden_act", "silu")
+    if config.get(act, wanted) != wanted:
+        yield Fault("is not supported", key=act, value=config[act], fix=wanted)
+    experts = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts", "qwen3_moe": "num_experts"}
+    counted = experts.get(family)
+    if counted and not config.get(counted):
+        yield Fault("must be a positive number", key=counted, value=config.get(counted))
+    for key, plain in (("num_experts", 0), ("num_local_experts", 0), ("pretraining_tp", 1)):
+        if config.get(key) not in (None, 0, plain) and key != counted:
+            yield Fault("is not supported", key=key, value=config[key])
+    if config.get("use_bidirectional_attention") not in (None, False):
+        yield Fault("is not supported", key="use_bidirectional_attention", value=True, fix="false")
+    if config.get("swiglu_limit") not in (None, 7.0):
+        yield Fault("is not supported", key="swiglu_limit", value=config["swiglu_limit"], fix="7.0")
+    if not wrong:
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        yield from rope_faults(config, head_dim, is_partial=family == "phi3")
+        if family == "gemma3":
+            yield from rope_faults(config, head_dim, layers=WINDOWED)
+
+
+def _size_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     for key in _REQUIRED:
         value, most = config.get(key), MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
@@ -227,14 +312,3 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
     for key, kind in _KINDS.items():
         if config.get(key) is not None and not isinstance(config[key], kind):
             yield Fault("is of another kind than it should be", key=key, value=config[key])
-    if config.get("hidden_act", "silu") != "silu":
-        yield Fault("is not supported", key="hidden_act", value=config["hidden_act"], fix="silu")
-    mixtral = names == ["MixtralForCausalLM"]
-    if mixtral and not config.get("num_local_experts"):
-        yield Fault(
-            "must be a positive number", key="num_local_experts", value=config.get("num_local_experts")
-        )
-    for key, plain in (("num_experts", 0), ("num_local_experts", 0), ("pretraining_tp", 1)):
-        if config.get(key) not in (None, 0, plain) and not (mixtral and key == "num_local_experts"):
-            yield Fault("is not supported", key=key, value=config[key])
-    yield from rope_faults(config)

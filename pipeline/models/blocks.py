@@ -69,6 +69,8 @@ class Cache:
         every: Tokens that share one entry.
         is_bounded: Whether servers keep no more than the window. Those that keep all count it as any other.
         state: Bytes, whatever the length of the sequence; ranks share them.
+        recurrent: Numbers of the recurrent state in them, whose type a server may choose.
+        recurrent_dtype: Type that `state` counts them in.
         bytes_each: Bytes of a number; 0: as the KV cache's type says.
     """
 
@@ -79,6 +81,8 @@ class Cache:
     every: int = 1
     is_bounded: bool = False
     state: int = 0
+    recurrent: int = 0
+    recurrent_dtype: str = "float32"
     bytes_each: float = 0
 
 
@@ -99,7 +103,11 @@ class Block:
 
     def as_kind(self, kind: Kind) -> tuple[WeightTensor, ...]:
         """Return the weights as those of another kind; experts stay recognizable by their copies."""
-        return tuple(replace(weight, kind=kind, split="copy") for weight in self.weights)
+        return tuple(replace(weight, kind=kind) for weight in self.weights)
+
+    def whole(self) -> Block:
+        """Return the same part as every rank holds it whole."""
+        return Block(tuple(replace(weight, split="copy") for weight in self.weights), self.caches)
 
 
 def linear(
@@ -255,6 +263,7 @@ def experts(
     router: str = "gate",
     router_bias: bool = False,
     score_bias: bool = False,
+    score_name: str = "",
     bias: bool = False,
     projections: Sequence[str] = GATED,
     shared: int = 0,
@@ -267,6 +276,7 @@ def experts(
     Args:
         inner: Size of one expert.
         score_bias: Whether the router chooses by a number for each expert.
+        score_name: Name of these numbers; "": e_score_correction_bias of the router.
         bias: On each expert.
         shared: Inner size of the experts that every token passes, together; 0: none.
         shared_gate: Whether a gate weighs those.
@@ -276,7 +286,8 @@ def experts(
     if router_bias:
         weights.append(vector("experts", f"{name}.{router}.bias", count))
     if score_bias:
-        weights.append(vector("experts", f"{name}.{router}.e_score_correction_bias", count))
+        scores = score_name or f"{router}.e_score_correction_bias"
+        weights.append(vector("experts", f"{name}.{scores}", count))
     routed = feed_forward(
         latent or hidden, inner, name=f"{name}.experts.0", kind="experts", bias=bias, projections=projections,
         copies=count,
@@ -315,7 +326,8 @@ def mamba(
         *linear("mixers", f"{name}.out_proj", hidden, inner, "columns", bias=bias),
     )
     kept = channels * (kernel - 1) * STATE_BYTES[dtype] + inner * state * STATE_BYTES[state_dtype]
-    return Block(weights, (Cache("mamba", heads=heads, state=kept),))
+    cache = Cache("mamba", heads=heads, state=kept, recurrent=inner * state, recurrent_dtype=state_dtype)
+    return Block(weights, (cache,))
 
 
 def delta_net(
@@ -342,6 +354,9 @@ def delta_net(
         vector("norms", f"{name}.norm", value_dim),
         *linear("mixers", f"{name}.out_proj", hidden, value_heads * value_dim, "columns"),
     )
-    matrices = value_heads * key_dim * value_dim * STATE_BYTES[state_dtype]
-    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices
-    return Block(tuple(weights), (Cache("linear attention", heads=value_heads, state=kept),))
+    matrices = value_heads * key_dim * value_dim
+    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices * STATE_BYTES[state_dtype]
+    cache = Cache(
+        "linear attention", heads=value_heads, state=kept, recurrent=matrices, recurrent_dtype=state_dtype
+    )
+    return Block(tuple(weights), (cache,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -55,6 +56,11 @@ class ChatTemplate:
         """
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens or {})
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Words in the sources: a field of messages, or a variable, that is none of them is not read."""
+        return _words(tuple(self.sources.values()))
 
     @classmethod
     def from_directory(cls, tokenizer: Path | str) -> Self:
@@ -145,6 +151,11 @@ class ChatTemplate:
                 f"there are several chat templates and none is the default: {', '.join(self.sources)}"
             )
         return self.sources[name]
+
+
+@functools.lru_cache(maxsize=32)
+def _words(sources: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(word for source in sources for word in re.findall(r"\w+", source))
 
 
 # Written after the text at which a prompt is to end. The space tells whether the template strips what it is given.

@@ -44,9 +44,11 @@ class ConfigValues:
         place: str = "",
         faults: dict[str, Fault] | None = None,
     ) -> None:
-        """Args:
-        library: `model_type` whose defaults hold where the config names none that is among the data.
-        place: Key of the object within the config.json, with a dot behind it.
+        """Read the values of a model's text part.
+
+        Args:
+            library: `model_type` whose defaults hold where the config names none that is among the data.
+            place: Key of the object within the config.json, with a dot behind it.
         """
         text = next((config[key] for key in _TEXT if isinstance(config.get(key), Mapping)), None)
         self._config = config

@@ -12,6 +12,8 @@ with ModelOpt's own fake-quantized model):
     w4a8_awq  as int4_awq, and weight_scale_2 f32 scalar: the dequantized weight is rounded to e4m3 multiples
               of it; input_scale f32 scalar
     int8_sq   weight i8 [out, in]; weight_scale f32 [out]; input_scale f32 scalar; pre_quant_scale [in]
+    mxfp4     all experts of a layer (gpt-oss as published): blocks u8 [experts, out, in/32, 16], columns 2j low
+              and 2j+1 high, e2m1; scales u8 [experts, out, in/32], powers of two with a bias of 127
     nvfp4     weight u8 [out, in/2], columns 2j low and 2j+1 high, e2m1; weight_scale e4m3 [out, in/16];
               weight_scale_2 f32 scalar; input_scale f32 scalar
 """
@@ -27,6 +29,7 @@ from pipeline.models.quantization import Format
 from pipeline.models.tensors import Array
 
 E4M3_MAX = 448.0
+MX_GROUP = 32  # columns that share a scale
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -109,6 +112,21 @@ def unpack_e2m1(packed: Array) -> Array:
     pairs = np.stack([packed & 0x0F, packed >> 4], axis=2).reshape(packed.shape[0], -1)
     values: Array = _E2M1[pairs]
     return values
+
+
+def unpack_mxfp4(blocks: Array, scales: Array) -> tuple[Array, Array]:
+    """Unpack the experts of a layer into whole numbers: halves of the e2m1 values, whose scales are doubled so.
+
+    Args:
+        blocks: uint8 [experts, out, groups, 16].
+        scales: uint8 [experts, out, groups].
+
+    Returns:
+        int8 [experts, out, groups, 32], -12 to 12, and float32 [experts, out, groups], whose products are exact.
+    """
+    pairs = np.stack([blocks & 0x0F, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], -1)
+    codes: Array = (2 * _E2M1).astype(np.int8)[pairs]
+    return codes, np.ldexp(np.float32(1), scales.astype(np.int32) - 128)
 
 
 def round_e4m3(values: Array, scale: float) -> Array:

@@ -26,6 +26,7 @@ class Format(StrEnum):
     INT4_AWQ = "int4_awq"  # weights 4-bit in groups; inputs as they are
     W4A8_AWQ = "w4a8_awq"  # weights 4-bit in groups, then e4m3; inputs e4m3
     INT8_SQ = "int8_sq"  # weights 8-bit, one scale a row; inputs 8-bit, one scale a tensor
+    MXFP4 = "mxfp4"  # experts alone: weights e2m1 in groups of 32 with powers of two; as gpt-oss is published
     NVFP4 = "nvfp4"  # weights and inputs e2m1 in groups of 16 with e4m3 scales
 
 
@@ -50,8 +51,13 @@ class CheckpointQuantization:
     producer: str = ""  # "modelopt 0.47.0"
 
     def format_of(self, layer: str) -> Format:
-        """Return the format of a linear layer ("model.layers.0.self_attn.q_proj"), `Format.NONE` if it was left out."""
-        left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
+        """Return the format of a linear layer ("model.layers.0.self_attn.q_proj"), `Format.NONE` if it was left out.
+
+        Experts in MXFP4 are stored in one tensor, and are no linear layers here.
+        """
+        left_alone = self.format is Format.MXFP4 or any(
+            fnmatchcase(layer, pattern) for pattern in self.excluded
+        )
         return Format.NONE if left_alone else self.format
 
     @classmethod
@@ -72,9 +78,11 @@ class CheckpointQuantization:
             )
         if inside is None and outside is None:
             return cls()
+        if outside is None and inside is not None and inside.get("quant_method") == "mxfp4":
+            return cls(format=Format.MXFP4, producer="openai")
         if inside is not None and outside is None and inside.get("quant_method") != "modelopt":
             raise CheckpointError(
-                f"{directory} is quantized by {inside.get('quant_method')!r}; only ModelOpt's layout is read"
+                f"{directory} is quantized by {inside.get('quant_method')!r}; ModelOpt's layout and MXFP4 are read"
             )
         _check_agreement(directory, inside, outside)
         return cls.of(directory, {**(inside or {}), **(outside or {})}, whole.get("producer"))

@@ -8,13 +8,14 @@ and a warning.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.errors import CheckpointError
 from pipeline.models.architecture import Architecture, LinearShape
-from pipeline.models.layers import LinearLayer
+from pipeline.models.layers import MX_GROUP, LinearLayer
 from pipeline.models.quantization import GROUPED, CheckpointQuantization, Format
 from pipeline.models.tensors import Array, TensorFiles, TensorKind, TensorMap
 
@@ -48,7 +49,7 @@ class CheckpointReader:
             CheckpointError: a tensor of it is missing or does not fit; the text names it.
             KeyError: the model has no such layer.
         """
-        shape = self._shape(name)
+        shape = self._shapes[name]
         stored = self.stored_name(shape)
         form = self.quantization.format_of(name)
         faults = layer_faults(shape, stored, form, self.quantization.group_size, self.tensors.headers)
@@ -100,15 +101,16 @@ class CheckpointReader:
         tied = self.architecture.tied and shape.name == "lm_head" and "lm_head.weight" not in self.tensors
         return "model.embed_tokens" if tied else shape.name
 
-    def _shape(self, name: str) -> LinearShape:
-        for shape in (*self.architecture.linears(), self.architecture.output_projection()):
-            if shape.name == name:
-                return shape
-        raise KeyError(name)
+    @cached_property
+    def _shapes(self) -> Mapping[str, LinearShape]:
+        # A model with many experts has tens of thousands.
+        shapes = (*self.architecture.linears(), self.architecture.output_projection())
+        return {shape.name: shape for shape in shapes}
 
 
 PARTS = ("weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 FLOATS = ("BF16", "F16", "F32")
+_GREATEST_MX_SCALE = 252  # 6, the greatest e2m1 number, times 2^(252 - 127) is finite
 _IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints carry it; it follows from the configuration
 
 
@@ -125,7 +127,7 @@ def faults_of(
     faults: list[str] = []
     expected = {architecture.embedding}
     faults += _plain_faults(architecture.embedding, (architecture.vocab, architecture.hidden), headers)
-    for name, size in architecture.norms():
+    for name, size in architecture.vectors():
         expected.add(name)
         faults += _plain_faults(name, (size,), headers)
     layers = list(architecture.linears())
@@ -140,6 +142,13 @@ def faults_of(
             for name in _kv_names(layer_index):
                 expected.add(name)
                 faults += _scalar_faults(name, headers)
+    for shape in architecture.stacked_experts():
+        wanted = stacked_layout(shape, architecture.experts, quantization.format)
+        expected |= set(wanted)
+        for name, (dtypes, dimensions) in wanted.items():
+            faults += (
+                _mismatch(headers[name], dtypes, (dimensions,)) if name in headers else [f"{name} is missing"]
+            )
     faults += _fusion_faults(architecture, quantization, headers)
     faults += [
         f"{name} is not expected" for name in headers if name not in expected and not name.endswith(_IGNORED)
@@ -166,6 +175,26 @@ def layer_faults(
         if part not in wanted and names[part] in headers:
             faults.append(f"{names[part]} is not expected in {form} weights")
     return faults
+
+
+def stacked_layout(
+    shape: LinearShape, experts: int, form: Format
+) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Map the tensors that hold a projection of all experts of a layer to their types and shape.
+
+    Args:
+        shape: One expert's.
+    """
+    rows, columns = shape.rows, shape.columns
+    bias: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+        f"{shape.name}_bias": (FLOATS, (experts, rows))
+    }
+    if form is not Format.MXFP4:
+        return bias | {shape.name: (FLOATS, (experts, columns, rows))}
+    return bias | {
+        f"{shape.name}_blocks": (("U8",), (experts, rows, columns // MX_GROUP, MX_GROUP // 2)),
+        f"{shape.name}_scales": (("U8",), (experts, rows, columns // MX_GROUP)),
+    }
 
 
 _Layout = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], bool]  # types, shapes, needed
@@ -241,6 +270,8 @@ def _fusion_faults(
 
 
 def _value_faults(name: str, values: Array) -> Iterator[str]:
+    if name.endswith("_scales") and values.dtype == np.uint8 and (values > _GREATEST_MX_SCALE).any():
+        yield f"{name} holds scales beyond those of float32"
     if values.dtype.kind in "iub":
         return
     numbers = values.astype(np.float32)

@@ -1,11 +1,12 @@
 """Rotary position embedding: its settings in both layouts of config.json, and the frequencies that they mean.
 
-Formulas: transformers 5.14, modeling_rope_utils.py. What depends on the length of the text, or scales
-attention too (`dynamic`, `yarn`, `longrope`), is refused by name.
+Formulas: transformers 5.14, modeling_rope_utils.py. What stretches with each text (`dynamic`), or takes positions of
+several dimensions, is refused by name.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ROPE_KINDS = ("default", "linear", "llama3")
 DEFAULT_THETA = 10_000.0  # of every family here
+# Kinds, and the parameters that each needs.
+ROPE_KINDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+}
+FULL, WINDOWED = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,43 +35,120 @@ class Rope:
 
     theta: float
     kind: str = "default"
-    scaling: Mapping[str, float] | None = None
+    scaling: Mapping[str, Any] | None = None
+    share: float = 1.0  # of each head's channels, the first ones, that turn
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Rope:
-        """Read either layout of config.json, which must be one in which `rope_faults` finds no fault."""
-        settings = rope_settings(config)
+    def from_config(cls, config: Mapping[str, Any], layers: str = FULL) -> Rope:
+        """Read either layout of config.json, which must be one in which `rope_faults` finds no fault.
+
+        Args:
+            layers: Kind of layers that it is for, where each kind has settings of its own.
+        """
+        settings = rope_settings(config, layers)
         kind = settings.pop("rope_type")
         theta = float(settings.pop("rope_theta", DEFAULT_THETA))
-        return cls(theta, kind, {key: float(value) for key, value in settings.items()} or None)
+        share = float(settings.pop("partial_rotary_factor", 1.0))
+        return cls(theta, kind, {key: _number(value) for key, value in settings.items()} or None, share)
 
-    def inverse_frequencies(self, head_dim: int) -> NDArray[np.float32]:
-        """[head_dim / 2] float32: the radians by which one position turns each pair of channels."""
+    def channels(self, head_dim: int) -> int:
+        """Count the channels of a head that turn."""
+        return int(head_dim * self.share)
+
+    @property
+    def attention_factor(self) -> float:
+        """Number by which cosines and sines are multiplied."""
+        scaling = self.scaling or {}
+        if (said := scaling.get("attention_factor")) is not None:
+            return float(said)
+        if self.kind == "yarn":
+            factor, first, all_dims = (scaling.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
+            if first and all_dims:
+                return _stretched(factor, first) / _stretched(factor, all_dims)
+            return _stretched(factor)
+        if self.kind == "longrope" and scaling["factor"] > 1:
+            original = scaling["original_max_position_embeddings"]
+            return math.sqrt(1 + math.log(scaling["factor"]) / math.log(original))
+        return 1.0
+
+    def positions(self, said: int) -> int:
+        """Positions that a model knows whose `max_position_embeddings` are `said`."""
+        scaling = self.scaling or {}
+        if self.kind == "yarn":
+            return max(said, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
+        return int(said * scaling["factor"]) if self.kind == "linear" else said
+
+    def inverse_frequencies(self, head_dim: int, *, long: bool = False) -> NDArray[np.float32]:
+        """[channels / 2] float32: the radians by which one position turns each pair of channels.
+
+        Args:
+            long: By the long factors of `longrope`.
+        """
         import numpy as np
 
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        channels = self.channels(head_dim)
+        exponents = np.arange(0, channels, 2, dtype=np.float32) / np.float32(channels)
         inverse = (1.0 / np.float32(self.theta) ** exponents).astype(np.float32)
         scaling = self.scaling or {}
         if self.kind == "linear":
             return (inverse / np.float32(scaling["factor"])).astype(np.float32)
         if self.kind == "llama3":
             return _llama3(inverse, scaling)
+        if self.kind == "yarn":
+            return _yarn(inverse, scaling, self.theta)
+        if self.kind == "longrope":
+            factors = np.asarray(scaling["long_factor" if long else "short_factor"], np.float32)
+            return (1.0 / (factors * np.float32(self.theta) ** exponents)).astype(np.float32)
         return inverse
 
 
-def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read theta, kind and parameters from either layout, under the names of transformers 5."""
+def _stretched(factor: Any, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(float(one) for one in value)
+    return value if isinstance(value, bool) else float(value)
+
+
+def rope_settings(config: Mapping[str, Any], layers: str = FULL) -> dict[str, Any]:
+    """Read theta, kind and parameters from either layout, under the names of transformers 5.
+
+    Args:
+        layers: Kind of layers that they are for, where each kind has settings of its own.
+    """
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if config.get("rope_theta") is not None:
+    if isinstance(settings.get(layers), Mapping):
+        settings = dict(settings[layers])
+    elif layers == WINDOWED:
+        settings = {"rope_theta": config.get("rope_local_base_freq") or DEFAULT_THETA}
+    elif config.get("rope_theta") is not None:
         settings.setdefault("rope_theta", config["rope_theta"])
-    settings["rope_type"] = settings.get("rope_type") or settings.pop("type", None) or "default"
+    kind = settings.get("rope_type") or settings.pop("type", None) or "default"
     settings.pop("type", None)
+    is_phi3 = config.get("model_type") == "phi3"
+    settings["rope_type"] = kind = "longrope" if kind == "su" or (is_phi3 and kind == "yarn") else kind
+    if config.get("partial_rotary_factor") is not None:
+        settings["partial_rotary_factor"] = config["partial_rotary_factor"]
     if settings.get("partial_rotary_factor") in (None, 1.0):  # all channels turn, which need not be said
         settings.pop("partial_rotary_factor", None)
-    return settings
+    original = "original_max_position_embeddings"
+    if original in ROPE_KINDS.get(kind, ()):
+        # Phi-3 says it beside the settings.
+        said = config.get(original) or settings.get(original) or config.get("max_position_embeddings")
+        settings[original] = said
+        longest = config.get("max_position_embeddings")
+        if (
+            settings.get("factor") is None
+            and isinstance(said, int | float)
+            and isinstance(longest, int | float)
+        ):
+            settings["factor"] = longest / said
+    return {key: value for key, value in settings.items() if value is not None}
 
 
-def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArray[np.float32]:
+def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, Any]) -> NDArray[np.float32]:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     import numpy as np
 
@@ -70,26 +156,62 @@ def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, float]) -> NDArr
     context = scaling["original_max_position_embeddings"]
     wavelength = 2 * np.pi / inverse
     share = np.clip((context / wavelength - low) / (high - low), 0.0, 1.0)
-    return ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
+    found: NDArray[np.float32] = ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
+    return found
 
 
-def rope_faults(config: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield what cannot be built of the rotary settings of a config.json."""
-    settings = rope_settings(config)
-    kind = settings["rope_type"]
-    share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if share not in (None, 1.0):
+def _yarn(inverse: NDArray[np.float32], scaling: Mapping[str, Any], theta: float) -> NDArray[np.float32]:
+    """Channels that turn often are kept, those that turn rarely are stretched, those between interpolated."""
+    import numpy as np
+
+    channels, context = 2 * len(inverse), scaling["original_max_position_embeddings"]
+
+    def channel(turns: float) -> float:
+        return channels * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = channel(scaling.get("beta_fast") or 32), channel(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, channels - 1)
+    ramp = np.arange(len(inverse), dtype=np.float32) - np.float32(low)
+    share = 1 - np.clip(ramp / np.float32(high - low or 0.001), 0.0, 1.0)
+    return (inverse / np.float32(scaling["factor"]) * (1 - share) + inverse * share).astype(np.float32)
+
+
+def rope_faults(
+    config: Mapping[str, Any], head_dim: int, *, is_partial: bool = False, layers: str = FULL
+) -> Iterator[Fault]:
+    """Yield what cannot be built of the rotary settings of a config.json.
+
+    Args:
+        head_dim: Size of a head.
+        is_partial: Whether the model can turn a part of each head.
+        layers: Kind of layers that they are for.
+    """
+    settings = rope_settings(config, layers)
+    kind, share = settings["rope_type"], settings.get("partial_rotary_factor", 1.0)
+    if not isinstance(share, int | float) or not 0 < share <= 1 or (share != 1 and not is_partial):
         yield Fault("is not supported", key="partial_rotary_factor", value=share, fix="1.0")
-    needed = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }
-    if kind not in needed:
+        return
+    if kind not in ROPE_KINDS:
         yield Fault("is not supported", key="rope_type", value=kind, fix=f"one of {', '.join(ROPE_KINDS)}")
         return
-    for key in needed[kind]:
-        if not isinstance(settings.get(key), int | float):
-            yield Fault(f"is missing, and rope_type {kind} needs it", key=f"rope_parameters.{key}")
+    pairs = int(head_dim * share) // 2
+    for key in ROPE_KINDS[kind]:
+        place, value = f"rope_parameters.{key}", settings.get(key)
+        if key in ("short_factor", "long_factor"):
+            if not _is_numbers(value, pairs):
+                yield Fault(f"must be {pairs} numbers, one for each pair of channels that turn", key=place)
+        elif value is None:
+            yield Fault(f"is missing, and rope_type {kind} needs it", key=place)
+        elif not isinstance(value, int | float) or not value > 0:
+            yield Fault("must be a positive number", key=place, value=value)
     if settings.get("mrope_section"):
         yield Fault("is not supported", key="rope_parameters.mrope_section", value=settings["mrope_section"])
+
+
+def _is_numbers(value: object, count: int) -> bool:
+    """Whether it is a list of so many positive numbers."""
+    if not isinstance(value, list) or len(value) != count:
+        return False
+    return all(isinstance(one, int | float) and one > 0 for one in value)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import Fault
-from pipeline.models.blocks import Block, LatentAttention, WeightTensor, vector
+from pipeline.models.blocks import Block, Cache, LatentAttention, WeightTensor, vector
 from pipeline.models.config_values import ConfigValues, class_of, declared_dtype
 from pipeline.models.families import FAMILIES, Family, family_of
 from pipeline.models.families.base import heads_of
@@ -57,6 +57,7 @@ class ModelSizes:
         WeightTensor, ...
     ] = ()  # behind them: norm, and the output projection unless it is the embedding
     draft: tuple[WeightTensor, ...] = ()  # layers that predict further tokens, loaded for speculation alone
+    draft_caches: tuple[Cache, ...] = ()  # of those layers
 
     @classmethod
     def from_config(
@@ -150,9 +151,9 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
     heads, kv_heads, head_dim = heads_of(values)
     tied = values.flag("tie_word_embeddings", family.tied, outer=True)
     routed = [weight for block in blocks for weight in block.weights if weight.is_expert]
-    outer = family.outer(values).weights
+    outer, draft = family.outer(values).weights, family.draft(values)
     values.refuse_unread(name)
-    embedding = WeightTensor("embedding", vocab, hidden, "vocabulary", name="embed_tokens")
+    embedding = WeightTensor("embedding", vocab, hidden, "vocabulary", name=family.embedding)
     outputs = values.size("draft_vocab_size", default=vocab)
     head = WeightTensor("lm_head", outputs, hidden, "vocabulary", name=family.head)
     return ModelSizes(
@@ -172,9 +173,12 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
         latent=latent_sizes(values) if any(_is_latent(block) for block in blocks) else None,
         dtype=declared_dtype(config) or "bfloat16",
         blocks=tuple(blocks),
-        first=((embedding,) if family.embeds else ()) + outer + family.vision(values).as_kind("vision"),
-        last=(vector("norms", "norm", hidden), *(() if tied else (head,))),
-        draft=family.draft(values).as_kind("mtp"),
+        first=((embedding,) if family.embeds else ())
+        + outer
+        + family.vision(values).whole().as_kind("vision"),
+        last=(vector("norms", family.norm, hidden), *(() if tied else (head,))),
+        draft=draft.as_kind("mtp"),
+        draft_caches=draft.caches,
     )
 
 

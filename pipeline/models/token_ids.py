@@ -22,10 +22,10 @@ class TokenIds:
     end: int  # ends an answer
     pad: int  # fills short rows of a batch
     stop: tuple[int, ...]  # further tokens that end an answer
-    vocab_size: int  # of the model: tokens that it can write
+    vocab_size: int  # of the model: tokens that it can write; 0 where the runtime knows that itself
 
 
-def token_ids(tokenizer: Path, vocab_size: int) -> TokenIds:
+def token_ids(tokenizer: Path, vocab_size: int = 0) -> TokenIds:
     """Read the ids of a folder with tokenizer.json and the files beside it.
 
     Raises:

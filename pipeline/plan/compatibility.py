@@ -36,6 +36,7 @@ class FeatureAnswer:
     label: str
     answer: support.Answer
     capabilities: str  # compute capabilities that it holds for, "9.0, 10.0"; empty: all
+    needs: tuple[str, ...]  # arguments of the LLM API, one of which it takes; empty: none
     sources: tuple[str, ...]
 
 
@@ -95,7 +96,9 @@ def check_compatibility(
             sm = device.sm if device is not None else None
             found = support.feature_support(architecture, version)
             features = {
-                name: FeatureAnswer(FEATURES[name].label, one.on(sm), one.capabilities, one.sources)
+                name: FeatureAnswer(
+                    FEATURES[name].label, one.on(sm), one.capabilities, one.needs, one.sources
+                )
                 for name, one in found.items()
             }
     return Compatibility(version, runtime, image, tuple(reasons), features or None)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pipeline.contracts import support
@@ -83,20 +83,33 @@ def why_not_on(architecture: str, version: str, on: Gpu | None) -> SupportIssue 
     )
 
 
-def feature_issue(architecture: str, feature: str, version: str, on: Gpu | None) -> SupportIssue | None:
+def feature_issue(
+    architecture: str, feature: str, version: str, on: Gpu | None, given: Collection[str] = ()
+) -> SupportIssue | None:
     """Object to a feature that upstream's matrix has as No (an error) or Untested (a warning) for a class.
 
     Args:
         on: The GPU; None: one that can.
+        given: Arguments of `runtime.llm_args`, by their dotted paths.
 
     Returns:
         None where it says Yes, or has no row for the class.
     """
     found = support.feature_support(architecture, version).get(feature)
     answer = found.on(on.sm if on is not None else None) if found is not None else "yes"
-    if found is None or answer == "yes":
+    if found is None:
         return None
     text = FEATURES[feature]
+    if answer == "yes" and found.needs and not {*found.needs} & {*given}:
+        argument = f"runtime.llm_args.{found.needs[0]}"
+        return SupportIssue(
+            "error",
+            f"{text.label} with {architecture} takes {argument} in TensorRT-LLM {version}",
+            f"{text.without}, or give {argument}",
+            found.sources,
+        )
+    if answer == "yes":
+        return None
     who = f"{text.label} with {architecture}"
     where = f"TensorRT-LLM {version}"
     fixes = [text.without]
@@ -121,6 +134,7 @@ def _releases_with(architecture: str, feature: str, on: Gpu | None) -> tuple[str
         for version in support.listing(architecture)
         if (found := support.feature_support(architecture, version).get(feature)) is not None
         and found.on(sm) == "yes"
+        and not found.needs
     )
 
 

@@ -80,6 +80,8 @@ class MemoryRow:
     tokens: int  # in the KV cache of each model
     blocks: int
     block_tokens: int
+    request_groups: int  # ranks of a stage that each have requests, and so many tokens, of their own
+    fullest_ranks: list[int]  # that have room for the fewest tokens
     sequence_tokens: int  # prompt, answer and drafts of one request at the recipe's limits
     sequences: int  # of that length, at a time
     max_concurrency: int  # that the recipe wants
@@ -175,6 +177,8 @@ def _memory(memory: MemoryPlan) -> MemoryRow:
         tokens=memory.tokens,
         blocks=memory.blocks,
         block_tokens=memory.block_tokens,
+        request_groups=demand.request_groups,
+        fullest_ranks=list(memory.fullest),
         sequence_tokens=demand.sequence_tokens,
         sequences=memory.sequences,
         max_concurrency=demand.concurrency,

@@ -148,8 +148,8 @@ class PyTorchRuntime(_GpuRuntime):
     )
     llm_args: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Arguments of the LLM API that nothing else here decides, under upstream's names; the plan does "
-        "not know what they do to memory and speed.",
+        description="Arguments of the LLM API that nothing else here decides, under upstream's names; the plan counts "
+        "a few of them, and names the others.",
         examples=[{"moe_config": {"backend": "TRTLLM"}, "stream_interval": 20}],
     )
 

@@ -234,12 +234,12 @@ def _of_triton(page: MetricsPage | None) -> dict[str, Any]:
     }
 
 
-def kv_cache_usage(triton_url: str, timeout_s: float = 1.0) -> float | None:
+def kv_cache_usage(triton_url: str) -> float | None:
     """Return the share of the KV cache's blocks that are used, 0 to 1, by Triton's page of metrics.
 
-    None if the page does not have it, or does not come in time.
+    None if the page does not have it, or does not come within a second.
     """
-    return _kv_used(MetricsPage.fetch(triton_url, timeout_s))
+    return _kv_used(MetricsPage.fetch(triton_url, 1.0))
 
 
 def _kv_used(page: MetricsPage | None) -> float | None:

@@ -107,12 +107,12 @@ class ServedDeployment:
             if name in (TARGET_MODEL, DRAFT_MODEL)
         }
 
-    def log_tail(self, lines: int = _LOG_LINES) -> tuple[str, ...]:
-        """Return the last lines of the output of the supervisor and of Triton, at most `lines` of each."""
+    def log_tail(self) -> tuple[str, ...]:
+        """Return the last lines of the output of the supervisor and of Triton."""
         tails = []
         for log in self.logs:
             if log.is_file():
-                text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+                text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
                 tails += [f"--- {log.name}", *(line[:300] for line in text)]
         return tuple(tails)
 

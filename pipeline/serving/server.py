@@ -196,7 +196,7 @@ class TritonServer(ServerAddresses):
         except ServerError as error:
             raise self.failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5, *, timeout_s: float = 60.0) -> ProbeGeneration:
+    def warmup(self, rounds: int = 5) -> ProbeGeneration:
         """Generate some short answers, so that the first client finds everything loaded, and return the last.
 
         Raises:
@@ -204,7 +204,7 @@ class TritonServer(ServerAddresses):
         """
         tokens = min(_WARMUP_TOKENS, self.deployment.limits.max_output_tokens)
         for _ in range(rounds):
-            answer = generate(self.target, self.entry_model, "Hello", max_tokens=tokens, timeout_s=timeout_s)
+            answer = generate(self.target, self.entry_model, "Hello", max_tokens=tokens, timeout_s=60.0)
         return answer
 
     def __enter__(self) -> Self:

@@ -28,6 +28,8 @@ from pipeline.store import lock
 from pipeline.triton.deployment import Deployment
 from pipeline.triton.running import RunningServer, State
 
+# Rates and latencies of `LiveView` are those of so many seconds.
+_WINDOW_S = 10.0
 _ANSWER_S = 2.0
 _POLL_S = 0.1
 # A supervisor that is told to stop by SIGTERM, or killed, is gone so soon after.
@@ -112,9 +114,9 @@ def list_deployments(
 class LiveView:
     """Looks at the deployments of a store again and again, and keeps what rates and latencies need."""
 
-    def __init__(self, running: Path, names: Collection[str] = (), window_s: float = 10.0) -> None:
-        """See `list_deployments`; latencies and rates are taken over `window_s`."""
-        self._running, self._names, self._window_s = running, names, window_s
+    def __init__(self, running: Path, names: Collection[str] = ()) -> None:
+        """See `list_deployments`; latencies and rates are those of the last ten seconds."""
+        self._running, self._names = running, names
         self._pages: dict[str, deque[DeploymentPages]] = defaultdict(deque)
 
     def look(self) -> tuple[DeploymentStatus, ...]:
@@ -125,7 +127,7 @@ class LiveView:
         for status in deployments:
             kept = self._pages[status.name]
             kept.append(status.pages)
-            while len(kept) > 1 and status.pages.taken_s - kept[1].taken_s >= self._window_s:
+            while len(kept) > 1 and status.pages.taken_s - kept[1].taken_s >= _WINDOW_S:
                 kept.popleft()
         return deployments
 

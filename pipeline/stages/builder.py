@@ -263,7 +263,12 @@ Facts = Mapping[str, Json]
 
 
 def _fetch(work: StageInput) -> Facts:
-    return fetch(work.prepared.sources[work.role], work.into, progress=work.progress)
+    return fetch(
+        work.prepared.sources[work.role],
+        work.into,
+        progress=work.progress,
+        allow_faults="source.weights" in work.prepared.allowed,
+    )
 
 
 def _dataset(work: StageInput) -> Facts:

@@ -23,7 +23,7 @@ import httpx
 
 from pipeline.errors import InvalidInput, SourceError
 from pipeline.models.folder import CONFIG
-from pipeline.plan.lint import lint_files
+from pipeline.plan.lint import lint_files, refuse_errors
 from pipeline.progress import Progress, Task
 from pipeline.reading import UnreadableFile
 from pipeline.sources.checkpoint import HubCheckpoint
@@ -51,6 +51,7 @@ class Download:
     source: HubCheckpoint
     into: Path
     progress: Progress
+    allow_faults: bool = False  # whether errors of a quantized checkpoint's files are let pass
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> bool:
@@ -60,7 +61,8 @@ class Download:
             Whether the weights are pickled.
 
         Raises:
-            SourceError: It is not a checkpoint, a file cannot be had, or the disk is too small.
+            SourceError: It is not a checkpoint, a file cannot be had, the disk is too small, or a checkpoint that is
+                quantized already is damaged.
         """
         source = self.source
         listed = self.hub.files(source.repo, source.commit, self.progress.say)
@@ -73,19 +75,18 @@ class Download:
             index = (self.into / selection.weights).read_bytes()
             weights = shards(index, listed, pickled=selection.pickled, label=source.label)
         if not selection.pickled:
-            self._say_faults(listed)
+            self._judge(listed)
         self._get(weights, listed)
         self._keep({*first, *weights})
         return selection.pickled
 
-    def _say_faults(self, listed: Mapping[str, RemoteFile]) -> None:
+    def _judge(self, listed: Mapping[str, RemoteFile]) -> None:
         """Judge a checkpoint that is quantized already by its headers and scales, before its weights come."""
         try:
-            findings = lint_files(_RemoteParts(self, listed), quantized_only=True)
+            found = lint_files(_RemoteParts(self, listed), quantized_only=True)
         except (InvalidInput, UnreadableFile):
             return  # the settings; they are judged when all files are there
-        for one in findings or ():
-            self.progress.say(f"{self.source.label}: {one}")
+        refuse_errors(found or (), self.source.label, self.progress.say, allowed=self.allow_faults)
 
     def run_graph(self) -> bool:
         """Bring the published ONNX graph, as model.onnx, with its configuration and tokenizer.

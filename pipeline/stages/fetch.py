@@ -26,7 +26,7 @@ from pipeline.errors import CheckpointError, InvalidInput, SourceError
 from pipeline.extras import missing
 from pipeline.models.folder import CONFIG, CheckpointFolder
 from pipeline.models.template_trial import try_template
-from pipeline.plan.lint import LocalFiles, lint_files
+from pipeline.plan.lint import LocalFiles, lint_files, refuse_errors
 from pipeline.progress import Progress
 from pipeline.reading import UnreadableFile, read_json, read_tokenizer
 from pipeline.sources.checkpoint import HubCheckpoint, LocalCheckpoint, ResolvedSource
@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 
 
 def fetch(
-    resolved: ResolvedSource, into: Path, *, progress: Progress, graph: bool = False
+    resolved: ResolvedSource,
+    into: Path,
+    *,
+    progress: Progress,
+    graph: bool = False,
+    allow_faults: bool = False,
 ) -> dict[str, Json]:
     """Bring the files of a checkpoint into a folder, and check them.
 
@@ -50,6 +55,7 @@ def fetch(
         into: May hold what a killed fetch of the same checkpoint left, which is taken up.
         graph: Bring the ONNX graph of a repository of the Hub that publishes one (as model.onnx), with config.json and
             tokenizer.json, and no weights.
+        allow_faults: Let errors pass that headers and scales of a checkpoint show which is quantized already.
 
     Returns:
         Facts for the manifest: source, revision, commit, architectures, number of tensors and parameters, dtypes.
@@ -59,11 +65,12 @@ def fetch(
     """
     if isinstance(resolved, HubCheckpoint):
         facts: dict[str, Json] = {"revision": resolved.revision, "commit": resolved.commit}
-        if graph and _download_graph(resolved, into, progress):
+        download = _hub_download(resolved, into, progress, allow_faults)
+        if graph and download.run_graph():
             return {"source": resolved.label, **facts}
-        pickled = _download(resolved, into, progress)
+        pickled = download.run()
     else:
-        _copy_local(resolved, into, progress)
+        _copy_local(resolved, into, progress, allow_faults)
         pickled = any(name.endswith(".bin") for name in resolved.files)
         facts = {}
     if pickled:
@@ -71,15 +78,7 @@ def fetch(
     return {"source": resolved.label, **facts, "pickled": pickled, **_inspect(into, resolved.label)}
 
 
-def _download(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
-    return _hub_download(resolved, into, progress).run()
-
-
-def _download_graph(resolved: HubCheckpoint, into: Path, progress: Progress) -> bool:
-    return _hub_download(resolved, into, progress).run_graph()
-
-
-def _hub_download(resolved: HubCheckpoint, into: Path, progress: Progress) -> Download:
+def _hub_download(resolved: HubCheckpoint, into: Path, progress: Progress, allow_faults: bool) -> Download:
     if resolved.offline:
         raise SourceError(
             f"{resolved.label} at {resolved.commit} is not in the store, and the Hub is not asked in offline mode; "
@@ -90,15 +89,18 @@ def _hub_download(resolved: HubCheckpoint, into: Path, progress: Progress) -> Do
         from pipeline.stages.download import Download
     except ImportError as error:
         raise missing(f"{resolved.label}: the Hub", error, "hub") from error
-    return Download(HubClient.from_environment(), resolved, into, progress)
+    return Download(HubClient.from_environment(), resolved, into, progress, allow_faults)
 
 
-def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None:
+def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress, allow_faults: bool) -> None:
     """Copy the files, and check that they are what was resolved."""
     for leftover in into.iterdir():
         leftover.unlink()
     folder = CheckpointFolder(source.path)
-    _say_faults(folder, source.label, progress)
+    # A file that cannot be read is refused when it is copied.
+    with contextlib.suppress(InvalidInput, UnreadableFile):
+        found = lint_files(LocalFiles(folder), quantized_only=True) or ()
+        refuse_errors(found, source.label, progress.say, allowed=allow_faults)
     plain = [name for name in source.files if not _copied(folder, name, into, files.clone)]
     needed = sum(source.files[name].bytes for name in plain)
     free = shutil.disk_usage(into).free
@@ -112,14 +114,6 @@ def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress) -> None
     for name, digest in files.sha256_all(into, list(source.files)).items():
         if digest != source.files[name].sha256:
             raise SourceError(f"{source.label}: {name} was changed while it was read; run the command again")
-
-
-def _say_faults(folder: CheckpointFolder, label: str, progress: Progress) -> None:
-    """Judge a checkpoint that is quantized already by its headers and scales."""
-    # A file that cannot be read is refused when it is copied.
-    with contextlib.suppress(InvalidInput, UnreadableFile):
-        for one in lint_files(LocalFiles(folder), quantized_only=True) or ():
-            progress.say(f"{label}: {one}")
 
 
 def _copied(

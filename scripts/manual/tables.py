@@ -2,25 +2,96 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from pipeline.contracts.gpus import gpus
 from pipeline.contracts.llm_args import rests_on
 from pipeline.contracts.releases import TRACKS, half, releases
+from pipeline.plan.model_facts import offline_sizes
+from pipeline.plan.parallelism import parallelism
+from pipeline.prepare.report import make_report
+from pipeline.recipe import CpuRuntime, Recipe, load_recipe
 from pipeline.recipe.library import headline, packaged
+from pipeline.runtimes.pytorch.upstream import compare_with_upstream
+from pipeline.store import Store
 
 
 def packaged_recipes() -> str:
-    """Markdown: each packaged recipe, whole."""
+    """Markdown: what each packaged recipe comes to by its own plan, and each whole, beside upstream's configuration."""
     lines = [
         "# Packaged recipes",
         "",
         "Verbs take these by name: `pipeline plan llama-3.1-8b-fp8`. `pipeline recipes copy NAME my.yaml` makes one",
         "yours. `tiny-cpu` is built and served by the tests; the others need GPUs and have not run anywhere",
         "([status](../status.md)).",
+        "",
+        "The figures are those of `pipeline plan NAME`: memory of the fullest GPU, and the forecast of p95 with as",
+        "many requests of the longest lengths as the recipe allows, beside its SLO. Differences from the configuration",
+        "by upstream that a recipe for the LLM API follows: `pipeline recipes show NAME --upstream`.",
+        "",
+        "| recipe | weights | GPUs | GiB: weights, KV cache, GPU | requests | first token ms | between tokens ms |"
+        " upstream |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    recipes = {name: load_recipe(name) for name in packaged()}
+    lines += [_row(recipe) for recipe in recipes.values() if recipe.runtime.kind != "cpu"]
     for name, file in packaged().items():
         text = file.read_text(encoding="utf-8")
         lines += ["", f"## {name}", "", headline(text), "", "```yaml", text.rstrip(), "```"]
+        if recipes[name].runtime.kind == "pytorch":
+            lines += ["", *_beside_upstream(recipes[name])]
     return "\n".join(lines) + "\n"
+
+
+def _row(recipe: Recipe) -> str:
+    report = make_report(recipe, Store(Path("/nonexistent/store")), offline=True)
+    memory, speed, runtime = report.memory, report.performance, recipe.runtime
+    assert memory is not None
+    assert speed is not None
+    assert not isinstance(runtime, CpuRuntime)
+    fullest = max(memory.ranks, key=lambda rank: rank.used)
+    weights = sum(line.bytes for line in fullest.lines if line.group == "weights")
+    sizes = [f"{size / 2**30:.1f}" for size in (weights, fullest.group("kv_cache"), fullest.capacity)]
+    load, slo, upstream = speed.curve[-1], recipe.slo, "–"
+    if runtime.kind == "pytorch":
+        found = compare_with_upstream(recipe)
+        upstream = "none" if found.configuration is None else f"{len(found.differences)} differ"
+    form = recipe.quantization.format
+    stored = offline_sizes(recipe)["target"].stored
+    cells = (
+        f"[{recipe.name}](#{re.sub(r'[^a-z0-9-]', '', recipe.name)})",
+        f"{stored}, as published"
+        if form == "none" and stored != "none"
+        else "bfloat16"
+        if form == "none"
+        else form,
+        f"{parallelism(recipe, 'target').world} x {runtime.gpu}",
+        ", ".join(sizes),
+        f"{load.batch}",
+        f"{load.ttft_ms:.0f} of {slo.ttft_p95_ms or 0:.0f}",
+        f"{load.itl_p95_ms:.0f} of {slo.itl_p95_ms or 0:.0f}",
+        upstream,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _beside_upstream(recipe: Recipe) -> list[str]:
+    found = compare_with_upstream(recipe)
+    follows = found.configuration
+    if follows is None:
+        return [f"Upstream: {found.without}."]
+    head = (
+        f"It follows upstream's `{follows.file}`, for {', '.join(follows.models)} on {follows.gpus}, but for:"
+    )
+    return [
+        head,
+        "",
+        *(
+            f"- `{one.key}`: `{one.upstream or '–'}` there, `{one.here or '–'}` here: {one.why}."
+            for one in found.differences
+        ),
+    ]
 
 
 def releases_and_gpus() -> str:

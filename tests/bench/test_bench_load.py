@@ -72,6 +72,9 @@ class Scripted:
     async def ask(self, question: BenchRequest) -> BenchReply:
         raise NotImplementedError
 
+    async def check(self, question: BenchRequest) -> None:
+        pass
+
     async def __aenter__(self) -> Self:
         return self
 

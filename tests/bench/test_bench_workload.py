@@ -172,6 +172,42 @@ def test_a_trace_is_asked_in_its_order_once_and_shares_its_blocks(tmp_path: Path
     assert PromptFile.read(path).span_s == 2.0
 
 
+def test_published_traces_are_read_as_they_are(tmp_path: Path) -> None:
+    """Bailian's lines, whose blocks have 16 tokens and whose times are seconds, and BurstGPT's table."""
+    bailian, burst = tmp_path / "bailian.jsonl", tmp_path / "burst.csv"
+    line = {"parent_chat_id": -1, "input_length": 40, "output_length": 7, "type": "text", "turn": 1}
+    rows = [
+        {"chat_id": 159, "timestamp": 61.5, "hash_ids": [1, 2, 3], **line},
+        {"chat_id": 160, "timestamp": 60.25, "hash_ids": [1, 2, 4], **line},
+    ]
+    bailian.write_text("\n".join(map(json.dumps, rows)))
+    burst.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,87,0,87,Conversation log\n"
+        "110.5,GPT-4,17,505,522,API log\n"
+    )
+    ends = {"once": True, "most_prompt": 900, "most_answer": 100, "seed": 0}
+    (first, second) = PromptFile.read(bailian).conversations(SUPPORT, None, **ends)
+    assert (first.start_s, second.start_s) == (60.25, 61.5)
+    texts = [one.turns[0].text.split() for one in (first, second)]
+    shared = [a == b for a, b in zip(*texts, strict=True)]
+    assert all(shared[:32])
+    assert not all(shared[32:])
+    table = PromptFile.read(burst)
+    assert table.span_s == 110.5
+    found = [(one.start_s, one.turns[0]) for one in table.conversations(SUPPORT, None, **ends)]
+    assert [(at_s, SUPPORT.count(turn.text), turn.max_tokens) for at_s, turn in found] == [
+        (5.0, 472, 18), (110.5, 17, 100),
+    ]  # fmt: skip
+    burst.write_text("Timestamp,Request tokens,Response tokens\nsoon,0,5\n")
+    with pytest.raises(InvalidInput) as caught:
+        PromptFile.read(burst)
+    assert {(fault.line, fault.key) for fault in caught.value.faults} == {
+        (2, "timestamp"),
+        (2, "input_length"),
+    }
+
+
 def test_all_faults_of_a_file_are_told(tmp_path: Path) -> None:
     path = write(
         tmp_path / "bad.jsonl",

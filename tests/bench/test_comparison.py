@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.bench import statistics as ratios
 from pipeline.bench.compare import figures as comparison
+from pipeline.bench.compare.budgets import load_budgets
 from pipeline.bench.compare.figures import METRICS, compare_rounds
 from pipeline.bench.compare.run import compare_files
+from pipeline.bench.compare.settings import CompareCriteria
+from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, Distribution, Generator, LevelResult
-from pipeline.bench.statistics import holm, rounds_needed
+from pipeline.bench.statistics import holm, rounds_needed, share_difference
 from pipeline.errors import InvalidInput
+from tests.support.benched import level as level_of
+from tests.support.benched import result, usual
 
 Values = NDArray[np.float64]
 NO_LIMIT = Generator(late_p99_ms=0, cpu_share=0, late_sent_p99_ms=0, limits="")
@@ -59,8 +65,7 @@ def rounds(chance: np.random.Generator, count: int, slower: float = 1.0) -> list
 
 @pytest.fixture
 def verdicts_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals and numbers of rounds decide nothing, and are most of the work."""
-    monkeypatch.setattr(ratios, "_bootstrap", lambda _: None)
+    """Numbers of rounds decide nothing, and are most of the work."""
     monkeypatch.setattr(comparison, "rounds_needed", lambda *_: None)
 
 
@@ -70,7 +75,7 @@ def test_twins_are_seldom_called_worse() -> None:
     chance, called = np.random.default_rng(7), 0
     for _ in range(100):
         (load,) = compare_rounds(rounds(chance, 6), rounds(chance, 6), 0.05)
-        assert len(load.metrics) == len(METRICS)
+        assert len(load.metrics) == len(METRICS) - 1, "these answers have no length"
         called += any(one.verdict == "worse" for one in load.metrics)
     assert called <= 5, "of a hundred families of eight figures"
 
@@ -132,47 +137,159 @@ def test_holm_as_its_author_computes_it() -> None:
 
 def test_a_figure_that_a_round_lacks_is_left_out_and_named() -> None:
     whole = [[round_of(np.ones(7))]] * 3
-    lacking = [*whole[:2], [whole[0][0].model_copy(update={"goodput_per_s": 0.0})]]
+    lacking = [*whole[:2], [whole[0][0].model_copy(update={"goodput_per_s": None})]]
     (load,) = compare_rounds(whole, lacking, 0.05)
     assert load.left_out == {"goodput_per_s": "1 of 3 rounds have none"}
-    assert len(load.metrics) == len(METRICS) - 1
+    assert len(load.metrics) == len(METRICS) - 2
 
 
-def run(path: Path, slower: float, chance_seed: int, **changed: object) -> Path:
-    """A stored run with the requests of one load."""
-    chance = np.random.default_rng(chance_seed)
-    samples = {name: (chance.lognormal(3, 0.3, 300) * slower).tolist() for name in ("ttft", "tpot", "total")}
-    latencies = {name: Distribution.of([(one,) for one in values]) for name, values in samples.items()}
-    found = {name: one for name, one in latencies.items() if one is not None}
-    made = BenchResult(
-        name="llama", made="2026-11-23T00:00:00+00:00", target={"way": "triton"}, machine={"processors": 2},
-        workload={"source": "words at random", "turns": 1}, seed=0, slo={},
-        levels=(level(found, 20 / slower, samples),),
-    )  # fmt: skip
-    made.model_copy(update=changed).write(path)
+def judged(
+    a: Sequence[Sequence[LevelResult]], b: Sequence[Sequence[LevelResult]], **criteria: Any
+) -> dict[str, str]:
+    loads = compare_rounds(a, b, 0.05)
+    return {one.budget: one.state for one in load_budgets(loads, CompareCriteria(**criteria))}
+
+
+@pytest.mark.usefixtures("verdicts_only")
+@pytest.mark.parametrize(
+    ("slower", "rounds_", "limit", "state"),
+    [
+        (1.0, 12, 0.1, "kept"),
+        (1.2, 12, 0.1, "over"),
+        (1.1, 12, 0.1, "not shown"),
+        (1.0, 12, 0.0, "not shown"),
+    ],
+)
+def test_a_budget_is_kept_over_or_not_shown(slower: float, rounds_: int, limit: float, state: str) -> None:
+    chance = np.random.default_rng(3)
+    a, b = rounds(chance, rounds_), rounds(chance, rounds_, slower=slower)
+    assert judged(a, b, max_regression=limit) == {"max_regression": state}
+
+
+@pytest.mark.usefixtures("verdicts_only")
+def test_a_budget_that_is_just_used_up_is_seldom_called_over_or_kept() -> None:
+    chance, states = np.random.default_rng(5), Counter[str]()
+    for _ in range(40):
+        a, b = rounds(chance, 8), rounds(chance, 8, slower=1.05)
+        states.update(judged(a, b, max_regression=0.05).values())
+    assert states["over"] <= 4
+    assert states["kept"] <= 2
+
+
+@pytest.mark.usefixtures("verdicts_only")
+def test_a_server_that_does_nothing_any_more_is_over_budget() -> None:
+    a = rounds(np.random.default_rng(5), 6)
+    dead = [[one.model_copy(update={"goodput_per_s": 0.0})] for (one,) in a]
+    assert judged(a, dead, max_regression=0.5) == {"max_regression": "over"}
+    lacking = [[one.model_copy(update={"goodput_per_s": None})] for (one,) in a]
+    assert judged(a, lacking, max_regression=0.5) == {"max_regression": "not shown"}
+
+
+@pytest.mark.usefixtures("verdicts_only")
+def test_failures_and_lengths_are_judged_with_speed() -> None:
+    """An answer that fails or ends early is fast; what is not asked for is named only where it is over."""
+    a = [
+        [one.model_copy(update={"output_tokens_mean": 64.0})]
+        for (one,) in rounds(np.random.default_rng(6), 8)
+    ]
+    failing = {"complete": 80, "left": 0, "refused": 20, "failed": 0, "abandoned": 0}
+    b = [[one.model_copy(update={"requests": failing, "output_tokens_mean": 50.0})] for (one,) in a]
+    assert judged(a, a, max_regression=0.1) == {"max_regression": "kept"}
+    assert judged(a, b, max_regression=0.1) == {
+        "max_regression": "kept", "max_length_change": "over", "max_more_failed": "over",
+    }  # fmt: skip
+    assert judged(a, b, max_length_change=0.3, max_more_failed=0.5) == {
+        "max_length_change": "kept", "max_more_failed": "kept",
+    }  # fmt: skip
+    assert judged(a, a, max_more_failed=0.001) == {"max_more_failed": "not shown"}
+
+
+def test_more_looks_make_a_budget_harder_to_decide() -> None:
+    assert CompareCriteria(rounds=6).looks == CompareCriteria(rounds=6, most_rounds=6).looks == 1
+    assert CompareCriteria(rounds=6, most_rounds=24).looks == 3
+    assert CompareCriteria(rounds=6, most_rounds=20).looks == 3
+
+
+@given(st.integers(0, 30), st.integers(1, 300), st.integers(0, 30), st.integers(1, 300))
+def test_the_interval_of_two_shares_holds_their_difference(a: int, of_a: int, b: int, of_b: int) -> None:
+    a, b = min(a, of_a), min(b, of_b)
+    low, high = share_difference((a, of_a), (b, of_b))
+    assert -1 - 1e-9 <= low <= b / of_b - a / of_a <= high <= 1 + 1e-9
+    mirrored = share_difference((b, of_b), (a, of_a))
+    assert mirrored == pytest.approx((-high, -low))
+
+
+def stored(
+    path: Path,
+    noise: int,
+    *,
+    slower: float = 1.0,
+    gaps: float = 1.0,
+    seconds: float = 30.0,
+    **changed: object,
+) -> Path:
+    """A stored run of eight requests at a time."""
+
+    def speed(batch: int) -> tuple[float, float]:
+        first_ms, gap_ms = usual(batch)
+        return slower * first_ms, slower * gaps * gap_ms
+
+    measured = level_of(Load("concurrency", 8), speed, spread=0.3, seed=noise, seconds=seconds)
+    result([measured]).model_copy(update=changed).write(path)
     return path
 
 
-def test_two_stored_runs_are_compared_by_their_requests(tmp_path: Path) -> None:
-    a, same = run(tmp_path / "a.json", 1.0, 1), run(tmp_path / "same.json", 1.0, 2)
-    twins, (load,) = compare_files(a, same, max_regression=0.0), compare_files(a, same).loads
-    assert {one.verdict for one in load.metrics if one.p is not None} == {"no difference"}
-    assert {one.metric for one in load.metrics if one.p is None} == {"output_tokens_per_s", "goodput_per_s"}
-    assert twins.passed
+def test_two_stored_runs_are_compared_by_windows_of_time(tmp_path: Path) -> None:
+    limit = CompareCriteria(max_regression=0.1)
+    a, same = stored(tmp_path / "a.json", 2), stored(tmp_path / "same.json", 3)
+    twins = compare_files(a, same, limit)
+    assert {one.verdict for one in twins.loads[0].metrics} == {"no difference"}
     assert "what the machine did meanwhile is part of every ratio" in twins.warnings[0]
-    slow = compare_files(a, run(tmp_path / "slow.json", 1.25, 3), max_regression=0.1)
-    assert {one.verdict for one in slow.loads[0].metrics if one.p is not None} == {"worse"}
-    assert [(one.budget, one.passed) for one in slow.budgets] == [("max_regression", False)]
+    slow = compare_files(a, stored(tmp_path / "slow.json", 4, slower=1.25), limit)
+    verdicts = {one.metric: one.verdict for one in slow.loads[0].metrics}
+    assert {verdicts[name] for name in ("tpot_p50", "itl_p95", "output_tokens_per_s")} == {"worse"}
+    assert slow.state == "over"
+    long = [stored(tmp_path / f"{seed}.json", seed, seconds=600) for seed in (5, 6)]
+    assert compare_files(*long, limit).state == "kept"
+
+
+def test_no_loss_of_a_stored_run_passes_for_want_of_values(tmp_path: Path) -> None:
+    """Gaps five times as long, a quarter of the tokens: neither has single requests to compare."""
+    limit, path = CompareCriteria(max_regression=0.5), stored(tmp_path / "a.json", 2)
+    before = BenchResult.read(path)
+    (one,) = before.levels
+    quarter = [
+        window.model_copy(update={"output_tokens_per_s": window.output_tokens_per_s / 4})
+        for window in one.timeline
+    ]
+    fewer = one.model_copy(
+        update={"output_tokens_per_s": one.output_tokens_per_s / 4, "timeline": tuple(quarter)}
+    )
+    longer = one.latencies["itl"].model_copy(update={"p50": 5 * one.latencies["itl"].p50})
+    # Bins of 1/32 of a doubling: five times as long is 74 bins further.
+    moved = [
+        window.model_copy(update={"itl_counts": {at + 74: count for at, count in window.itl_counts.items()}})
+        for window in one.timeline
+    ]
+    slower = one.model_copy(update={"latencies": {**one.latencies, "itl": longer}, "timeline": tuple(moved)})
+    unkept = one.model_copy(update={"timeline": (), "samples": {}})
+    for level_, state, named in (
+        (fewer, "over", "output tokens"), (slower, "over", "ITL p50"), (unkept, "not shown", "not known: TTFT p50"),
+    ):  # fmt: skip
+        other = tmp_path / f"{named}.json"
+        before.model_copy(update={"levels": (level_,)}).write(other)
+        budget = next(one for one in compare_files(path, other, limit).budgets)
+        assert (budget.budget, budget.state) == ("max_regression", state)
+        assert named in budget.text
 
 
 def test_runs_that_did_not_ask_the_same_are_refused_with_all_that_differs(tmp_path: Path) -> None:
-    a = run(tmp_path / "a.json", 1.0, 1)
-    b = run(
-        tmp_path / "b.json", 1.0, 1,
-        workload={"source": "x.jsonl", "turns": 2}, seed=4, target={"way": "gateway"}, levels=(),
-    )  # fmt: skip
+    a = stored(tmp_path / "a.json", 1)
+    workload = {"source": "x.jsonl", "turns": 2, "prompt_tokens": "512", "answer_tokens": "64"}
+    changed = {"workload": workload, "seed": 4, "target": {"way": "gateway"}, "levels": ()}
+    b = stored(tmp_path / "b.json", 1, **changed)
     with pytest.raises(InvalidInput) as caught:
-        compare_files(a, b)
+        compare_files(a, b, CompareCriteria())
     assert {fault.key for fault in caught.value.faults} == {
         "workload.source", "workload.turns", "seed", "target.way", "",
     }  # fmt: skip

@@ -18,11 +18,12 @@ from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.validators import RecipeValues
 from pipeline.runtimes import runtime_of
+from tests.support.tensorrt import DRAFTED
 
 NGRAMS = "runtime.speculation={method: ngram, max_draft_tokens: 4}"
 RECIPES = {
     "cpu": ("tiny-cpu", ()),
-    "tensorrt": ("llama-3.1-8b-fp8", ()),
+    "tensorrt": ("llama-3.1-8b-fp8", DRAFTED),
     "ngrams": ("llama-3.3-70b-nvfp4", (NGRAMS,)),
 }
 BASES: dict[str, tuple[tuple[str, ...], ...]] = {

@@ -67,6 +67,6 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
 
 def test_products_of_8_bit_numbers_are_exact_on_every_processor(checkpoint: Path) -> None:
     """ONNX Runtime knows the setting; what it changes shows on processors without VNNI only."""
-    options = load_graph(checkpoint / "model.onnx", threads=1).get_session_options()
+    options = load_graph(checkpoint / "model.onnx").get_session_options()
     assert options.get_session_config_entry("session.x64quantprecision") == "1"
     assert options.intra_op_num_threads == 1

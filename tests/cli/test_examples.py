@@ -46,7 +46,8 @@ PARSED_ONLY = ("gateway --package", "store pull", "plan accuracy", "plan compare
 LACKING = re.compile(
     r"is not running|not running here|is not built|is not served here|no such deployment|has no such log"
     r"|no answer from \S+: |cannot be reached|no response cache here yet|config\.json: cannot be read"
-    r"|sizes are not among those that are known|chat-fp8: is neither a packaged recipe|recipes are runnable here"
+    r"|offline, the default branch|sizes are not among those that are known|chat-fp8: is neither a packaged recipe"
+    r"|recipes are runnable here"
     r"|(before|bench-1)\.json: |srv/package-1: |accept-\S+\.json: |(-tune|/target|05b44|pairs\.jsonl|log\.jsonl)\b.*: "
 )
 
@@ -74,6 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with everything that examples name, beside an empty store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in FOLDERS:
         (tmp_path / name).mkdir(parents=True)
     for name, text in FILES.items():

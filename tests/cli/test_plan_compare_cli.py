@@ -14,12 +14,13 @@ from pydantic import TypeAdapter
 from pipeline.cli.plan import command
 from pipeline.cli.render.compared_options import ComparisonDocument, schema_text
 from pipeline.errors import InvalidInput, UserError
+from tests.support.tensorrt import DRAFTED
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-compare.txt"
 ASKED = (
     "compare", "llama-3.1-8b-fp8", "--gpus", "h100-sxm,l4,a100-pcie-40g", "--price", "h100-sxm=2.5",
     "--price", "l4=0.5", "--price", "a100-pcie-40g=1", "--prompt-tokens", "1000", "--output-tokens", "200",
-    "--acceptance", "0.8",
+    "--acceptance", "0.8", "--set", *DRAFTED,
 )  # fmt: skip
 
 

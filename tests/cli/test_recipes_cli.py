@@ -71,6 +71,24 @@ def test_show_with_overrides(recipes: Run) -> None:
     assert shown["kv_cache"]["reuse"] is False
 
 
+def test_show_beside_upstream(recipes: Run) -> None:
+    done = recipes("show", "deepseek-r1", "--upstream")
+    assert done.out.startswith(
+        "deepseek-r1 follows examples/configs/curated/deepseek-r1-throughput.yaml @180e9756f04b, for "
+        "deepseek-ai/DeepSeek-R1-0528 on H100, H200\nthe same: "
+    )
+    assert "\nmax_batch_size: upstream 1024, here 16\n    128 requests on eight GPUs, " in done.out
+    rows = {
+        one["key"]: one for one in recipes("show", "deepseek-r1", "--upstream", "--json").json["differences"]
+    }
+    assert (rows["max_batch_size"]["upstream"], rows["model"]["upstream"]) == ("1024", None)
+    changed = recipes("show", "deepseek-r1", "--upstream", "--set", "limits.max_concurrency=8")
+    assert "\nmax_batch_size: upstream 1024, here 1\n    not explained\n" in changed.out
+    assert recipes("show", "glm-4.5-air", "--upstream").out.startswith("glm-4.5-air: upstream keeps no ")
+    assert recipes("show", "tiny-cpu", "--upstream").code == 2
+    assert recipes("show", "deepseek-r1", "--upstream", "--resolved").code == 2
+
+
 def test_copy(recipes: Run, tmp_path: Path) -> None:
     target = tmp_path / "my.yaml"
     done = recipes("copy", "tiny-cpu", str(target))

@@ -128,7 +128,7 @@ def test_a_local_model_and_what_names_none(run: Run, tmp_path: Path) -> None:
     found = run("versions", "--runtime", "pytorch", "--model", f"local:{tmp_path}", "--json").json
     answers = {answer["version"]: answer["features"] for answer in found}
     assert answers["1.1.0"]["kv_reuse"] == {
-        "label": "reuse of the KV cache", "answer": "no", "capabilities": "", "sources": ["p11"],
+        "label": "reuse of the KV cache", "answer": "no", "capabilities": "", "needs": [], "sources": ["p11"],
     }  # fmt: skip
     assert answers["1.2.1"]["kv_reuse"]["answer"] == "yes"
     for wrong, said in {

@@ -23,7 +23,6 @@ from pipeline.client import (
     FirstTokenDeadline,
     KeepAlive,
     ModelNotFound,
-    PartialAnswer,
     PromptLogProbs,
     Refused,
     Retries,
@@ -83,47 +82,6 @@ def test_token_ids_come_where_they_are_asked_for() -> None:
     with FakeServer(Reply(token_ids=[7, 8])) as server, Client(server.url) as client:
         assert client.generate("Hi", max_tokens=2).token_ids is None
         assert client.generate("Hi", max_tokens=2, token_ids=True).token_ids == (7, 8)
-
-
-@pytest.mark.parametrize("cumulative", [False, True])
-def test_an_answer_goes_on_after_what_had_come(cumulative: bool) -> None:
-    """Chunks are new ones; text, token ids, counts and the reason to end are those of the whole."""
-    pieces = ("one ", "two ", "three")
-
-    def script(received: Received) -> Reply:
-        had = len(received.tensors.get("prior_output_ids", ()))
-        if not had:
-            return Reply(pieces[:2], token_ids=[7, 8], ending=Ending.LOST)
-        # A model that repeats the text so far does so from the beginning of the answer.
-        texts = ("".join(pieces),) if cumulative else pieces[had:]
-        ids = range(7, 10) if cumulative else [9]
-        return Reply(
-            texts, token_ids=ids, tokens_per_chunk=len(ids) if cumulative else 1, input_tokens=5 + had
-        )
-
-    model = bls(cumulative=cumulative)
-    with FakeServer(script, model=model) as server, Client(server.url) as client:
-        with pytest.raises(ServerLost) as caught, client.stream("Hi", max_tokens=3, token_ids=True) as first:
-            list(first)
-        partial = caught.value.partial
-        assert partial == PartialAnswer((7, 8), "one two ")
-        with client.stream("Hi", max_tokens=3, token_ids=True, prior=partial) as rest:
-            assert "".join(chunk.text for chunk in rest) == "three"
-        answer = rest.answer()
-        assert (answer.text, answer.token_ids, answer.finish_reason) == ("one two three", (7, 8, 9), "length")
-        if not cumulative:
-            assert (answer.stats.input_tokens, answer.stats.output_tokens) == (5, 3)
-        assert server.requests[1].tensors["prior_output_ids"] == [7, 8]
-
-
-def test_what_had_come_is_known_only_with_its_tokens() -> None:
-    lost = Reply(["one "], token_ids=[7], ending=Ending.LOST)
-    with FakeServer(lost) as server, Client(server.url) as client, pytest.raises(ServerLost) as caught:
-        client.generate("Hi", max_tokens=3)
-    assert caught.value.partial is None
-    refused = pytest.raises(Refused, match="does not go on with answers")
-    with FakeServer(model=bls(upstream=True)) as server, Client(server.url) as client, refused:
-        client.generate("Hi", max_tokens=3, prior=PartialAnswer((7,), "one "))
 
 
 def test_token_ids_go_out_as_they_are() -> None:

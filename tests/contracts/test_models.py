@@ -11,6 +11,7 @@ from pipeline import resources
 from pipeline.contracts.models import known_model, known_models
 from pipeline.models import Architecture
 from pipeline.models.sizes import ModelSizes
+from tests.support.hub_configs import hub_configs
 
 
 def test_sizes_agree_with_each_other() -> None:
@@ -22,6 +23,28 @@ def test_sizes_agree_with_each_other() -> None:
         assert min(sizes.hidden, sizes.layers, sizes.intermediate, sizes.vocab, sizes.max_positions) > 0, repo
         assert {"theta", "kind"} <= set(sizes.rope), repo
         assert sizes.experts > sizes.experts_per_token > 0 or sizes.experts == sizes.experts_per_token == 0
+
+
+def test_known_models_are_those_published() -> None:
+    for repo in {*known_models()} & {*hub_configs()}:
+        entry = hub_configs()[repo]
+        assert known_model(repo) == ModelSizes.from_config(entry["config"], entry.get("hf_quant_config")), (
+            repo
+        )
+
+
+# In thousand millions, with layers for further tokens: what the pages of the models say.
+@pytest.mark.parametrize(
+    ("repo", "billions"),
+    [("google/gemma-3-27b-it", 27.4), ("zai-org/GLM-4.5-Air", 110), ("nvidia/Qwen3-235B-A22B-NVFP4", 235)],
+)
+def test_models_of_which_no_config_is_kept_have_the_weights_of_their_pages(
+    repo: str, billions: float
+) -> None:
+    sizes = known_model(repo)
+    assert sizes is not None
+    held = sum(one.parameters for one in (*sizes.weights(), *sizes.draft))
+    assert held / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_parameters_are_as_many_as_the_name_says() -> None:

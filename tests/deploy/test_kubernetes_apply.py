@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -27,6 +29,9 @@ from tests.support.kubernetes import (
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 
 
+Made = Callable[..., tuple[Object, ...]]
+
+
 def written(files: dict[str, str], folder: Path) -> Path:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +48,20 @@ def built(folder: Path) -> tuple[Object, ...]:
     return documents(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def made_of(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """What a folder of a case comes to, as it is written: each is put together once."""
+    roots: dict[tuple[str, str], Path] = {}
+
+    @cache
+    def made(name: str, folder: str, digits: str = "0") -> tuple[Object, ...]:
+        if (name, digits) not in roots:
+            roots[name, digits] = written(case(name, digits), tmp_path_factory.mktemp(name))
+        return built(roots[name, digits] / folder)
+
+    return made
+
+
 def applied_folders(files: dict[str, str]) -> set[str]:
     """Folders that are applied by themselves."""
     heads = {path.rpartition("/")[0] for path in files if path.endswith("kustomization.yaml")}
@@ -50,15 +69,14 @@ def applied_folders(files: dict[str, str]) -> set[str]:
 
 
 @every_case
-def test_kustomize_puts_every_folder_together(name: str, tmp_path: Path) -> None:
+def test_kustomize_puts_every_folder_together(name: str, made_of: Made) -> None:
     """With ConfigMaps found by their hashes, and patches that hit."""
     files = case(name)
-    folder = written(files, tmp_path)
     assert {"overlays/plain", "overlays/production", "overlays/site", "overlays/site-namespace"} <= (
         applied_folders(files)
     )
     for each in applied_folders(files):
-        made = built(folder / each)
+        made = made_of(name, each)
         assert [fault for one in made for fault in faults(one, VERSIONS[-1])] == [], each
         configs = {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"}
         for _, pod in pod_specs({"made.yaml": yaml.safe_dump_all(made)}):
@@ -73,19 +91,18 @@ LEVELS = ("restricted", "baseline", "privileged")
     ("overlay", "namespace"),
     [("plain", "namespace"), ("production", "namespace"), ("rdma", "overlays/rdma-namespace")],
 )
-def test_the_namespace_admits_the_pods(overlay: str, namespace: str, tmp_path: Path) -> None:
+def test_the_namespace_admits_the_pods(overlay: str, namespace: str, made_of: Made) -> None:
     """Pod security admission, as the label of the namespace says; and no more is allowed than is needed."""
-    folder = written(case("several-nodes"), tmp_path)
-    (place,) = (one for one in built(folder / namespace) if one["kind"] == "Namespace")
+    (place,) = (one for one in made_of("several-nodes", namespace) if one["kind"] == "Namespace")
     level = place["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-    made = yaml.safe_dump_all(built(folder / "overlays" / overlay))
+    made = yaml.safe_dump_all(made_of("several-nodes", f"overlays/{overlay}"))
     needed = max((least_level(pod) for _, pod in pod_specs({"made.yaml": made})), key=LEVELS.index)
     assert needed == level
 
 
-def test_rdma_gives_ranks_a_device_and_pinned_memory(tmp_path: Path) -> None:
+def test_rdma_gives_ranks_a_device_and_pinned_memory(made_of: Made) -> None:
     """A capability counts for root alone; ssh takes no key that others may read."""
-    made = built(written(case("several-nodes"), tmp_path) / "overlays/rdma")
+    made = made_of("several-nodes", "overlays/rdma")
     (group,) = (one for one in made if one["kind"] == "LeaderWorkerSet")
     for role in ("leaderTemplate", "workerTemplate"):
         pod = group["spec"]["leaderWorkerTemplate"][role]["spec"]
@@ -155,29 +172,20 @@ def test_examples_of_the_site_do_what_they_say(name: str, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[ApiServer, Path]]:
+def server() -> Iterator[ApiServer]:
     with ApiServer() as server:
-        yield server, written(case("one-node"), tmp_path / "cluster")
+        yield server
 
 
-def kubectl(server: ApiServer, folder: Path, *words: str) -> None:
-    """Run a command of kubectl with the Deployments of a folder that somebody scales."""
-    made = [
-        one for one in built(folder) if one["kind"] == "Deployment" and "redis" not in one["metadata"]["name"]
-    ]
-    line = [
-        "kubectl",
-        "--server",
-        server.url,
-        "--cache-dir",
-        str(folder.parents[1] / "cache"),
-        "--namespace",
-        "llama",
-    ]
-    done = subprocess.run(
-        [*line, *words, "--filename", "-"], input=yaml.safe_dump_all(made), capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+def kubectl(server: ApiServer, objects: tuple[Object, ...], *words: str) -> None:
+    """Run a command of kubectl with the Deployments among some objects that somebody scales."""
+    made = [one for one in objects if one["kind"] == "Deployment" and "redis" not in one["metadata"]["name"]]
+    with TemporaryDirectory() as cache_dir:
+        line = ["kubectl", "--server", server.url, "--cache-dir", cache_dir, "--namespace", "llama"]
+        done = subprocess.run(
+            [*line, *words, "--filename", "-"], input=yaml.safe_dump_all(made), capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
@@ -185,22 +193,20 @@ def counts(server: ApiServer) -> dict[str, int]:
     return {name: one["spec"]["replicas"] for name, one in server.objects.items()}
 
 
-def test_scaled_numbers_survive_every_apply(cluster: tuple[ApiServer, Path]) -> None:
+def test_scaled_numbers_survive_every_apply(server: ApiServer, made_of: Made) -> None:
     """`kubectl apply` removes what it wrote before and finds no longer, and Kubernetes puts 1 in its place: so no
     manifest that is scaled has a number, and the plain one's is forgotten before.
     """
-    server, folder = cluster
     apply = ("apply", "--validate=false")
-    kubectl(server, folder / "overlays/plain", *apply)
+    kubectl(server, made_of("one-node", "overlays/plain"), *apply)
     assert counts(server) == {"llama-triton": 2, "llama-gateway": 2}
     # As the first lines of overlays/plain say it.
-    kubectl(server, folder / "base", "apply", "set-last-applied")
-    kubectl(server, folder / "overlays/production", *apply)
+    kubectl(server, made_of("one-node", "base"), "apply", "set-last-applied")
+    kubectl(server, made_of("one-node", "overlays/production"), *apply)
     assert counts(server) == {"llama-triton": 2, "llama-gateway": 2}
     # Scaling takes over, and another package is rolled out.
     server.objects["llama-triton"]["spec"]["replicas"] = 7
-    written(case("one-node", "b"), folder)
-    kubectl(server, folder / "overlays/production", *apply)
+    kubectl(server, made_of("one-node", "overlays/production", "b"), *apply)
     assert counts(server) == {"llama-triton": 7, "llama-gateway": 2}
     assert (
         "package-bbbb"
@@ -211,9 +217,8 @@ def test_scaled_numbers_survive_every_apply(cluster: tuple[ApiServer, Path]) -> 
     assert not any("replicas" in patch.get("spec", {}) for _, patch in server.patches)
 
 
-def test_without_that_step_there_would_be_a_dip(cluster: tuple[ApiServer, Path]) -> None:
+def test_without_that_step_there_would_be_a_dip(server: ApiServer, made_of: Made) -> None:
     """So that the test above means something."""
-    server, folder = cluster
-    kubectl(server, folder / "overlays/plain", "apply", "--validate=false")
-    kubectl(server, folder / "overlays/production", "apply", "--validate=false")
+    for overlay in ("plain", "production"):
+        kubectl(server, made_of("one-node", f"overlays/{overlay}"), "apply", "--validate=false")
     assert counts(server) == {"llama-triton": 1, "llama-gateway": 1}

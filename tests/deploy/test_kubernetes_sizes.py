@@ -1,4 +1,4 @@
-"""What pods reserve, added up against what they write: every packaged recipe, by a volume and by an object store."""
+"""Reservations of pods beside what they write: packaged recipes of every kind, by a volume and by an object store."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
 from pipeline.plan.memory import plan_memory
 from pipeline.plan.memory.recipe_spec import deployment_spec
 from pipeline.plan.model_facts import facts_from_sizes
+from pipeline.plan.parallelism import parallelism
 from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import build_bytes, build_memory_bytes, calibrated_weights
 from pipeline.prepare.model_probe import probe_models
@@ -34,6 +35,11 @@ PLACES = {"volume": None, "object store": "s3://models/packages"}
 # GPUs of a machine; a recipe that can be spread is, where it has more.
 MACHINES = {"one machine": 8, "several machines": 4}
 SPREAD = "llama-3.3-70b-two-nodes"
+# Drafted, with an Eagle-3 head, calibrated to four bits, split for ranks, published quantized.
+RECIPES = (
+    "llama-3.3-70b-fp8", "llama-3.1-8b-eagle3", "llama-3.1-8b-int4-awq", "llama-3.3-70b-nvfp4", "mixtral-8x7b", SPREAD,
+    "gpt-oss-120b", "deepseek-r1", "nemotron-3-super", "tiny-cpu",
+)  # fmt: skip
 
 
 def size(text: str) -> int:
@@ -63,7 +69,7 @@ def files(name: str, place: str, machine: str, *, sized: bool = True) -> dict[st
 
 
 def every_deployment() -> Iterator[Any]:
-    for name in packaged():
+    for name in RECIPES:
         for place in PLACES:
             for machine in MACHINES if name == SPREAD else ("one machine",):
                 yield pytest.param(name, place, machine, id=f"{name}, {place}, {machine}")
@@ -161,7 +167,25 @@ def test_a_gateway_has_room_for_the_uploads_of_a_tenant(name: str, place: str, m
     assert ("store" in volumes(pod)) is (known(name)[0].cache.semantic is not None)
 
 
-@pytest.mark.parametrize("name", [name for name in packaged() if name != "tiny-cpu"])
+@pytest.mark.parametrize("name", [name for name in packaged() if "pytorch" in packaged()[name].read_text()])
+def test_servers_of_a_packaged_recipe_have_its_gpus(name: str) -> None:
+    """One pod, or a leader and workers, each with all GPUs of its machine; and a process of the launch for each GPU."""
+    recipe, models = known(name)
+    ranks = parallelism(recipe, "target").world
+    machines = -(-ranks // MACHINES["one machine"])
+    servers = [
+        pod for component, pod in pod_specs(files(name, "volume", "one machine")) if component == "triton"
+    ]
+    assert len(servers) == min(machines, 2)
+    for pod in servers:
+        (gpus,) = {
+            found for one in pod["containers"] if (found := one["resources"]["limits"].get("nvidia.com/gpu"))
+        }
+        assert int(gpus) * machines == ranks
+    assert runtime_of(recipe).preview_deployment(recipe, models).launch.world_size == ranks
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "tiny-cpu"])
 def test_a_package_of_which_only_the_weights_are_known_has_room(name: str) -> None:
     """As `--package` alone has it: what a recipe would reserve, or more."""
     recipe, models = known(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,19 +43,20 @@ def test_a_value_is_one_scalar_wherever_it_stands(value: str) -> None:
     assert yaml.safe_load(yaml_block({"a": [value]})) == {"a": [value]}
 
 
+@cache
+def cluster_of(own: str) -> dict[str, str]:
+    """A cluster with a value of the user wherever one may stand."""
+    recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
+    return cluster_files(
+        recipe, packaged={"recipe_text": "model: {source: 'hf:a/b'}\n"}, triton={"image": own or "image"},
+        deploy={"gateway_image": own or "image", "runbook_url": own},
+        kubernetes={"build_image": own, "storage_class": own, "hostname": own, "expose": f"ingress:{own}"},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_values_in_a_cluster(value: str) -> None:
-    recipe = load_recipe("llama-3.1-8b-fp8", ("name=llama",))
-    plain, hostile = (
-        cluster_files(
-            recipe, packaged={"recipe_text": "model: {source: 'hf:a/b'}\n"}, triton={"image": own or "image"},
-            deploy={"gateway_image": own or "image", "runbook_url": own},
-            kubernetes={
-                "build_image": own, "storage_class": own, "hostname": own, "expose": f"ingress:{own}",
-            },
-        )
-        for own in ("x", value)
-    )  # fmt: skip
+    plain, hostile = cluster_of("x"), cluster_of(value)
     pods = dict(pod_specs(hostile))
     assert pods["triton"]["containers"][0]["image"] == (value or "image")
     assert pods["gateway"]["containers"][0]["image"] == (value or "image")

@@ -149,9 +149,9 @@ def test_a_builder_of_another_version_does_not_count() -> None:
 def test_without_a_hub_only_what_the_store_has_is_built(hub: Hub) -> None:
     machine = replace(h100s(1), hub=hub)
     assert "hub" in obstacles(verdict("llama-3.1-8b-fp8", machine))["build"]
-    one = {"meta-llama/Llama-3.1-8B-Instruct": GIB}
-    assert "hub" in obstacles(of("llama-3.1-8b-fp8", found(machine, in_store=one)))["build"]
-    both = one | {"meta-llama/Llama-3.2-1B-Instruct": GIB}
+    other = {"meta-llama/Llama-3.2-1B-Instruct": GIB}
+    assert "hub" in obstacles(of("llama-3.1-8b-fp8", found(machine, in_store=other)))["build"]
+    both = other | {"meta-llama/Llama-3.1-8B-Instruct": GIB}
     assert "hub" not in obstacles(of("llama-3.1-8b-fp8", found(machine, in_store=both)))["build"]
     assert verdict("tiny-cpu", machine).runnable
 

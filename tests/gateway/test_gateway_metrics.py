@@ -158,6 +158,16 @@ def test_tenants_are_named_to_a_key_that_may_read_them_alone(start: Start, names
     assert wrong.status_code == 401
 
 
+# Series of vLLM's own dashboard: examples/observability/prometheus_grafana/grafana.json at 4b5c627c.
+VLLM_DASHBOARD = (
+    "e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total",
+    "inter_token_latency_seconds_bucket", "num_requests_running", "num_requests_waiting",
+    "time_to_first_token_seconds_bucket", "kv_cache_usage_perc", "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket", "request_success_total", "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum",
+)  # fmt: skip
+
+
 def test_other_names_show_the_same_observations(start: Start) -> None:
     running = start(
         Reply(["a", "b", "c"]), metric_names=("vllm", "gen_ai"), kv_cache_usage=lambda: {"tiny": 0.25}
@@ -183,6 +193,10 @@ def test_other_names_show_the_same_observations(start: Start) -> None:
     assert found["vllm:request_success_total", engine, ("finished_reason", "stop"), model_name] == 2
     assert found["vllm:num_requests_running", engine, model_name] == 0
     assert found["vllm:kv_cache_usage_perc", engine, model_name] == 0.25
+    shown = {key[0] for key in found}
+    assert {f"vllm:{name}" for name in VLLM_DASHBOARD} - shown == {
+        "vllm:request_max_num_generation_tokens_sum"
+    }
     named = {
         ("gen_ai_operation_name", "text_completion"),
         ("gen_ai_provider_name", "nvidia.triton"),

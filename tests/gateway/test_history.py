@@ -16,13 +16,15 @@ from pydantic_core import from_json
 from pipeline.client.testing import Reply
 from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
 from tests.gateway.conftest import Running, Start
+from tests.support.answers import write_call
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
 BODY = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}
 CALL {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %};
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
-TEXTS = ["", " ", "It rains.", "\n\n", "a < b", "{", '{"answer": 42}', "[1]", "<tool_call>", "“é”", "\\"]
+TEXTS = ["", " ", "It rains.", "\n\n", "a < b", "{", '{"answer": 42}', "[1]", "<tool_call>", "“é”", "\\", "<think>",
+         "</think>", "<|channel|>analysis<|message|>", "<|end|>"]  # fmt: skip
 DEEP = '{"a": ' + "[" * 200
 ARGUMENTS = [
     "{}",
@@ -32,16 +34,6 @@ ARGUMENTS = [
     DEEP,
 ]
 QUESTION = {"role": "user", "content": "And now?"}
-
-
-def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
-    """A call as models of a dialect write it."""
-    if dialect.form == "named":
-        return f"{dialect.open}{name}[ARGS]{arguments}"
-    call = f'{{"name": "{name}", "arguments": {arguments}}}'
-    if dialect.form == "xml":
-        call = f"<function={name}>\n<parameter=city>\n{arguments}\n</parameter>\n</function>"
-    return f"{dialect.open}{call}{dialect.close or ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ class Asker:
 
     def __init__(self, start: Start, dialect: ToolDialect) -> None:
         self.script = Scripted(["It rains."], cut=False)
-        template = "{# " + " ".join(dialect.marks) + " #}" + BODY
+        template = "{# " + " ".join((*dialect.marks, "</think>")) + " #}" + BODY
         self.running: Running = start(
             lambda _: Reply(self.script.pieces), template=template, max_body_bytes=100_000
         )
@@ -111,8 +103,9 @@ def chat(asker: Asker, history: Sequence[Any], *, streams: bool) -> tuple[list[A
         calls: dict[int, Any] = {}
         for event in asker.events("/v1/chat/completions", **asked):
             delta = event["choices"][0]["delta"]
-            if delta.get("content"):
-                message["content"] = (message["content"] or "") + delta["content"]
+            for key in ("content", "reasoning_content"):
+                if delta.get(key):
+                    message[key] = (message.get(key) or "") + delta[key]
             for part in delta.get("tool_calls", ()):
                 call = calls.setdefault(
                     part["index"], {**part, "function": {**part["function"], "arguments": ""}}
@@ -164,9 +157,10 @@ def message(asker: Asker, history: Sequence[Any], *, streams: bool) -> tuple[lis
                 content.append(event["content_block"])
                 packed = ""
             elif event["type"] == "content_block_delta":
-                content[-1].update(
-                    {"text": content[-1]["text"] + event["delta"]["text"]} if "text" in event["delta"] else {}
-                )
+                for key in ("text", "thinking"):
+                    content[-1] |= (
+                        {key: content[-1][key] + event["delta"][key]} if key in event["delta"] else {}
+                    )
                 packed += event["delta"].get("partial_json", "")
             elif event["type"] == "content_block_stop" and packed:
                 content[-1]["input"] = partly_read(packed)

@@ -211,7 +211,7 @@ def test_what_agents_send_by_default(tolerant: Running) -> None:
         "mcp_servers": [],
     })  # fmt: skip
     assert claude.status_code == 200
-    named = "metadata, thinking, context_management, system.0.cache_control"
+    named = "metadata, context_management, system.0.cache_control, thinking"
     assert claude.headers[IGNORED_FIELDS] == named
     tools = [
         *REQUESTS[RESPONSES]["tools"],

@@ -369,14 +369,6 @@ def test_workers_count_losses_together(served: Served) -> None:
     assert [served.metrics(client)[quarantined] for client in served.clients()] == [1, 1]
 
 
-def listens(gateway: WorkerGateway) -> bool:
-    try:
-        http.get(f"{gateway.url}/healthz")
-    except httpx.TransportError:
-        return False
-    return True
-
-
 def test_a_second_ctrl_c_ends_all_workers_at_once(tmp_path: Path) -> None:
     """The first lets requests under way be completed."""
     hosts = HostsFile(tmp_path / "hosts")
@@ -388,7 +380,7 @@ def test_a_second_ctrl_c_ends_all_workers_at_once(tmp_path: Path) -> None:
         served, workers = Served(gateway, upstream, stack, hosts), gateway.workers()
         streams = [begin(served, client) for client in served.clients()]
         gateway.process.send_signal(signal.SIGINT)
-        wait_for(lambda: not listens(gateway), "end of listening", LOST_S)
+        wait_for(lambda: not gateway.listens(), "end of listening", LOST_S)
         assert gateway.process.poll() is None
         assert upstream.streams() == len(streams)
         gateway.process.send_signal(signal.SIGINT)
@@ -400,7 +392,7 @@ def test_a_second_ctrl_c_ends_all_workers_at_once(tmp_path: Path) -> None:
 def test_all_workers_drain(served: Served) -> None:
     streams = [begin(served, client) for client in served.clients()]
     served.gateway.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: not listens(served.gateway), "end of listening", LOST_S)
+    wait_for(lambda: not served.gateway.listens(), "end of listening", LOST_S)
     served.let_go()
     for _, lines in streams:
         assert [line for line in lines if line][-1] == "data: [DONE]"

@@ -66,13 +66,28 @@ def test_everything_that_cannot_be_built_is_named_at_once() -> None:
         "vocab_size": 0,
         "hidden_act": "gelu",
         "num_local_experts": 8,
-        "partial_rotary_factor": 0.5,
-        "rope_parameters": {"rope_type": "yarn", "factor": 2.0},
+        "swiglu_limit": 5.0,
     }
     with pytest.raises(InvalidInput) as caught:
         Architecture.from_config(config)
     keys = [fault.key for fault in caught.value.faults]
-    assert keys == ["vocab_size", "hidden_act", "num_local_experts", "partial_rotary_factor", "rope_type"]
+    assert keys == ["vocab_size", "hidden_act", "num_local_experts", "swiglu_limit"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),  # which transformers' Llama does not look at
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "2"}}, "rope_parameters.factor"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": 32 * [1.0]}},
+         "rope_parameters.short_factor"),
+    ],
+)  # fmt: skip
+def test_rotary_settings_that_cannot_be_built(settings: dict, key: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Architecture.from_config({**CONFIG, **settings})
+    assert [fault.key for fault in caught.value.faults] == [key]
 
 
 def test_of_another_class_nothing_else_is_said() -> None:

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.contracts import engine_memory
+from pipeline.models.architecture import FAMILIES as BUILT
+from pipeline.models.architecture import Architecture
 from pipeline.models.published import ALGORITHMS, read_published
-from pipeline.models.sizes import ModelSizes, config_faults
+from pipeline.models.sizes import ModelSizes, class_of, config_faults
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.memory.tensors import (
     active_parameters,
@@ -50,6 +52,44 @@ def formats(sizes: ModelSizes, part: str) -> set[str]:
 
 
 # Weights
+
+
+@pytest.mark.parametrize(
+    ("repo", "names"),
+    [
+        ("Qwen/Qwen3-VL-8B-Instruct", ["visual.blocks.0.mlp.linear_fc1", "visual.merger.linear_fc2"]),
+        ("nvidia/Kimi-K2.6-NVFP4", ["vision_tower.encoder.blocks.0.mlp.fc0", "mm_projector.proj.2"]),
+        (
+            "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+            [
+                "vision_model.class_embedding",
+                "vision_model.model.layers.0.self_attn.o_proj",
+                "vision_model.model.layers.0.post_attention_layernorm.bias",
+            ],
+        ),
+        (
+            "google/gemma-4-26B-A4B",
+            [
+                "vision_tower.encoder.layers.0.self_attn.q_proj.linear",
+                "vision_tower.encoder.layers.0.self_attn.k_norm",
+                "vision_tower.encoder.layers.0.mlp.down_proj.linear",
+                "vision_tower.encoder.layers.0.post_feedforward_layernorm",
+            ],
+        ),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", ["embeddings", "norm_f"]),
+        ("deepseek-ai/DeepSeek-V4-Pro", ["embed", "head", "layers.9.ffn.gate.bias"]),
+        ("MiniMaxAI/MiniMax-M2.5", ["layers.0.block_sparse_moe.e_score_correction_bias"]),
+        (
+            "Qwen/Qwen3.5-35B-A3B",
+            ["mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.norm", "mtp.layers.0.self_attn.q_norm"],
+        ),
+        ("zai-org/GLM-5-FP8", ["layers.78.eh_proj", "layers.78.shared_head.norm"]),
+    ],
+)
+def test_names_are_those_of_the_checkpoints(repo: str, names: list[str]) -> None:
+    """By transformers 5.14.1 (classes, conversion_mapping.py), and by settings that name layers."""
+    sizes = read(repo)
+    assert set(names) <= {one.name for one in (*sizes.weights(), *sizes.draft)}
 
 
 @pytest.mark.parametrize("repo", sorted(hub_counts()))
@@ -368,3 +408,19 @@ def test_an_algorithm_that_modelopt_writes_in_lower_case_is_known() -> None:
     published, faults = read_published({}, {"quantization": {"quant_algo": "fp8_pb_wo"}})
     assert faults == ()
     assert [rule.format.name for rule in published.rules] == ["fp8_block"]
+
+
+def test_published_models_of_families_that_are_built_can_be_read() -> None:
+    """Sixteen of them, and what of their settings is not among the sizes."""
+    configs = {name: held["config"] for name, held in hub_configs().items()}
+    read = {
+        name: Architecture.from_config(config)
+        for name, config in configs.items()
+        if class_of(config) in BUILT
+    }
+    assert len(read) >= 16
+    gpt_oss, mixture = read["openai/gpt-oss-20b"], read["Qwen/Qwen3-30B-A3B"]
+    assert (gpt_oss.rope.kind, gpt_oss.rope.positions(gpt_oss.max_positions)) == ("yarn", 131072)
+    assert gpt_oss.windows[:2] == (128, None)
+    assert mixture.renormalize
+    assert len(list(mixture.linears())) == 48 * (4 + 1 + 3 * 128)

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pipeline.errors import UserError
+from pipeline.errors import CheckpointError
+from pipeline.models.layers import unpack_mxfp4
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
-from tests.support.models import LLAMA3_SCALING, make_checkpoint
+from tests.support.engine import answer, load, request
+from tests.support.models import LLAMA3_SCALING, as_mxfp4, make_checkpoint
 
 LENGTH = 150  # several times the window, and more than four blocks of the paged cache
 WINDOW = 24
@@ -48,9 +51,40 @@ class Variant(NamedTuple):
     architecture: Any
     options: dict[str, Any] = {}  # noqa: RUF012 - never written
     alter: Callable[[Path], None] | None = None
+    longest: int | None = None  # tokens of a sequence that the engine is told
+    serve: bool = False  # several prompts, by the engine
 
 
 LINEAR_SCALING = {"rope_type": "linear", "factor": 2.5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_UNEVEN = {**YARN, "truncate": False, "beta_fast": 16.0, "mscale": 1.0, "mscale_all_dim": 0.5}
+# As the hub's Phi-4-mini has it: two factors for each pair of channels that turn, which are not all.
+LONGROPE = {"type": "longrope", "short_factor": [1.0 + pair / 8 for pair in range(12)]}
+LONGROPE |= {"long_factor": [2.0 + pair for pair in range(12)]}
+PHI4_MINI: dict[str, Any] = {
+    "rope_key": "rope_theta",
+    "rope_scaling": LONGROPE,
+    "partial_rotary_factor": 0.75,
+}
+PHI4_MINI |= {"heads": 2, "kv_heads": 1}  # heads of 32 channels
+SMALL: dict[str, Any] = {"hidden": 64, "intermediate": 64, "heads": 4, "kv_heads": 2, "head_dim": 32}
+GPT_OSS: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "experts": 8,
+    "rope_scaling": YARN_UNEVEN,
+    "attention_bias": True,
+}
+GEMMA2: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 1.0,
+}
+GEMMA3: dict[str, Any] = {
+    "layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+GEMMA3 |= {"sliding_window": WINDOW, "rope_key": "rope_theta", "rope_scaling": LINEAR_SCALING, "tied": True}
+QWEN3_MOE: dict[str, Any] = {"experts": 8, "layers": 3, "mlp_only_layers": [1], "rope_scaling": YARN}
 VARIANTS = {
     "llama-tied": Variant("llama", {"tied": True, "rope_key": "rope_theta"}),
     "llama-float16": Variant("llama", {"dtype": "float16"}),
@@ -60,8 +94,19 @@ VARIANTS = {
     "llama-biases": Variant("llama", {}, _with_biases),
     "qwen2-window-in-some-layers": Variant("qwen2", {}, _qwen2_upper_layers_windowed),
     "qwen3": Variant("qwen3", {"tied": True, "head_dim": 32}),
-    "phi3": Variant("phi3"),
+    "phi3": Variant("phi3", {"heads": 2}),
     "mistral-window": Variant("mistral", {}, _mistral_windowed),
+    "qwen3-yarn": Variant("qwen3", {"rope_scaling": YARN}),
+    "phi3-short-factors": Variant(
+        "phi3", {**PHI4_MINI, "original_max_position_embeddings": 1024}, longest=200
+    ),
+    "phi3-long-factors": Variant("phi3", {**PHI4_MINI, "original_max_position_embeddings": 64}),
+    "mixtral": Variant("mixtral", serve=True),
+    "qwen3-moe": Variant("qwen3_moe", QWEN3_MOE, serve=True),
+    "qwen3-moe-shares-as-they-are": Variant("qwen3_moe", {"norm_topk_prob": False}),
+    "gemma2-window": Variant("gemma2", GEMMA2, serve=True),
+    "gemma3-window": Variant("gemma3_text", GEMMA3, serve=True),
+    "gpt-oss-window": Variant("gpt_oss", GPT_OSS, serve=True),
 }
 
 
@@ -69,31 +114,103 @@ def _close(logits: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def _serves_the_same(folder: Path, model: Any, longest: int | None) -> None:
+    """Prompts together, in chunks and over blocks that others have filled, are answered as transformers would."""
+    core = load(
+        folder,
+        guides=False,
+        max_batch_tokens=48,
+        kv_blocks=32,
+        max_sequence_tokens=longest,
+        max_draft_tokens=0,
+    )
+    shared = prompt(70, seed=1)
+    prompts = [shared + prompt(count, seed=2 + count) for count in (1, 40, 20)] + [prompt(9, seed=9)]
+    answers = answer(core, request("first", prompts[0], 12))
+    answers += answer(core, *(request(number, tokens, 12) for number, tokens in enumerate(prompts[1:])))
+    assert [got.metrics.kv_blocks_reused for got in answers] == [0, 2, 2, 0]
+    for tokens, got in zip(prompts, answers, strict=True):
+        logits = reference_logits(model, tokens + got.tokens[:-1])
+        assert logits[len(tokens) - 1 :].argmax(-1).tolist() == got.tokens
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_model_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
     """At once, in two calls, token by token, and with paged attention in chunks."""
     variant = VARIANTS[name]
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", variant.architecture, seed=3, **variant.options)
+    options = {**SMALL, **variant.options}
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", variant.architecture, seed=3, **options)
     if variant.alter:
         variant.alter(checkpoint)
     facts = build_ir(checkpoint, tmp_path / "ir", progress=Silent())
     assert facts["sliding_window"] == (WINDOW if "window" in name else None)
     model, tokens = reference(checkpoint), prompt(LENGTH)
     expected = reference_logits(model, tokens)
-    stateful = Stateful(tmp_path / "ir")
+    stateful = Stateful(tmp_path / "ir", long=name == "phi3-long-factors")
     _close(stateful.logits(tokens), expected)
     first = stateful.logits(tokens[:100])
     _close(np.concatenate([first, stateful.logits(tokens[100:], past=100)]), expected)
-    _close(Paged(tmp_path / "ir").logits(tokens, [37, 64, 9, *[1] * 40]), expected)
+    _close(Paged(tmp_path / "ir", variant.longest).logits(tokens, [37, 64, 9, *[1] * 40]), expected)
     # Greedy decoding gives these tokens if each is the likeliest after those before it.
-    answer = stateful.greedy(tokens, 32)
-    logits = reference_logits(model, tokens + answer[:-1])
-    assert logits[LENGTH - 1 :].argmax(-1).tolist() == answer
+    greedy = stateful.greedy(tokens, 32)
+    logits = reference_logits(model, tokens + greedy[:-1])
+    assert logits[LENGTH - 1 :].argmax(-1).tolist() == greedy
+    if variant.serve:
+        _serves_the_same(tmp_path / "ir", model, variant.longest)
 
 
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", "mixtral")
-    with pytest.raises(
-        UserError, match="MixtralForCausalLM has experts, which the cpu runtime does not take"
+def _gathered(folder: Path) -> int:
+    """Products of the compiled model that read the chosen experts alone."""
+    nodes = Stateful(folder).compiled.get_runtime_model().get_ops()
+    return sum(node.get_rt_info()["layerType"].astype(str) == "GatherMatmul" for node in nodes)
+
+
+def test_experts_in_mxfp4_are_decoded_exactly(tmp_path: Path) -> None:
+    """As the hub's gpt-oss has them; the reference computes with what transformers makes of the same bits."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    plain = make_checkpoint(tmp_path / "plain", "gpt_oss", **SMALL, **GPT_OSS)
+    packed = as_mxfp4(plain, tmp_path / "packed")
+    facts = build_ir(packed, tmp_path / "ir", progress=Silent())
+    assert facts["quantization"]["format"] == "mxfp4"
+    assert facts["weights"]["gate_up_proj"]["precision"] == "i8"
+    assert _gathered(tmp_path / "ir") == 4
+    tensors = load_file(packed / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        bits = [torch.from_numpy(tensors.pop(name.replace("blocks", part))) for part in ("blocks", "scales")]
+        values = convert_moe_packed_tensors(*bits).float().numpy()
+        tensors[name.removesuffix("_blocks")] = np.ascontiguousarray(values).astype(ml_dtypes.bfloat16)
+        codes, scales = unpack_mxfp4(*(part.numpy() for part in bits))
+        exact = (codes * scales[..., None]).reshape(*codes.shape[:2], -1)
+        assert (exact.swapaxes(1, 2) == values).all()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    tokens = prompt(40)
+    expected = reference_logits(reference(plain), tokens)
+    _close(Paged(tmp_path / "ir").logits(tokens, [33, *[1] * 7]), expected)
+
+
+def test_faults_of_stacked_experts_are_named_at_once(tmp_path: Path) -> None:
+    plain = make_checkpoint(tmp_path / "plain", "gpt_oss", **SMALL, **GPT_OSS)
+    packed = as_mxfp4(plain, tmp_path / "packed")
+    tensors = load_file(packed / "model.safetensors")
+    place = "model.layers.0.mlp.experts."
+    tensors[f"{place}down_proj_scales"][0, 0, 0] = 255
+    tensors[f"{place}gate_up_proj_blocks"] = tensors[f"{place}gate_up_proj_blocks"][:, :-1].copy()
+    del tensors["model.layers.1.self_attn.sinks"]
+    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        build_ir(packed, tmp_path / "ir", progress=Silent())
+    for fault in (
+        f"{place}down_proj_scales holds scales beyond those of float32",
+        f"{place}gate_up_proj_blocks has shape [8, 127, 2, 16], not [8, 128, 2, 16]",
+        "model.layers.1.self_attn.sinks is missing",
     ):
-        build_ir(checkpoint, tmp_path / "ir", progress=Silent())
+        assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss"])
+def test_only_the_chosen_experts_are_computed(tmp_path: Path, architecture: Any) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", architecture, **SMALL)
+    build_ir(checkpoint, tmp_path / "ir", progress=Silent())
+    assert _gathered(tmp_path / "ir") == 2 * (3 if architecture == "mixtral" else 2)

@@ -196,7 +196,7 @@ def test_everything_wrong_with_the_tensors_is_said_at_once(plain: Path, tmp_path
 def test_tensors_that_nothing_asks_for_are_known(quantized: Path) -> None:
     weights = Weights(CheckpointReader(quantized), simulate=False)
     assert weights.unread() == sorted(CheckpointReader(quantized).tensors)
-    weights.norm("model.norm")
+    weights.vector("model.norm.weight")
     assert "model.norm.weight" not in weights.unread()
 
 

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from pipeline.errors import CheckpointError, StageError
+from pipeline.progress import Silent
 from pipeline.runtimes.pytorch import artifact
-from tests.support.llmapi import tiny
+from pipeline.runtimes.pytorch.model_repository import Engines, LlmapiSettings, package_llmapi
+from pipeline.triton.deployment import Deployment
+from tests.support.hub_configs import hub_configs
+from tests.support.llmapi import LIMITS, requirements, tiny
 
 ARGUMENTS: dict[str, Any] = {"model": "checkpoint", "backend": "pytorch", "max_batch_size": 8}
 DETAILS = {
@@ -44,9 +48,37 @@ def test_the_weights_are_not_there_twice(source: Path, tmp_path: Path) -> None:
 
 def test_an_unquantized_checkpoint(source: Path, tmp_path: Path) -> None:
     artifact.write_checkpoint(source, tmp_path)
-    found = artifact.judge_checkpoint(tmp_path, "none", "auto")
-    assert found is not None
-    assert found.format == "none"
+    assert artifact.judge_checkpoint(tmp_path, "none", "auto") == ("none", None)
+
+
+@pytest.mark.parametrize(
+    ("repo", "form", "kv_cache"),
+    [
+        ("openai/gpt-oss-20b", "mxfp4", None),
+        ("deepseek-ai/DeepSeek-R1", "fp8_block", None),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nvfp4", "fp8"),
+        ("nvidia/Qwen3.5-122B-A10B-NVFP4", "nvfp4", "fp8"),
+    ],
+)
+def test_a_checkpoint_that_is_published_quantized(
+    source: Path, tmp_path: Path, repo: str, form: str, kv_cache: str | None
+) -> None:
+    entry = hub_configs()[repo]
+    (source / "config.json").write_text(json.dumps(entry["config"]))
+    if "hf_quant_config" in entry:
+        (source / "hf_quant_config.json").write_text(json.dumps(entry["hf_quant_config"]))
+    artifact.write_checkpoint(source, tmp_path)
+    assert artifact.judge_checkpoint(tmp_path, "none", "auto") == (form, kv_cache)
+
+
+def test_a_quantization_that_nobody_knows_is_refused(source: Path, tmp_path: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "fp3"}})
+    )
+    artifact.write_checkpoint(source, tmp_path)
+    with pytest.raises(StageError, match=r"quantization_config\.quant_method = fp3: is not known"):
+        artifact.judge_checkpoint(tmp_path, "none", "auto")
 
 
 @pytest.mark.parametrize(
@@ -117,3 +149,15 @@ def test_arguments_that_upstream_would_refuse(tmp_path: Path) -> None:
     (tmp_path / "llm_args.yaml").unlink()
     with pytest.raises(StageError, match=r"no llm_args\.yaml"):
         artifact.read_arguments(tmp_path)
+
+
+def test_a_config_whose_decoder_lies_inside_is_packaged(source: Path, tmp_path: Path) -> None:
+    """As models have it that take images, too."""
+    config = json.loads((source / "config.json").read_text())
+    inner = {key: config.pop(key) for key in list(config) if key not in ("architectures", "eos_token_id")}
+    (source / "config.json").write_text(json.dumps({**config, "text_config": inner}))
+    sources, needs = Engines(source, None, source), requirements()
+    package_llmapi(
+        "tiny", LlmapiSettings("1.2.1"), ARGUMENTS, LIMITS, needs, sources, tmp_path / "package", Silent()
+    )
+    assert Deployment.load(tmp_path / "package").end_id == 1

@@ -19,7 +19,7 @@ from pipeline.runtimes.tensorrt.building import build_job
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.executors.base import BuiltElsewhere
 from pipeline.runtimes.tensorrt.runtime import TensorRTBackend
-from tests.support.tensorrt import make_ranks
+from tests.support.tensorrt import DRAFTED, make_ranks
 from tests.support.trtllm_build import FAILS, FAILURES, put_trtllm_build
 
 NATIVE = ExecutorChoice("native")
@@ -27,7 +27,7 @@ NATIVE = ExecutorChoice("native")
 
 def recipe(*overrides: str) -> Recipe:
     """Llama 3.1 8B in FP8 with an FP8 KV cache and a draft of 16 bits."""
-    return load_recipe("llama-3.1-8b-fp8", overrides)
+    return load_recipe("llama-3.1-8b-fp8", (*DRAFTED, *overrides))
 
 
 class Workshop:

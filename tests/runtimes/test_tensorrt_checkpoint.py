@@ -130,7 +130,7 @@ def make_other(
     shapes: dict[str, tuple[int, ...]] = {model.embedding: (vocab, 32), "lm_head.weight": (vocab, 32)}
     shapes |= {f"{layer.name}.weight": (layer.rows, layer.columns) for layer in model.linears()}
     shapes |= {f"{layer.name}.bias": (layer.rows,) for layer in model.linears() if layer.bias}
-    shapes |= {name: (size,) for name, size in model.norms()}
+    shapes |= {name: (size,) for name, size in model.vectors()}
     tensors = {
         name: random.standard_normal(shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()
     }

@@ -42,7 +42,7 @@ from pipeline.runtimes.tensorrt.flags import (
     trtllm_build_flags,
 )
 from pipeline.runtimes.tensorrt.runtime import TensorRTBackend
-from tests.support.tensorrt import FORMATS, rank_config, recipe, recipes, roles
+from tests.support.tensorrt import DRAFTED, FORMATS, rank_config, recipe, recipes, roles
 
 GOLDEN = Path(__file__).parent / "golden" / "trtllm_build.txt"
 
@@ -291,6 +291,6 @@ def test_logits_of_prompts_are_gathered_where_their_log_probs_are_offered() -> N
         assert check("1.2.1", words) == []
         assert parse("1.2.1", words)["gather_context_logits"] is gathers
     # With a draft, a rule refuses the recipe before the builder could.
-    drafted = load_recipe("llama-3.1-8b-fp8", offered[:1])
+    drafted = load_recipe("llama-3.1-8b-fp8", (*DRAFTED, *offered[:1]))
     for role in ("target", "draft"):
         assert not parse("1.2.1", trtllm_build_flags(drafted, role))["gather_context_logits"]

@@ -13,14 +13,14 @@ from pipeline.recipe import Recipe, load_recipe
 from pipeline.runtimes.tensorrt.engine_folder import EngineFolder
 from pipeline.runtimes.tensorrt.model_repository import EngineModelSettings, TensorRTSettings
 from pipeline.runtimes.tensorrt.triton_settings import engine_settings
-from tests.support.tensorrt import make_engine
+from tests.support.tensorrt import DRAFTED, make_engine
 
 GIB = 2**30
 GPU = 80 * GIB
 
 
 def recipe(*overrides: str) -> Recipe:
-    return load_recipe("llama-3.1-8b-fp8", ("quantization.kv_cache=auto", *overrides))
+    return load_recipe("llama-3.1-8b-fp8", (*DRAFTED, "quantization.kv_cache=auto", *overrides))
 
 
 ALONE = ("draft=null",)

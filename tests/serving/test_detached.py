@@ -24,7 +24,6 @@ from pipeline.errors import PipelineError
 from pipeline.machine.process_guard import marked
 from pipeline.process_state import SUPERVISOR
 from pipeline.serving import status
-from pipeline.serving.log_files import LogLimit, LogTail, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.status import forget, list_deployments, stop_deployments
 from pipeline.triton.running import RunningServer
@@ -365,44 +364,3 @@ def test_a_record_is_not_forgotten_while_its_lock_is_held(
     held.release()
     forget(tmp_path, found)
     assert not (tmp_path / "support.json").exists()
-
-
-def test_a_log_is_followed_over_rotations(tmp_path: Path) -> None:
-    file = tmp_path / "triton.log"
-    file.write_text("".join(f"{number}\n" for number in range(10)))
-    tail = LogTail({"triton": file, "gateway": tmp_path / "gateway.log"}, 3)
-    assert list(tail.read()) == [("triton", "7"), ("triton", "8"), ("triton", "9")]
-    with file.open("a") as writing:
-        writing.write("half")
-        writing.flush()
-        assert list(tail.read()) == []
-        rotate(file)
-        writing.write(" a line\nlast\n")
-    file.write_text("new\n")
-    (tmp_path / "gateway.log").write_text("first\nsecond")
-    assert list(tail.read()) == [
-        ("triton", "half a line"), ("triton", "last"), ("triton", "new"), ("gateway", "first"),
-    ]  # fmt: skip
-    assert list(tail.close()) == [("gateway", "second")]
-
-
-def test_a_log_that_is_written_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> None:
-    """Its writer goes on, whoever follows it reads on, and what was in it is kept for a while."""
-    file = tmp_path / "gateway.log"
-    limit, tail = LogLimit(file, most=100, interval_s=0), LogTail({"gateway": file}, 0)
-    with file.open("ab") as writing:
-        for number in range(200):
-            writing.write(f"line {number:4}\n".encode())
-            writing.flush()
-            limit.check()
-            assert file.stat().st_size <= 100
-            assert len(list(tail.read())) <= 1
-        writing.write(b"the last\n")
-        writing.flush()
-    assert [*tail.read(), *tail.close()][-1] == ("gateway", "the last")
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["gateway.log", *(f"gateway.log.{number}" for number in range(1, 6))]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("gateway.log.*"))
-    text = "".join((tmp_path / name).read_text() for name in (*sorted(kept[1:], reverse=True), "gateway.log"))
-    numbers = [int(line[5:]) for line in text.splitlines()[:-1]]
-    assert numbers == list(range(numbers[0], 200))

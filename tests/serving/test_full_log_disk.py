@@ -24,7 +24,7 @@ from pipeline.gateway.settings import GatewaySettings, GatewayStart, ModelSource
 from pipeline.machine import process_guard
 from pipeline.serving.control import ask
 from pipeline.serving.gateway_process import GatewayLaunch, GatewayProcess
-from pipeline.serving.log_files import open_log, rotate
+from pipeline.serving.log_files import LogLimit, LogTail, open_log, rotate
 from pipeline.serving.ports import Ports
 from pipeline.serving.probe import is_ready
 from pipeline.serving.server import TritonServer
@@ -279,3 +279,44 @@ def test_a_gateway_that_fails_too_often_leaves_triton_and_the_record_and_comes_b
         assert served.pids("triton") == triton
     finally:
         served.stop()
+
+
+def test_a_log_is_followed_over_rotations(tmp_path: Path) -> None:
+    file = tmp_path / "triton.log"
+    file.write_text("".join(f"{number}\n" for number in range(10)))
+    tail = LogTail({"triton": file, "gateway": tmp_path / "gateway.log"}, 3)
+    assert list(tail.read()) == [("triton", "7"), ("triton", "8"), ("triton", "9")]
+    with file.open("a") as writing:
+        writing.write("half")
+        writing.flush()
+        assert list(tail.read()) == []
+        rotate(file)
+        writing.write(" a line\nlast\n")
+    file.write_text("new\n")
+    (tmp_path / "gateway.log").write_text("first\nsecond")
+    assert list(tail.read()) == [
+        ("triton", "half a line"), ("triton", "last"), ("triton", "new"), ("gateway", "first"),
+    ]  # fmt: skip
+    assert list(tail.close()) == [("gateway", "second")]
+
+
+def test_a_log_that_is_written_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """Its writer goes on, whoever follows it reads on, and what was in it is kept for a while."""
+    file = tmp_path / "gateway.log"
+    limit, tail = LogLimit(file, most=100, interval_s=0), LogTail({"gateway": file}, 0)
+    with file.open("ab") as writing:
+        for number in range(200):
+            writing.write(f"line {number:4}\n".encode())
+            writing.flush()
+            limit.check()
+            assert file.stat().st_size <= 100
+            assert len(list(tail.read())) <= 1
+        writing.write(b"the last\n")
+        writing.flush()
+    assert [*tail.read(), *tail.close()][-1] == ("gateway", "the last")
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["gateway.log", *(f"gateway.log.{number}" for number in range(1, 6))]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("gateway.log.*"))
+    text = "".join((tmp_path / name).read_text() for name in (*sorted(kept[1:], reverse=True), "gateway.log"))
+    numbers = [int(line[5:]) for line in text.splitlines()[:-1]]
+    assert numbers == list(range(numbers[0], 200))

@@ -25,7 +25,7 @@ from pipeline.runtimes.tensorrt.triton_settings import engine_settings
 from pipeline.triton.config import parameters_of, parse, render
 from pipeline.triton.deployment import DeploymentLimits
 from pipeline.triton.text_models import OURS
-from tests.support.tensorrt import make_engine
+from tests.support.tensorrt import DRAFTED, make_engine
 
 GOLDEN = Path(__file__).parent / "golden" / "tensorrt"
 IDS = TokenIds(end=128001, pad=128001, stop=(128008, 128009), vocab_size=128256)
@@ -43,7 +43,7 @@ def recipe(version: str, quantization: str, size: int, draft: bool) -> Recipe:
         f"runtime.version={version}",
         f"runtime.tensor_parallel={size}",
         "quantization={format: none}" if quantization == "none" else calibrated,
-        *([] if draft else ["draft=null"]),
+        *(DRAFTED if draft else ()),
     ]
     return load_recipe("llama-3.1-8b-fp8", overrides)
 

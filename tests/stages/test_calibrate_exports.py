@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from pipeline.contracts.checkpoint import CheckpointLayout, check_files
-from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.models.layers import round_e4m3, unpack_rows
 from pipeline.plan.parallelism import Parallelism
@@ -329,54 +327,6 @@ def test_a_float32_source_is_stored_in_float16_for_tensorrt_llm(calibrations: Ca
     folder = calibrations.calibrated("fp8", dtype="float32")
     assert config(folder / "trtllm-tp1")["dtype"] == "float16"
     assert CheckpointReader(folder / "hf").tensors.headers["model.norm.weight"].dtype == "F32"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "rank1.safetensors").unlink(), "rank1.safetensors is missing"),
-        (lambda folder: (folder / "quant_cfg.json").write_text("{}"), "quant_cfg.json is not expected"),
-        (lambda folder: _edit(folder, rotary_base=10000.0), "rotary_base is 10000.0, not 500000.0"),
-        (
-            lambda folder: _edit(folder, mapping={"world_size": 1, "tp_size": 1}),
-            "mapping.tp_size is 1, not 2",
-        ),
-        (
-            lambda folder: _tensors(folder, drop="qkv.weights_scaling_factor"),
-            "qkv.weights_scaling_factor is missing",
-        ),
-        (lambda folder: _tensors(folder, zero="fc.activation_scaling_factor"), "not positive"),
-        (lambda folder: _tensors(folder, halve="dense.weight"), "has shape"),
-    ],
-)
-def test_damaged_ranks_are_found(
-    calibrations: Calibrations, tmp_path: Path, damage: Any, message: str
-) -> None:
-    source = calibrations.calibrated("fp8")
-    folder = tmp_path / "trtllm"
-    shutil.copytree(source / "trtllm-tp2", folder)
-    layout = CheckpointLayout(Architecture.read(source / "hf"), "BF16", Format.FP8, tensor=2)
-    check_files(folder, layout)
-    damage(folder)
-    with pytest.raises(CheckpointError, match=message.replace(".", r"\.")):
-        check_files(folder, layout)
-
-
-def _edit(folder: Path, **changes: Any) -> None:
-    (folder / "config.json").write_text(json.dumps(config(folder) | changes))
-
-
-def _tensors(folder: Path, drop: str = "\0", zero: str = "\0", halve: str = "\0") -> None:
-    from safetensors.numpy import save_file
-
-    kept: Tensors = {}
-    for name, stored in _rank(folder, 1).items():
-        value = np.array(stored)
-        if name.endswith(drop):
-            continue
-        value = np.zeros_like(value) if name.endswith(zero) else value
-        kept[name] = np.array(value[: len(value) // 2]) if name.endswith(halve) else value
-    save_file(kept, folder / "rank1.safetensors")
 
 
 def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: Path) -> None:

@@ -109,14 +109,35 @@ def test_unquantized_logits_are_those_of_transformers(calibrations: Calibrations
     assert (got - wanted).abs().max() < 1e-3
 
 
-def test_sliding_windows_are_those_of_transformers(calibrations: Calibrations) -> None:
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 12,
+    "long_factor": [1.0 + one for one in range(12)],
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "seed", "settings"),
+    [
+        ("mistral", 5, {"sliding_window": 16}),
+        ("qwen2", 6, {"rope_parameters": {"rope_theta": 1e4, **YARN}}),
+        ("phi3", 7, {
+            "rope_parameters": {"rope_theta": 1e4, **LONGROPE}, "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+        }),
+    ],
+)  # fmt: skip
+def test_windows_and_rotations_are_those_of_transformers(
+    calibrations: Calibrations, architecture: str, seed: int, settings: dict[str, Any]
+) -> None:
     import json
 
     from transformers import AutoModelForCausalLM
 
-    source = calibrations.source("mistral", "float32", seed=5)
+    source = calibrations.source(architecture, "float32", seed=seed)
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "sliding_window": 16}))
+    (source / "config.json").write_text(json.dumps({**config, **settings}))
     wanted = logits_of(AutoModelForCausalLM.from_pretrained(source).eval(), TEXT[0])
     decoder = Decoder(CheckpointReader(source), TEXT[:1], "cpu")
     got = decoder.hidden_states(lambda: None) @ decoder.head().T

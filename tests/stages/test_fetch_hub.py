@@ -138,7 +138,7 @@ def test_offline_nothing_is_downloaded(hub: LoopbackHub, into: Path) -> None:
     assert hub.requests == []
 
 
-def test_faults_of_a_quantized_checkpoint_are_said_before_its_weights_come(
+def test_a_damaged_quantized_checkpoint_is_refused_before_its_weights_come(
     hub: LoopbackHub, into: Path, tmp_path: Path
 ) -> None:
     source = make_checkpoint(tmp_path / "source", hidden=128, heads=4, head_dim=32, intermediate=256)
@@ -149,19 +149,23 @@ def test_faults_of_a_quantized_checkpoint_are_said_before_its_weights_come(
     tensors[zero] = np.array(0, np.float32)
     save_file(tensors, folder / "model.safetensors")
     hub.add(REPO, {path.name: path.read_bytes() for path in folder.iterdir()})
-    recorder = Recorder()
-    get(into, progress=recorder)
-    missing, empty = recorder.lines
-    assert lost in missing
-    assert f"is zero: {zero}" in empty
-    header, *scales, weights = hub.ranges("model.safetensors")
+    with pytest.raises(
+        SourceError, match=r"weights are not brought:\n(.*\n)+.*--allow source\.weights"
+    ) as caught:
+        get(into)
+    assert lost in str(caught.value)
+    assert f"is zero: {zero}" in str(caught.value)
+    header, *scales = hub.ranges("model.safetensors")
     assert header == "bytes=0-65535"
     assert 1 <= len(scales) <= 8
-    assert weights == ""
-    # Of a local folder, too.
-    local = Recorder()
+    assert "" not in scales
+    assert not (into / "model.safetensors").exists()
     other = tmp_path / "copy"
     other.mkdir()
-    get(other, Asked(LocalSource(folder)), progress=local)  # type: ignore[arg-type]
-    told = [line.removeprefix(f"local:{folder}: ") for line in local.lines]
-    assert told == [line.removeprefix("hf:org/name: ") for line in recorder.lines]
+    with pytest.raises(SourceError) as of_folder:
+        get(other, Asked(LocalSource(folder)))  # type: ignore[arg-type]
+    assert str(of_folder.value) == str(caught.value).replace("hf:org/name", f"local:{folder}")
+    recorder = Recorder()
+    get(into, progress=recorder, allow_faults=True)
+    assert sum(": error: " in line for line in recorder.lines) == 2
+    assert (into / "model.safetensors").exists()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from pipeline.contracts.checkpoint import CheckpointLayout
+from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, CheckpointQuantization, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
@@ -33,7 +33,7 @@ LAYERS = {
 
 
 CASES = [
-    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in Format),
+    *(("LlamaForCausalLM", form, Parallelism(4, 2)) for form in Format if form != "mxfp4"),
     ("LlamaForCausalLM", "int4_awq", Parallelism()), ("Qwen2ForCausalLM", "w4a8_awq", Parallelism(2)),
     ("MixtralForCausalLM", "none", Parallelism(4, 2)), ("MixtralForCausalLM", "fp8", Parallelism(2, expert=2)),
     ("Phi3ForCausalLM", "none", Parallelism()), ("Phi3ForCausalLM", "fp8", Parallelism(2)),
@@ -145,3 +145,51 @@ def test_what_trtllm_build_would_not_read_is_refused(calibrations: Calibrations,
         RankCheckpoint(folder, Architecture.read(calibrations.source())).check()
     assert "rank1.safetensors is missing" in str(refused.value)
     assert "rotary_base is 1.0" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "rank1.safetensors").unlink(), "rank1.safetensors is missing"),
+        (lambda folder: (folder / "quant_cfg.json").write_text("{}"), "quant_cfg.json is not expected"),
+        (lambda folder: _edit(folder, rotary_base=10000.0), "rotary_base is 10000.0, not 500000.0"),
+        (
+            lambda folder: _edit(folder, mapping={"world_size": 1, "tp_size": 1}),
+            "mapping.tp_size is 1, not 2",
+        ),
+        (
+            lambda folder: _tensors(folder, drop="qkv.weights_scaling_factor"),
+            "qkv.weights_scaling_factor is missing",
+        ),
+        (lambda folder: _tensors(folder, zero="fc.activation_scaling_factor"), "not positive"),
+        (lambda folder: _tensors(folder, halve="dense.weight"), "has shape"),
+    ],
+)
+def test_damaged_ranks_are_found(
+    calibrations: Calibrations, tmp_path: Path, damage: Any, message: str
+) -> None:
+    source = calibrations.calibrated("fp8")
+    folder = tmp_path / "trtllm"
+    shutil.copytree(source / "trtllm-tp2", folder)
+    layout = CheckpointLayout(Architecture.read(source / "hf"), "BF16", Format.FP8, tensor=2)
+    check_files(folder, layout)
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message.replace(".", r"\.")):
+        check_files(folder, layout)
+
+
+def _edit(folder: Path, **changes: Any) -> None:
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | changes)
+    )
+
+
+def _tensors(folder: Path, drop: str = "\0", zero: str = "\0", halve: str = "\0") -> None:
+    kept: dict[str, np.ndarray] = {}
+    for name, stored in TensorFiles(folder, pattern="rank1.safetensors").items():
+        value = np.array(stored)
+        if name.endswith(drop):
+            continue
+        value = np.zeros_like(value) if name.endswith(zero) else value
+        kept[name] = np.array(value[: len(value) // 2]) if name.endswith(halve) else value
+    save_file(kept, folder / "rank1.safetensors")

@@ -37,11 +37,12 @@ def level(
     spread: float = 0.0,
     slo: Slo | None = SLO,
     acceptance: float | None = None,
+    seed: int | None = None,
 ) -> LevelResult:
     """A closed loop whose requests are as fast as `speed` says (above 0 ms), give or take `spread`."""
     records, chance = (
         LoadRecords(load, began_s=seconds / 10, ended_s=seconds),
-        random.Random(load.concurrency),
+        random.Random(load.concurrency if seed is None else seed),
     )
     first_ms, gap_ms = speed(load.concurrency)
     free = [0.0] * load.concurrency

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
+from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept, turn_long
 from pipeline.runtimes.cpu.engine.processor import integer_options
 
 
@@ -19,13 +19,15 @@ def prompt(length: int, vocab: int = 512, seed: int = 0) -> list[int]:
 
 
 class Stateful:
-    """The model as `build_ir` wrote it, one sequence at a time."""
+    """The model as `build_ir` wrote it, one sequence at a time; `long`: by the long factors of longrope."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, long: bool = False) -> None:
         options = json.loads((folder / "engine.json").read_text())["compile_options"]
         with signal_stack_kept():
             core = ov.Core()
             model = core.read_model(folder / "openvino_model.xml")
+            if long:
+                turn_long(model)
             options |= {"INFERENCE_NUM_THREADS": 2, **integer_options(model)}
             self.compiled = core.compile_model(model, "CPU", options)
         self._request = self.compiled.create_infer_request()
@@ -55,11 +57,11 @@ class Stateful:
 class Paged:
     """The engine's form of the model, one sequence at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, longest: int | None = None) -> None:
         from pipeline.runtimes.cpu.engine import EngineSettings
         from pipeline.runtimes.cpu.engine.paged_model import PagedModel
 
-        self._model = PagedModel(folder, EngineSettings(threads=2))
+        self._model = PagedModel(folder, EngineSettings(threads=2, max_sequence_tokens=longest))
         self._model.allocate(16)
 
     def logits(self, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:
@@ -77,11 +79,15 @@ class Paged:
 
 
 def reference(checkpoint: Path) -> Any:
-    """transformers' own model in float32."""
+    """transformers' own model in float32, which finds every weight, and none that it does not know."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(loading.values()), loading
+    return model.eval()
 
 
 def reference_logits(model: Any, tokens: list[int]) -> np.ndarray:

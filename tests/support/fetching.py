@@ -61,8 +61,11 @@ class Recorder(Silent):
         yield self.tasks[-1]
 
 
-def get(into: Path, asked: Asked = Asked(), progress: Silent | None = None) -> dict[str, object]:
-    return fetch(resolve_checkpoint(asked), into, progress=progress or Silent())  # type: ignore[return-value]
+def get(
+    into: Path, asked: Asked = Asked(), progress: Silent | None = None, *, allow_faults: bool = False
+) -> dict[str, object]:
+    resolved = resolve_checkpoint(asked)
+    return fetch(resolved, into, progress=progress or Silent(), allow_faults=allow_faults)  # type: ignore[return-value]
 
 
 def held(folder: Path) -> dict[str, bytes]:

@@ -17,14 +17,24 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-Architecture = Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "phi3"]
-CLASSES = {
+from pipeline.models.architecture import Architecture as Described
+
+Architecture = Literal[
+    "llama", "qwen2", "qwen3", "mistral", "mixtral", "phi3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss"
+]  # fmt: skip
+CLASSES = {  # that are calibrated
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "phi3": "Phi3ForCausalLM",
+}
+DESCRIBED = {  # that run on `cpu` alone
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 BEGIN, END, TURN = "<|begin|>", "<|end|>", "<|turn|>"
 LLAMA3_SCALING = {
@@ -69,11 +79,12 @@ def make_checkpoint(
     rope_key: Literal["rope_parameters", "rope_theta"] = "rope_parameters",
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
     seed: int = 0,
+    **settings: Any,
 ) -> Path:
     """Write config, weights and tokenizer into `directory` and return it.
 
-    `rope_key` chooses how config.json holds the rotary settings: as transformers 5 writes them
-    (`rope_parameters`), or as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`).
+    `rope_key` chooses how config.json holds the rotary settings: as transformers 5 writes them (`rope_parameters`), or
+    as the checkpoints of the hub have them (`rope_theta` and `rope_scaling`). `settings` are further keys of it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(
@@ -85,6 +96,7 @@ def make_checkpoint(
         config["rope_parameters"] = {"rope_theta": rope_theta, **(scaling or {"rope_type": "default"})}
     else:
         config |= {"rope_theta": rope_theta, "rope_scaling": scaling}
+    config |= settings
     _write_json(directory / "config.json", config)
     _write_json(
         directory / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
@@ -157,7 +169,7 @@ def _config(
     intermediate: int, vocab: int, experts: int,
 ) -> dict[str, Any]:  # fmt: skip
     config: dict[str, Any] = {
-        "architectures": [CLASSES[architecture]],
+        "architectures": [CLASSES.get(architecture) or DESCRIBED[architecture]],
         "model_type": architecture,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -183,10 +195,20 @@ def _config(
         del config["head_dim"]  # it has none of its own
     if architecture.startswith("qwen"):
         config["use_sliding_window"] = False
+    if architecture == "qwen3_moe":
+        config |= {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
+        config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if architecture.startswith("gemma"):
+        del config["hidden_act"]
+        config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32}
+    if architecture == "gpt_oss":
+        config |= {"num_local_experts": experts, "num_experts_per_tok": 2}
     return config
 
 
 def _weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
+    if config["model_type"] in DESCRIBED:
+        return _described_weights(config, random)
     hidden = config["hidden_size"]
     dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, pairs = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
@@ -216,6 +238,43 @@ def _weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = 0.1 * random.standard_normal((config["vocab_size"], hidden))
     return weights
+
+
+def _described_weights(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Weights by the description that checkpoints are read with; that transformers takes them all shows it right."""
+    model = Described.from_config(config)
+    weights = {model.embedding: 0.1 * random.standard_normal((model.vocab, model.hidden))}
+    if not model.tied:
+        weights["lm_head.weight"] = 0.1 * random.standard_normal((model.vocab, model.hidden))
+    for name, size in model.vectors():
+        around = 0 if model.family.startswith("gemma") or name.endswith("sinks") else 1
+        weights[name] = around + 0.3 * random.standard_normal(size)
+    for shape in model.linears():
+        weights[f"{shape.name}.weight"] = _linear(random, shape.rows, shape.columns)
+        if shape.bias:
+            weights[f"{shape.name}.bias"] = 0.1 * random.standard_normal(shape.rows)
+    for shape in model.stacked_experts():
+        experts = [_linear(random, shape.columns, shape.rows) for _ in range(model.experts)]
+        weights[shape.name] = np.stack(experts)
+        weights[f"{shape.name}_bias"] = 0.1 * random.standard_normal((model.experts, shape.rows))
+    return weights
+
+
+def as_mxfp4(source: Path, into: Path, seed: int = 0) -> Path:
+    """Write a gpt-oss checkpoint whose experts are random numbers in MXFP4, as it is published."""
+    shutil.copytree(source, into, ignore=shutil.ignore_patterns("*.safetensors"))
+    random, tensors = np.random.default_rng(seed), load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
+        tensors[f"{name}_scales"] = random.integers(121, 125, shape, np.uint8)
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    _write_json(into / "config.json", config)
+    return into
 
 
 def _feed_forward(config: Mapping[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:

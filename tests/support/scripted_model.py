@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from pipeline.cache.response_cache import ResponseCache
@@ -22,6 +23,12 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 
 class Words:
     """Counts a token a word."""
+
+    def __init__(self, special: Sequence[str] = ()) -> None:
+        self._special = special
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {id: SimpleNamespace(content=token, special=True) for id, token in enumerate(self._special)}
 
     class Encoding:
         def __init__(self, text: str) -> None:
@@ -65,6 +72,7 @@ def tiny(
     slots_per_server: int | None = None,
     processes: TextProcesses | None = None,
     strict: bool = False,
+    special: Sequence[str] = (),
 ) -> ServedModel:
     """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
     made = None if template is None else ChatTemplate(template)
@@ -83,7 +91,7 @@ def tiny(
             slots=slots_per_server,
         ),
         template=made,
-        prompt_limit=PromptLimit(Words(), max_tokens=500 if tool_section else 50),
+        prompt_limit=PromptLimit(Words(special), max_tokens=500 if tool_section else 50),
         max_output_tokens=200 if tool_section else 40,
         queue=FairQueue(places, max_waiting=max_waiting),
         aliases=aliases,

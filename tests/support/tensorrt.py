@@ -17,6 +17,11 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import Recipe
 from pipeline.runtimes.tensorrt.flags import ALGORITHMS
 
+# A draft for Llama 3.1 8B, as overrides of a recipe for it.
+DRAFTED = (
+    'draft={source: "hf:meta-llama/Llama-3.2-1B-Instruct", revision: 9213176726f574b556790deb65791e0c5aa438b6, '
+    "max_draft_tokens: 5}",
+)
 FORMATS = ("none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")
 GPUS = {"nvfp4": "b200-sxm-180g"}
 

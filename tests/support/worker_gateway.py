@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,17 @@ class WorkerGateway:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def listens(self) -> bool:
+        """Whether a worker answers."""
+        import httpx
+
+        from tests.support.http_clients import http
+
+        with suppress(httpx.TransportError):
+            http.get(f"{self.url}/healthz")
+            return True
+        return False
 
     def workers(self) -> list[int]:
         """Process ids of the workers, the oldest first."""

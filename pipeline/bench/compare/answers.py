@@ -32,7 +32,7 @@ from pipeline.golden_questions import GoldenQuestion
 from pipeline.reading import read_tokenizer
 from pipeline.stages.evaluate.engine_answers import EngineAnswer
 from pipeline.stages.evaluate.results import perplexity
-from pipeline.triton.deployment import TARGET_MODEL, Deployment
+from pipeline.triton.deployment import TARGET_MODEL
 
 _OTHER: dict[Side, Side] = {"a": "b", "b": "a"}
 
@@ -149,7 +149,7 @@ class AnswerStudy:
         return texts
 
     def _score(self, side: Side, deployment: ComparedDeployment) -> None:
-        other, package = _OTHER[side], Deployment.load(deployment.package)
+        other, package = _OTHER[side], deployment.served
         if package.runtime == "pytorch" or TARGET_MODEL not in package.models:
             raise ServerError(
                 f"the {package.runtime} runtime of {package.name} returns no log probabilities of token ids"

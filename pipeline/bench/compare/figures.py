@@ -3,38 +3,38 @@
 Two deployments are measured in rounds, one after the other, with the same load (`run`); `statistics` says how ratios
 over rounds are computed.
 
-Two stored runs are one measurement each, so only their requests can be compared: medians by Mann-Whitney, 95th
-percentiles by a permutation test. That tells two runs apart, but not two packages: other work of the machine is part of
-it, and requests that were under way together count as if they were independent.
+Two stored runs are one measurement each. Their loads are cut into windows of time, which are drawn anew (a block
+bootstrap): requests that were under way together are no witnesses independent of each other. That tells two runs apart,
+but not two packages, because other work of the machine is part of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from pipeline.bench.compare.windows import Kept, RunWindows
 from pipeline.bench.result import BenchResult, LevelResult, Section
 from pipeline.bench.statistics import (
     ALPHA,
     MOST_ROUNDS,
     Interval,
-    RoundRatio,
-    Values,
+    Ratio,
     holm,
     rounds_needed,
     scatter,
+    trimmed_mean,
 )
 from pipeline.errors import Fault, InvalidInput
 
 Side = Literal["a", "b"]
-Verdict = Literal["better", "worse", "no difference", "unknown"]
+Verdict = Literal["better", "worse", "longer", "shorter", "no difference", "unknown"]
 
-_RESAMPLES = 1999  # of requests, and of permutations of them
-_LEAST_REQUESTS = 20
+_LEAST_SHARE = 1e-3  # of the other's figure, that a rate of nothing counts as
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +45,46 @@ class Metric:
         name: Key in JSON, such as ttft_p50.
         title: Name for people.
         unit: ms, or a rate.
-        more_is_better: Whether a larger figure is better.
+        more_is_better: Whether a larger figure is better; None where any difference is one too many.
         of: Takes the figure from a load; None where the load has none.
-        sample: Name of its values in `LevelResult.samples`, and the percentile; None where single values are not kept.
+        kept: Values of a stored run that it is made of.
+        percent: Its percentile of a latency.
     """
 
     name: str
     title: str
     unit: str
-    more_is_better: bool
+    more_is_better: bool | None
     of: Callable[[LevelResult], float | None]
-    sample: tuple[str, int] | None = None
+    kept: Kept
+    percent: int = 0
 
 
-def _latency(name: str, percent: int, title: str, *, kept: bool = True) -> Metric:
+def _latency(name: Literal["ttft", "itl", "tpot", "total"], percent: int, title: str) -> Metric:
     def of(level: LevelResult) -> float | None:
         latency = level.latencies.get(name)
         return None if latency is None else latency.at(percent)
 
-    return Metric(
-        f"{name}_p{percent}", f"{title} p{percent}", "ms", False, of, (name, percent) if kept else None
-    )
+    return Metric(f"{name}_p{percent}", f"{title} p{percent}", "ms", False, of, name, percent)
 
 
+LENGTH = "output_tokens_mean"
 METRICS = (
     _latency("ttft", 50, "TTFT"),
     _latency("ttft", 95, "TTFT"),
-    _latency("itl", 50, "ITL", kept=False),
-    _latency("itl", 95, "ITL", kept=False),
     _latency("tpot", 50, "TPOT"),
+    _latency("itl", 50, "ITL"),
+    _latency("itl", 95, "ITL"),
     _latency("total", 50, "end to end"),
-    Metric("output_tokens_per_s", "output tokens", "tokens/s", True, lambda level: level.output_tokens_per_s),
-    Metric("goodput_per_s", "goodput", "requests/s", True, lambda level: level.goodput_per_s),
-)
+    Metric(
+        "output_tokens_per_s", "output tokens", "tokens/s", True,
+        lambda level: level.output_tokens_per_s, "output_tokens_per_s",
+    ),
+    Metric("goodput_per_s", "goodput", "requests/s", True, lambda level: level.goodput_per_s, "good_per_s"),
+    Metric(
+        LENGTH, "answer length", "tokens", None, lambda level: level.output_tokens_mean, "output_tokens"
+    ),
+)  # fmt: skip
 
 
 class MetricComparison(Section):
@@ -86,7 +93,7 @@ class MetricComparison(Section):
     metric: str = Field(description="ttft_p50, output_tokens_per_s, …")
     title: str
     unit: str
-    more_is_better: bool
+    more_is_better: bool | None
     a: float = Field(
         description="Figure of A: geometric mean over rounds without the outermost, or that of the run."
     )
@@ -108,11 +115,37 @@ class MetricComparison(Section):
     rounds: tuple[tuple[float, float], ...] = Field(
         default=(), description="The figure of A and B in each round."
     )
+    # Distribution of the ratio, for budgets; not written.
+    _spread: Ratio | None = PrivateAttr(default=None)
 
     @property
     def regression(self) -> float:
         """How much worse B is, relative to A: 0.1 for 10 %; negative where it is better."""
         return 1 - self.ratio if self.more_is_better else self.ratio - 1
+
+    @property
+    def worst(self) -> float | None:
+        """Upper end of the 95 % interval of `regression`; None where too little was measured."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return (
+            max(1 - low, high - 1)
+            if self.more_is_better is None
+            else 1 - low
+            if self.more_is_better
+            else high - 1
+        )
+
+    def p_over(self, limit: float) -> float | None:
+        """Probability of such a figure if B is worse by no more than a limit; None where too little was measured."""
+        if self._spread is None:
+            return None
+        over = self._spread.p_at_most(1 + limit)
+        under = 1 - self._spread.p_at_most(max(1 - limit, _LEAST_SHARE))
+        if self.more_is_better is None:
+            return min(1.0, 2 * min(over, under))
+        return under if self.more_is_better else over
 
     def told(self, threshold: float) -> str:
         """Say the verdict in words, with the rounds that would show a relative difference of the threshold."""
@@ -128,7 +161,7 @@ class MetricComparison(Section):
             case "no difference":
                 return "no difference"
             case verdict:
-                return f"{verdict} by {abs(self.regression):.1%}"
+                return f"{verdict} by {abs(self.ratio - 1):.1%}"
 
 
 class LoadComparison(Section):
@@ -155,7 +188,7 @@ def compare_rounds(
         drawn, left_out = list[MetricComparison](), dict[str, str]()
         for metric in METRICS:
             values = [(metric.of(one), metric.of(other)) for one, other in pairs]
-            kept = [(one, other) for one, other in values if one and other]
+            kept = [both for one, other in values if (both := _above_nothing(metric, one, other)) is not None]
             if len(kept) < len(pairs):
                 if any(one is not None or other is not None for one, other in values):
                     left_out[metric.name] = f"{len(pairs) - len(kept)} of {len(pairs)} rounds have none"
@@ -192,14 +225,22 @@ def compare_runs(a: BenchResult, b: BenchResult) -> tuple[LoadComparison, ...]:
     found = []
     for one, other in common:
         drawn, left_out = list[MetricComparison](), dict[str, str]()
+        windows = RunWindows(one), RunWindows(other)
         for metric in METRICS:
             first, second = metric.of(one), metric.of(other)
-            if first and second:
-                drawn.append(_of_runs(metric, (first, second), (one, other)))
+            if (both := _above_nothing(metric, first, second)) is not None:
+                drawn.append(_of_runs(metric, both, windows))
             elif first is not None or second is not None:
                 left_out[metric.name] = "one of the runs has none"
         found.append(_load(one, [(one, other)], drawn, left_out))
     return tuple(_judged(found))
+
+
+def _above_nothing(metric: Metric, a: float | None, b: float | None) -> tuple[float, float] | None:
+    """Both figures, a rate of nothing as a thousandth of the other; None where a side has none, or both nothing."""
+    if a is None or b is None or not (a or b) or not (metric.more_is_better or (a and b)):
+        return None
+    return max(a, b * _LEAST_SHARE), max(b, a * _LEAST_SHARE)
 
 
 def _differences(a: BenchResult, b: BenchResult) -> Iterator[Fault]:
@@ -243,52 +284,31 @@ def _load(
 
 
 def _of_rounds(metric: Metric, values: Sequence[tuple[float, float]]) -> MetricComparison:
-    found = RoundRatio.of(values)
+    a, b = (trimmed_mean(side) for side in zip(*values, strict=True))
+    ratio = trimmed_mean([other / one for one, other in values])
     rounds = tuple((_round(one), _round(other)) for one, other in values)
-    return _comparison(metric, (found.a, found.b, found.ratio), found.interval, found.p, rounds)
+    return _comparison(metric, (a, b, ratio), Ratio.of_rounds(values), rounds)
 
 
 def _of_runs(
-    metric: Metric, figures: tuple[float, float], levels: tuple[LevelResult, LevelResult]
+    metric: Metric, figures: tuple[float, float], windows: tuple[RunWindows, RunWindows]
 ) -> MetricComparison:
-    from scipy.stats import bootstrap, mannwhitneyu, permutation_test
-
-    values = (*figures, figures[1] / figures[0])
-    if metric.sample is None:
-        return _comparison(metric, values, None, None)
-    name, percent = metric.sample
-    a, b = (
-        np.asarray([value for value in level.samples.get(name, ()) if value is not None], np.float64)
-        for level in levels
-    )
-    if min(len(a), len(b)) < _LEAST_REQUESTS:
-        return _comparison(metric, values, None, None)
-
-    def log_ratio(first: Values, second: Values, axis: int) -> Values:
-        drawn = (np.percentile(one, percent, axis=axis) for one in (first, second))
-        one, other = (np.log(np.maximum(values, 1e-9)) for values in drawn)
-        return np.asarray(other - one)
-
-    how: dict[str, Any] = {"vectorized": True, "random_state": np.random.default_rng(0)}
-    found: Any = bootstrap((a, b), log_ratio, n_resamples=_RESAMPLES, method="percentile", batch=100, **how)
-    low, high = np.exp(found.confidence_interval)
-    tested: Any = (
-        mannwhitneyu(a, b)
-        if percent == 50
-        else permutation_test((a, b), log_ratio, n_resamples=_RESAMPLES, batch=100, **how)
-    )
-    return _comparison(metric, values, (float(low), float(high)), float(tested.pvalue))
+    log, spread = math.log(figures[1] / figures[0]), None
+    errors = [error for one in windows if (error := one.error(metric.kept, metric.percent)) is not None]
+    if len(errors) == len(windows):
+        spread = Ratio(log, math.hypot(*errors), min(one.free for one in windows))
+    return _comparison(metric, (*figures, math.exp(log)), spread)
 
 
 def _comparison(
     metric: Metric,
     values: tuple[float, float, float],
-    interval: Interval | None,
-    p: float | None,
+    spread: Ratio | None,
     rounds: tuple[tuple[float, float], ...] = (),
 ) -> MetricComparison:
     a, b, ratio = values
-    return MetricComparison(
+    interval = None if spread is None else spread.interval
+    made = MetricComparison(
         metric=metric.name,
         title=metric.title,
         unit=metric.unit,
@@ -297,11 +317,13 @@ def _comparison(
         b=_round(b),
         ratio=round(ratio, 5),
         interval=None if interval is None else (round(interval[0], 5), round(interval[1], 5)),
-        p=p,
+        p=None if spread is None else spread.p,
         p_adjusted=None,
         verdict="unknown",
         rounds=rounds,
     )
+    made._spread = spread
+    return made
 
 
 def _judged(loads: Sequence[LoadComparison]) -> Iterator[LoadComparison]:
@@ -316,7 +338,11 @@ def _judged(loads: Sequence[LoadComparison]) -> Iterator[LoadComparison]:
 def _with_verdict(one: MetricComparison, p_adjusted: float) -> MetricComparison:
     verdict: Verdict = "no difference"
     if p_adjusted < ALPHA:
-        verdict = "worse" if one.regression > 0 else "better"
+        more = one.ratio > 1
+        if one.more_is_better is None:
+            verdict = "longer" if more else "shorter"
+        else:
+            verdict = "better" if more == one.more_is_better else "worse"
     return one.model_copy(update={"p_adjusted": p_adjusted, "verdict": verdict})
 
 

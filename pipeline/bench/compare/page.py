@@ -82,12 +82,12 @@ def _words(text: str) -> list[str]:
 def _verdict(result: CompareResult) -> tuple[str, str]:
     """Tone (good, bad, mixed or none) and sentence of the verdict."""
     parts = list(_findings(result))
-    over = [one for one in result.budgets if not one.passed]
-    if over:
-        parts.append(f"Over budget: {', '.join(one.budget for one in over)}.")
+    for state, words in (("over", "Over budget"), ("not shown", "Not shown to be kept")):
+        if named := [one.budget for one in result.budgets if one.state == state]:
+            parts.append(f"{words}: {', '.join(named)}.")
     worse = any(one.verdict == "worse" for load in result.loads for one in load.metrics)
-    tone = "bad" if over else "mixed" if worse else "good" if result.budgets else "none"
-    return tone, " ".join(parts)
+    tone = {"over": "bad", "not shown": "mixed"}.get(result.state, "mixed" if worse else "good")
+    return tone if result.budgets or worse else "none", " ".join(parts)
 
 
 def _findings(result: CompareResult) -> Iterator[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,9 +22,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.bench.compare.answers import AnswerComparison, AnswerStudy, answer_checks
+from pipeline.bench.compare.budgets import BudgetResult, BudgetState, load_budgets, worst_state
 from pipeline.bench.compare.figures import LoadComparison, Side, compare_rounds, compare_runs
 from pipeline.bench.compare.judge import Judge
-from pipeline.bench.compare.settings import CompareSettings
+from pipeline.bench.compare.settings import CompareCriteria, CompareSettings
 from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource, PackageSource
 from pipeline.bench.load_settings import section_argv
 from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
@@ -50,16 +51,6 @@ class ComparedSide(Section):
     target: dict[str, Any] = Field(description="way, url, model, package digest, runtime, versions.")
 
 
-class BudgetResult(Section):
-    """A figure and the budget that it was held against."""
-
-    budget: str
-    figure: float | None = Field(description="Null where it could not be measured, which does not pass.")
-    limit: float
-    passed: bool
-    text: str
-
-
 class CompareResult(ResultDocument):
     """Result of `pipeline compare`."""
 
@@ -81,9 +72,9 @@ class CompareResult(ResultDocument):
     warnings: tuple[str, ...] = Field(description="Reasons to mistrust it.")
 
     @property
-    def passed(self) -> bool:
-        """Whether all budgets are kept."""
-        return all(one.passed for one in self.budgets)
+    def state(self) -> BudgetState:
+        """State of all budgets together."""
+        return worst_state(self.budgets)
 
 
 def compare_deployments(
@@ -112,14 +103,12 @@ def compare_deployments(
     with ExitStack() as stack:
         run.open(stack)
         try:
-            run.rounds()
+            run.rounds(lambda: _undecided(run, criteria))
         except KeyboardInterrupt:
             interrupted = True
             if run.complete_rounds < LEAST_ROUNDS:
                 raise
-    rounds = run.complete_rounds
-    levels_a, levels_b = run.levels["a"][:rounds], run.levels["b"][:rounds]
-    comparison = compare_rounds(levels_a, levels_b, criteria.threshold) if rounds else ()
+    rounds, comparison = run.complete_rounds, run.comparison()
     answers, checks = None, list[BudgetCheck]()
     if run.study is not None and golden is not None and not interrupted:
         answers = asyncio.run(run.study.result(judge))
@@ -136,17 +125,21 @@ def compare_deployments(
         answers=answers,
         budgets=()
         if interrupted
-        else _budgets([*checks, *_speed_checks(comparison, criteria.max_regression)]),
+        else (
+            *map(BudgetResult.of_answers, checks),
+            *(load_budgets(comparison, criteria, criteria.looks) if comparison else ()),
+        ),
         warnings=(*run.warnings(), *_warnings(comparison), *([_CUT_SHORT] if interrupted else ())),
     )
 
 
-def compare_files(
-    a: Path, b: Path, threshold: float = 0.05, max_regression: float | None = None
-) -> CompareResult:
-    """Compare two results of `pipeline bench --output`.
+def _undecided(run: _Comparison, criteria: CompareCriteria) -> bool:
+    """Whether a budget needs more rounds."""
+    return worst_state([*load_budgets(run.comparison(), criteria, criteria.looks)]) == "not shown"
 
-        max_regression: How much worse a figure of B may be, relative to A; None for no bound.
+
+def compare_files(a: Path, b: Path, criteria: CompareCriteria) -> CompareResult:
+    """Compare two results of `pipeline bench --output`.
 
     Raises:
         InvalidInput: One is no such result, or their workloads differ.
@@ -167,10 +160,10 @@ def compare_files(
         b=other,
         rounds=0,
         by_turns=False,
-        threshold=threshold,
+        threshold=criteria.threshold,
         loads=comparison,
         answers=None,
-        budgets=_budgets(_speed_checks(comparison, max_regression)),
+        budgets=tuple(load_budgets(comparison, criteria)),
         warnings=(*warnings, *_warnings(comparison)),
     )
 
@@ -184,9 +177,16 @@ def comparison_plan(
     if load.period_s is not None:
         takes = f"{2 * rounds * len(load.loads) * (load.period_s + load.uncounted_s):.0f} s of load"
     return {
-        "a": f"{a.given}, from {a.package}",
-        "b": f"{b.given}, from {b.package}",
-        "rounds": f"{rounds} of each, in turns: A B B A",
+        **{
+            name: one.given if one.package is None else f"{one.given}, from {one.package}"
+            for name, one in (("a", a), ("b", b))
+        },
+        "rounds": f"{rounds} of each, in turns: A B B A"
+        + (
+            f"; up to {settings.criteria.most_rounds} while a budget is open"
+            if settings.criteria.most_rounds
+            else ""
+        ),
         "loads": ", then ".join(map(str, load.loads)),
         "questions": len(golden.questions) if golden else 0,
         "judge": settings.criteria.judge_model or "none",
@@ -198,6 +198,15 @@ def comparison_plan(
             ]
         ),
     }
+
+
+_Visit = tuple[Side, int | None]  # who is asked, and for which round; None for the golden questions
+
+
+def _turns(done: int, rounds: int) -> list[_Visit]:
+    """List the visits of rounds that are not done yet, in turns: A B B A."""
+    turns: list[Side] = ["a", "b", "b", "a"]
+    return [(turns[at % 4], at // 2) for at in range(2 * done, 2 * rounds)]
 
 
 @dataclass
@@ -231,15 +240,33 @@ class _Comparison:
             if not (self.by_turns and isinstance(source, PackageSource)):
                 self._up[side] = stack.enter_context(self._started(side, source))
 
-    def rounds(self) -> None:
-        """Measure the rounds, and ask the golden questions."""
-        turns: list[Side] = ["a", "b", "b", "a"]
-        schedule: list[tuple[Side, int | None]] = [
-            (turns[at % 4], at // 2) for at in range(2 * self.settings.criteria.rounds)
-        ]
+    def comparison(self) -> tuple[LoadComparison, ...]:
+        """Compare the rounds that both sides have."""
+        rounds = self.complete_rounds
+        if not rounds:
+            return ()
+        a, b = (self.levels[side][:rounds] for side in ("a", "b"))
+        return compare_rounds(a, b, self.settings.criteria.threshold)
+
+    def rounds(self, undecided: Callable[[], bool]) -> None:
+        """Measure the rounds, and ask the golden questions.
+
+        Args:
+            undecided: Tells after the rounds whether a budget needs more of them.
+        """
+        criteria = self.settings.criteria
+        # The first visit asks the questions; a later one has each score the other's answers.
+        first: list[_Visit] = [("a", None)] if self.study is not None else []
+        self._visit([*first, *_turns(0, criteria.rounds)])
+        done = criteria.rounds
+        while done < (criteria.most_rounds or 0) and undecided():
+            more = min(2 * done, criteria.most_rounds or 0)
+            self._visit(_turns(done, more))
+            done = more
         if self.study is not None:
-            # The first visit asks the questions; a later one has each score the other's answers.
-            schedule = [("a", None), *schedule, ("b", None), ("a", None)]
+            self._visit([("b", None), ("a", None)])
+
+    def _visit(self, schedule: Sequence[_Visit]) -> None:
         for side, visits in groupby(schedule, key=lambda visit: visit[0]):
             planned = [number for _, number in visits]
             if planned == [None] and self.study is not None and self.study.complete:
@@ -283,7 +310,7 @@ class _Comparison:
     def warnings(self) -> Iterator[str]:
         """Yield what makes the two hard to compare."""
         a, b = (self.seen[side].subject.about for side in ("a", "b"))
-        if a.get("package") == b.get("package"):
+        if "package" in a and a["package"] == b.get("package"):
             yield "both are the same package: what differs is noise, or where they run"
         for side, levels in self.levels.items():
             limited = [level.generator for one in levels for level in one if level.generator.limits]
@@ -307,31 +334,12 @@ def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:
     return ComparedSide(name=seen.subject.name, given=source.given, target=seen.subject.described)
 
 
-def _speed_checks(loads: Sequence[LoadComparison], limit: float | None) -> Iterator[BudgetCheck]:
-    if limit is None:
-        return
-    worse = [(load, one) for load in loads for one in load.metrics if one.verdict == "worse"]
-    if not worse:
-        yield BudgetCheck("max_regression", 0.0, limit, f"no figure is worse, {limit:.0%} allowed")
-        return
-    load, worst = max(worse, key=lambda pair: pair[1].regression)
-    text = f"{worst.title} with {load.load} is {worst.regression:.1%} worse, {limit:.0%} allowed"
-    yield BudgetCheck("max_regression", worst.regression, limit, text)
-
-
 def _warnings(loads: Sequence[LoadComparison]) -> Iterator[str]:
     for load in loads:
         a, b = (bad / max(1, count) for bad, count in zip(load.failed, load.requests, strict=True))
         if b - a > _MOST_FAILED:
             failed = f"with {load.load}, B failed {b:.1%} of its requests, and A {a:.1%}"
             yield f"{failed}: what was refused is in no latency"
-
-
-def _budgets(checks: Sequence[BudgetCheck] | Iterator[BudgetCheck]) -> tuple[BudgetResult, ...]:
-    return tuple(
-        BudgetResult(budget=one.budget, figure=one.figure, limit=one.limit, passed=one.passed, text=one.text)
-        for one in checks
-    )
 
 
 def _now() -> str:

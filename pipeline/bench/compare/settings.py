@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import DirectoryPath, Field
 
 from pipeline.bench.load_settings import LoadSettings
 from pipeline.bench.settings import output_faults, read_slo_target
@@ -15,10 +15,12 @@ from pipeline.errors import Fault
 from pipeline.settings import Option, Settings
 
 # What two stored runs may be compared with; all else says how something is measured or asked.
-_OF_FILES = frozenset({"threshold", "max_regression"})
+_OF_FILES = frozenset({"threshold", "max_regression", "max_length_change", "max_more_failed"})
 _OF_ANSWERS = ("judge", "min_passed", "min_equal", "min_similar", "max_perplexity_increase", "max_lost")
 
-Kind = Literal["file", "package", "deployment"]
+_LEAST_DECIDING = 5  # rounds that a budget of speed needs
+
+Kind = Literal["file", "package", "deployment", "url"]
 
 
 class CompareCriteria(Settings):
@@ -29,6 +31,11 @@ class CompareCriteria(Settings):
         ge=0,
         le=400,
         description="Loads on A and B each, in turns: A B B A. With 0 only answers are compared.",
+    )
+    most_rounds: int | None = Field(
+        default=None,
+        le=400,
+        description="While a budget is neither kept nor over, the rounds are doubled, up to this number.",
     )
     threshold: float = Field(
         default=0.05,
@@ -54,7 +61,20 @@ class CompareCriteria(Settings):
         default=None,
         ge=0,
         le=1,
-        description="Budget: how much worse a figure of speed may be than that of A, noise left out.",
+        description="Budget: how much worse than that of A a figure of speed may be. Kept where the interval of every "
+        "figure excludes more.",
+    )
+    max_length_change: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Budget: how much longer or shorter B's answers may be on average.",
+    )
+    max_more_failed: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Budget: by which share of the requests B may fail more often than A.",
     )
     min_passed: float | None = Field(
         default=None, gt=0, le=1, description="Budget: share of the questions that B must answer right."
@@ -102,12 +122,21 @@ class CompareCriteria(Settings):
             yield Fault("goes with judge", key="max_lost")
         if self.rounds == 0 and self.skip_golden:
             yield Fault("leaves nothing to compare", key="rounds", value=0)
-        if self.rounds == 0 and self.max_regression is not None:
-            yield Fault("needs rounds", key="max_regression")
         if 0 < self.rounds < 3:
             yield Fault("must be 0, or at least 3: fewer show nothing", key="rounds", value=self.rounds)
-        if 0 < self.rounds < 5 and self.max_regression is not None:
-            yield Fault("needs rounds: 5 or more", key="max_regression")
+        for name in ("max_regression", "max_length_change", "max_more_failed"):
+            if getattr(self, name) is not None and self.rounds < _LEAST_DECIDING:
+                yield Fault(f"needs rounds: {_LEAST_DECIDING} or more", key=name)
+        if self.most_rounds is not None and not 0 < self.rounds <= self.most_rounds:
+            yield Fault("must be as many as rounds, or more", key="most_rounds", value=self.most_rounds)
+
+    @property
+    def looks(self) -> int:
+        """Times that the figures are looked at, if no budget is decided before."""
+        looks, rounds = 1, self.rounds
+        while self.most_rounds is not None and 0 < rounds < self.most_rounds:
+            looks, rounds = looks + 1, 2 * rounds
+        return looks
 
 
 class CompareSettings(Settings):
@@ -123,6 +152,10 @@ class CompareSettings(Settings):
     way: Literal["gateway", "triton"] = Field(
         default="triton",
         description="Load the gateways, or Triton itself. A gateway's response cache is then part of the figures.",
+    )
+    tokenizer: Annotated[DirectoryPath | None, Option(metavar="FOLDER")] = Field(
+        default=None,
+        description="With addresses: the tokenizer.json and chat template of the models, for prompts of a length.",
     )
     slo: Annotated[tuple[tuple[str, float], ...], Option(parse=read_slo_target, metavar="KEY=MS")] = Field(
         default=(),
@@ -140,7 +173,9 @@ class CompareSettings(Settings):
 
 
 def source_kind(name: str) -> Kind:
-    """Tell by its form what A or B is: a package's folder, a file of JSON, or else the name of a deployment."""
+    """Tell by its form what A or B is: an address, a package's folder, a file of JSON, or the name of a deployment."""
+    if name.startswith(("http://", "https://")):
+        return "url"
     if Path(name).is_dir():
         return "package"
     return "file" if name.endswith(".json") else "deployment"
@@ -155,6 +190,16 @@ def source_faults(names: Sequence[str], settings: CompareSettings) -> Iterator[F
         if kind == "package" and not os.path.isfile(os.path.join(name, "deployment.json")):
             fix = "name the folder that `pipeline build` made"
             yield Fault("has no deployment.json", key=side, value=name, fix=fix)
+    if "url" in kinds:
+        if settings.tokenizer is None and settings.load.file is None:
+            fix = "or give --load prompts=FILE"
+            yield Fault("is needed for prompts of a length", key="--tokenizer", fix=fix)
+        if not settings.criteria.skip_golden and (
+            settings.criteria.questions or not settings.criteria.rounds
+        ):
+            yield Fault("are asked of Triton, and an address is that of an OpenAI API", key="questions")
+    elif settings.tokenizer is not None:
+        yield Fault("goes with addresses only: a package has its own", key="--tokenizer")
     if len(set(kinds)) == 2 and "file" in kinds:
         fix = "compare two files, or two of deployments and packages"
         yield Fault("a stored run cannot be compared with what runs", fix=fix)

@@ -14,6 +14,7 @@ from pipeline.bench.compare.judge import Judge
 from pipeline.bench.compare.settings import CompareCriteria, CompareSettings, source_kind
 from pipeline.bench.settings import SubjectSettings
 from pipeline.bench.subject import Subject, Way, find_subject
+from pipeline.bench.targets import only_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import GoldenBudgets, GoldenSet
 from pipeline.machine.gpus import allowed_devices
@@ -33,19 +34,25 @@ from pipeline.triton.running import RunningServer
 class ComparedDeployment:
     """One of two compared deployments, while it runs.
 
-    package: Folder that it is served from.
-    grpc_url: gRPC target of its Triton.
+    Attributes:
+        package: Folder that it is served from; None of an address.
+        grpc_url: gRPC target of its Triton; empty of an address.
     """
 
     subject: Subject
-    package: Path
+    package: Path | None
     grpc_url: str
 
     @property
     def asked_directly(self) -> Subject:
         """The same past its gateway, which may have a response cache."""
-        entry = Deployment.load(self.package).entry_model
-        return replace(self.subject, way="triton", url=self.grpc_url, model=entry)
+        return replace(self.subject, way="triton", url=self.grpc_url, model=self.served.entry_model)
+
+    @property
+    def served(self) -> Deployment:
+        """Description of its package, which an address does not have."""
+        assert self.package is not None, "golden questions are not asked of an address"
+        return Deployment.load(self.package)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +114,33 @@ class PackageSource:
                 server.stop()
 
 
-DeploymentSource = RunningSource | PackageSource
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    """A server of OpenAI's API at an address: any program that has it.
+
+    Attributes:
+        given: Address as on the command line, with the model after a #.
+        subject: How it is measured.
+    """
+
+    given: str
+    subject: Subject
+    package: None = None
+
+    @contextmanager
+    def up(self) -> Iterator[ComparedDeployment]:
+        """Context in which it runs."""
+        yield ComparedDeployment(self.subject, None, "")
+
+
+DeploymentSource = RunningSource | PackageSource | UrlSource
 
 
 def find_source(name: str, settings: CompareSettings, store: Store) -> DeploymentSource:
-    """Find a package, or a deployment that runs.
+    """Find a package, a deployment that runs, or the server of an address.
+
+    Args:
+        name: Folder of the package, name of the deployment, or `http://host:port#model`.
 
     Raises:
         ServerError: The deployment does not run.
@@ -120,6 +149,12 @@ def find_source(name: str, settings: CompareSettings, store: Store) -> Deploymen
     if source_kind(name) == "package":
         slo = Slo(**dict(settings.slo)) if settings.slo else None
         return PackageSource(name, Path(name), slo, settings.way, allowed_devices())
+    if source_kind(name) == "url":
+        url, _, model = name.partition("#")
+        reached = SubjectSettings(
+            url=url, model=model or only_model(url), tokenizer=settings.tokenizer, slo=settings.slo
+        )
+        return UrlSource(name, find_subject(None, reached, store))
     record = find_deployment(name, (), store).require_server(store)
     reach = SubjectSettings(way=settings.way, slo=settings.slo)
     return RunningSource(name, find_subject(name, reach, store), record)
@@ -161,7 +196,9 @@ def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: Deployme
     if criteria.questions is not None:
         golden: GoldenSet | None = GoldenSet.read(criteria.questions)
     else:
-        golden = GoldenSet.load(b.package) or GoldenSet.load(a.package)
+        packages = [one.package for one in (b, a) if one.package is not None]
+        # Questions are asked of Triton, which an address is not that of.
+        golden = next(filter(None, map(GoldenSet.load, packages)), None) if len(packages) == 2 else None
     budgets = {
         name: value for name in GoldenBudgets.model_fields if (value := getattr(criteria, name)) is not None
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.bench.result import MAX_FAILED, LevelResult
-from pipeline.bench.statistics import ALPHA, RoundRatio
+from pipeline.bench.statistics import ALPHA, Ratio, trimmed_mean
 from pipeline.bench.tune.settings import Objective
 
 UNITS: Mapping[Objective, str] = {
@@ -127,7 +127,9 @@ def gain_of(best: Sequence[Score], other: Sequence[Score], objective: Objective)
     """Compute the gain over pairs of rounds; the objective is the first value of the scores."""
     values = [[max(score.values[0], _TINY) for score in scores] for scores in (best, other)]
     worse, better = reversed(values) if maximized(objective) else values
-    ratio = RoundRatio.of(list(zip(worse, better, strict=True)))
-    interval = None if ratio.interval is None else (ratio.interval[0] - 1, ratio.interval[1] - 1)
-    clear = ratio.p is not None and ratio.p < ALPHA and ratio.ratio > 1
-    return ObjectiveGain(ratio.ratio - 1, interval, clear)
+    rounds = list(zip(worse, better, strict=True))
+    gain, ratio = trimmed_mean([b / a for a, b in rounds]) - 1, Ratio.of_rounds(rounds)
+    if ratio is None:
+        return ObjectiveGain(gain, None, clear=False)
+    low, high = ratio.interval
+    return ObjectiveGain(gain, (low - 1, high - 1), clear=ratio.p < ALPHA and gain > 0)

@@ -33,17 +33,16 @@ class CrossEncoder:
     0.31
     """
 
-    def __init__(self, folder: Path, *, threads: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         """
         Args:
             folder: see the module.
-            threads: CPU threads of one comparison.
 
         Raises:
             FileNotFoundError: the folder holds no graph or no tokenizer.
         """
         graph = find_graph(folder, GRAPHS)
-        self._folder, self._graph, self._threads = folder, graph, threads
+        self._folder, self._graph = folder, graph
         self._loading = threading.Lock()
         self._loaded: _Loaded | None = None
 
@@ -74,7 +73,7 @@ class CrossEncoder:
     def _load(self) -> _Loaded:
         with self._loading:
             if self._loaded is None:
-                self._loaded = _load(self._folder, self._graph, self._threads)
+                self._loaded = _load(self._folder, self._graph)
             return self._loaded
 
 
@@ -85,9 +84,9 @@ class _Loaded(NamedTuple):
     max_tokens: int
 
 
-def _load(folder: Path, graph: Path, threads: int) -> _Loaded:
+def _load(folder: Path, graph: Path) -> _Loaded:
     try:
-        session = load_graph(graph, threads)
+        session = load_graph(graph)
     except Exception as error:
         # The library raises bare Exceptions.
         if not type(error).__module__.startswith("onnxruntime"):

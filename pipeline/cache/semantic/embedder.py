@@ -41,18 +41,17 @@ class Embedder:
     (384,)
     """
 
-    def __init__(self, folder: Path, *, name: str | None = None, threads: int = 1) -> None:
+    def __init__(self, folder: Path, *, name: str | None = None) -> None:
         """
         Args:
             folder: see the module.
             name: name of the model, by default that of the folder.
-            threads: CPU threads of one embedding.
 
         Raises:
             FileNotFoundError: the folder holds no graph or no tokenizer.
         """
         graph = find_graph(folder, GRAPHS)
-        self._session = load_graph(graph, threads)
+        self._session = load_graph(graph)
         self._inputs = {node.name for node in self._session.get_inputs()}
         outputs = {node.name for node in self._session.get_outputs()}
         # None: the only one there is.
@@ -139,11 +138,11 @@ def find_graph(folder: Path, names: Sequence[str]) -> Path:
     return graph
 
 
-def load_graph(graph: Path, threads: int) -> Any:
+def load_graph(graph: Path) -> Any:
     """Load a graph as an `onnxruntime.InferenceSession` whose 8-bit weights mean the same on every processor."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = 1
     options.add_session_config_entry(*_EXACT)
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

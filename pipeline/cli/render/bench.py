@@ -30,9 +30,9 @@ from pipeline.bench.verdict import verdict, warnings
 _LINE_EVERY_S, _DRAW_EVERY_S = 5.0, 0.25
 _LATEST = 200  # requests behind live figures
 # Percentiles that have a column, and those that have one where there is room.
-_COLUMNS = (("ttft", 50), ("ttft", 95), ("itl", 50), ("itl", 95))
+_COLUMNS = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("itl", 95))
 _WIDE_COLUMNS = (
-    ("ttft", 50), ("ttft", 95), ("ttft", 99), ("itl", 50), ("itl", 95), ("itl", 99), ("tpot", 50), ("total", 95),
+    ("ttft", 50), ("ttft", 95), ("ttft", 99), ("tpot", 50), ("tpot", 95), ("itl", 95), ("itl", 99), ("total", 95),
 )  # fmt: skip
 _WIDE = 150
 
@@ -106,10 +106,10 @@ def _live_line(load: Load, records: LoadRecords, now_s: float, settings: LoadSet
 def _level_line(level: LevelResult) -> str:
     shown = [
         f"{name.upper()} p95 {_ms(level.latencies[name].p95)} ms"
-        for name in ("ttft", "itl")
+        for name in ("ttft", "tpot")
         if name in level.latencies
     ]
-    return ", ".join([f"{level.output_tokens_per_s:,.0f} tokens/s", *shown])
+    return ", ".join([f"{level.output_tokens_per_s:,.0f} {level.unit}/s", *shown])
 
 
 def bench_table(result: BenchResult, width: int) -> Group:
@@ -119,7 +119,9 @@ def bench_table(result: BenchResult, width: int) -> Group:
     table.add_column("load", no_wrap=True)
     good = any(level.goodput_per_s is not None for level in result.levels)
     headings = [f"{_heading(name)} p{percent}" for name, percent in columns]
-    for heading in ("answers", "failed", *headings, "tok/s", "req/s", *(["goodput"] if good else []), "SLO"):
+    unit = "tok/s" if all(level.unit == "tokens" for level in result.levels) else "chunks/s"
+    closing = ("silent s", unit, "req/s", *(["goodput"] if good else []), "SLO")
+    for heading in ("answers", "failed", *headings, "ITL max", *closing):
         table.add_column(heading, justify="right", no_wrap=True)
     for level in result.levels:
         answered = level.requests["complete"] + level.requests["left"]
@@ -130,6 +132,8 @@ def bench_table(result: BenchResult, width: int) -> Group:
             f"{answered:,}",
             f"[red]{failed:,}[/]" if failed else "0",
             *cells,
+            _maximum(level.latencies.get("itl")),
+            "-" if level.longest_silence_s is None else f"{level.longest_silence_s:.1f}",
             f"{level.output_tokens_per_s:,.1f}",
             f"{level.requests_per_s:,.2f}",
             *([_number(level.goodput_per_s)] if good else []),
@@ -238,6 +242,10 @@ def _cell(latency: Distribution | None, percent: int) -> str:
     interval = latency.intervals.get(f"p{percent}")
     span = "-" if interval is None else f"{_ms(interval[0])}-{_ms(interval[1])}"
     return f"{_ms(latency.at(percent))}\n[dim]{span}[/]"
+
+
+def _maximum(latency: Distribution | None) -> str:
+    return "-" if latency is None else _ms(latency.max)
 
 
 def _heading(name: str) -> str:

@@ -14,7 +14,11 @@ from pipeline.bench.compare.answers import AnswerComparison, QuestionResult
 from pipeline.bench.compare.figures import LoadComparison
 from pipeline.bench.compare.run import CompareResult
 
-_COLORS = {"better": "green", "worse": "red", "no difference": "default", "unknown": "dim"}
+_COLORS = {
+    "better": "green", "worse": "red", "longer": "yellow", "shorter": "yellow", "no difference": "default",
+    "unknown": "dim",
+}  # fmt: skip
+_STATES = {"kept": "[green]kept[/]     ", "over": "[red]OVER[/]     ", "not shown": "[yellow]not shown[/]"}
 _DIFFERING, _EXCERPT = 5, 100
 
 
@@ -28,8 +32,7 @@ def compare_lines(result: CompareResult) -> Iterator[RenderableType]:
     if result.answers is not None:
         yield from (Text(line) for line in _answers(result.answers))
     for budget in result.budgets:
-        state = "[green]within[/]" if budget.passed else "[red]OVER[/]  "
-        yield Text.from_markup(f"{state}  {budget.budget}: {escape(budget.text)}")
+        yield Text.from_markup(f"{_STATES[budget.state]}  {budget.budget}: {escape(budget.text)}")
     for warning in result.warnings:
         yield Text.from_markup(f"[yellow]warning:[/] {escape(warning)}")
 

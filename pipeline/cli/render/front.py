@@ -12,7 +12,6 @@ import string
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 from xml.etree import ElementTree
 
@@ -99,14 +98,6 @@ def _scale(axis: Axis, columns: int) -> str:
     return "".join(line).rstrip()
 
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1000px; padding: 0 1rem;
-  color: #1b1f24; background: #fff; }
-svg { width: 100%; height: auto; } pre { overflow-x: auto; font-size: 12px; }
-table { border-collapse: collapse; width: 100%; } td, th { padding: .25rem .6rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #8884; }
-@media (prefers-color-scheme: dark) { body { color: #e6e9ee; background: #14171b; } }
-"""
 _MARKER_PT = 3.0  # half the width of a point on the front
 # Where a label may lie around its point: offset in points of type, horizontal and vertical alignment.
 _PLACES = (
@@ -136,7 +127,33 @@ def front_page(comparison: Comparison) -> str:
 
     Each load in the chart has its deployment and its figures in a tooltip.
     """
-    return "\n".join(_page(comparison))
+    from pipeline.bench.page import render_page
+
+    heads = (
+        "on the front",
+        "ms between tokens",
+        "first token p95, ms",
+        "tokens/s",
+        measure_label(comparison),
+    )
+    rows = (
+        (
+            place_label(one),
+            *map(number, (one.load.itl_ms, one.load.ttft_ms, one.load.tokens_per_s, one.spent)),
+        )
+        for one in comparison.front
+    )
+    drawn = has_matplotlib()
+    return render_page(
+        "front.html.j2",
+        title=f"{comparison.recipe.name}: time between tokens against what they take",
+        work=comparison.question.work,
+        table=[heads, *rows] if comparison.places else [],
+        chart=_svg(comparison) if drawn and comparison.places else "",
+        characters="" if drawn else "\n".join(front_lines(comparison, 110)),
+        no_chart=f"A chart needs matplotlib: {install_line('plot')}",
+        notes=[line.strip() for line in notes(comparison, sys.maxsize)],
+    )
 
 
 def require_matplotlib() -> None:
@@ -215,26 +232,6 @@ def _label_front(figure: Any, axes: Any, front: Sequence[FrontPoint]) -> None:
             label.remove()
 
 
-def _page(comparison: Comparison) -> Iterator[str]:
-    title = escape(f"{comparison.recipe.name}: time between tokens against what they take")
-    work = comparison.question.work
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
-    yield f"<p>Prompts of {work.prompt_tokens} and answers of {work.output_tokens} tokens. Lower left is better.</p>"
-    if comparison.places:
-        yield _svg(comparison) if has_matplotlib() else _characters(comparison)
-        yield from _html_table(comparison)
-    else:
-        yield "<p>Nothing serves a single request within the SLO.</p>"
-    yield from (f"<p>{escape(line.strip())}</p>" for line in notes(comparison, sys.maxsize))
-    yield "</body>\n</html>"
-
-
-def _characters(comparison: Comparison) -> str:
-    lines = escape("\n".join(front_lines(comparison, 110)))
-    return f"<pre>{lines}</pre>\n<p>A chart needs matplotlib: {escape(install_line('plot'))}</p>"
-
-
 def _svg(comparison: Comparison) -> str:
     """Draw the chart as an `<svg>` element, with a tooltip on each load."""
     alt = f"{measure_label(comparison)} against ms between tokens; the table below has the loads on the front"
@@ -255,25 +252,6 @@ def _tip(place: FrontPoint) -> str:
         f"{place_label(place)}: {number(load.itl_ms)} ms between tokens, first token {number(load.ttft_ms)} ms (p95),"
         f" {number(load.tokens_per_s)} tokens/s, {number(place.spent)}"
     )
-
-
-def _html_table(comparison: Comparison) -> Iterator[str]:
-    heads = (
-        "on the front",
-        "ms between tokens",
-        "first token p95, ms",
-        "tokens/s",
-        measure_label(comparison),
-    )
-    yield "<table>\n<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"
-    for place in comparison.front:
-        load = place.load
-        cells = (
-            place_label(place),
-            *map(number, (load.itl_ms, load.ttft_ms, load.tokens_per_s, place.spent)),
-        )
-        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-    yield "</table>"
 
 
 def _others(comparison: Comparison) -> list[FrontPoint]:

@@ -180,10 +180,15 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
         f"  whole sequences of {spec.sequence_tokens:,} tokens at a time: {memory.sequences:,}; "
         f"limits.max_concurrency is {spec.concurrency:,}"
     )
-    windowed = sum(1 for window in spec.models[0].sizes.windows if window)
-    if windowed:
-        layers = spec.models[0].sizes.layers
-        yield f"  {windowed} of {layers} layers see a window only; pages beyond it are kept, as no window is set"
+    if memory.fullest_named:
+        yield f"  decided by the room on {memory.fullest_named}, the least"
+    target = spec.models[0]
+    windowed = sum(1 for window in target.sizes.windows if window)
+    if windowed and not target.windows:
+        yield (
+            f"  {windowed} of {target.sizes.layers} layers see a window only; pages beyond it are kept, as "
+            "kv_cache_config.max_attention_window is not set"
+        )
 
 
 def _cut(line: str, look: Look) -> str:

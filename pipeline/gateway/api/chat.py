@@ -29,7 +29,8 @@ from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints
 from pipeline.gateway.api.prompts import echoed_text, read_messages
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest
 from pipeline.gateway.api.sse import DONE, ChunkEncoder
-from pipeline.gateway.api.tools.parser import ArgumentsPart, CallPart, Part, TextPart, ToolCallParser
+from pipeline.gateway.api.tools.parser import AnswerParser
+from pipeline.gateway.api.tools.parts import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 from pipeline.gateway.web import ApiRoute
 
 
@@ -40,6 +41,7 @@ class TokenUsage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
 
 
 class CalledFunction(BaseModel):
@@ -62,6 +64,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCallAnswer] | None = None
 
@@ -142,8 +145,7 @@ class Completion(ModelAnswer):
             async for index, chunk in pairs:
                 self.cached = self.cached or chunk.cached
                 chunks[index].append(_without_text(chunk) if self._echo_only else chunk)
-        if self._request.num_prompt_logprobs is None:
-            return self._body(chunks)
+        # Long answers, and log probabilities of prompts: other streams go on meanwhile.
         return await asyncio.to_thread(self._body, chunks)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -162,7 +164,8 @@ class Completion(ModelAnswer):
                 elif event := self._event(encoder, index, chunk):
                     yield event
         if with_usage:
-            yield ChunkEncoder(head, chat=self.chat).end(usage=self.generation.usage())
+            usage = await asyncio.to_thread(self.generation.usage)
+            yield ChunkEncoder(head, chat=self.chat).end(usage=usage)
         yield DONE
 
     def _event(self, encoder: ChunkEncoder, index: int, chunk: Chunk) -> bytes:
@@ -230,8 +233,9 @@ class ChoiceBuilder:
     def __init__(self, generation: Generation, index: int) -> None:
         self.chat = isinstance(generation.request, ChatRequest)
         self.begun = False
-        self.parser: ToolCallParser | None = None
+        self.parser: AnswerParser | None = None
         self._generation, self._index = generation, index
+        self._shows_reasoning = generation.request.include_reasoning is not False
         self._echoed = ""
         # Where the next text begins in that of the choice, as far as log probabilities are told.
         self._at = 0
@@ -247,7 +251,9 @@ class ChoiceBuilder:
             if self._echoed:
                 deltas.append({key: self._echoed})
         return deltas + [
-            {key: part.text} if isinstance(part, TextPart) else {"tool_calls": [_call_delta(part)]}
+            {key if isinstance(part, TextPart) else "reasoning_content": part.text}
+            if isinstance(part, TextPart | ReasoningPart)
+            else {"tool_calls": [_call_delta(part)]}
             for part in self.parts([chunk])
         ]
 
@@ -258,6 +264,8 @@ class ChoiceBuilder:
         if not self.chat:
             return {"text": text}
         message = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning := "".join(part.text for part in parts if isinstance(part, ReasoningPart)):
+            message["reasoning_content"] = reasoning
         calls = [part for part in parts if isinstance(part, CallPart)]
         if not calls:
             return message
@@ -305,19 +313,24 @@ class ChoiceBuilder:
         return prompt_log_probs(given, self._generation.model.tokenizer, request.prompt_logprobs or 0)
 
     def parts(self, chunks: Sequence[Chunk]) -> list[Part]:
-        """Cut the next chunks into texts and calls."""
+        """Cut the next chunks into reasoning, texts and calls."""
         if not self.begun:
             self._begin()
         if self.parser is None:
             return [TextPart(text)] if (text := "".join(chunk.text for chunk in chunks)) else []
         parts = [part for chunk in chunks for part in self.parser.feed(chunk.text)]
-        reason = chunks[-1].finish_reason
-        return parts + self.parser.end(cut=reason == "length") if reason else parts
+        if reason := chunks[-1].finish_reason:
+            parts += self.parser.end(cut=reason == "length")
+        if reasoning := [part.text for part in parts if isinstance(part, ReasoningPart)]:
+            self._generation.reasoning.setdefault(self._index, []).extend(reasoning)
+            if not self._shows_reasoning:
+                parts = [part for part in parts if not isinstance(part, ReasoningPart)]
+        return parts
 
     def _begin(self) -> None:
         """Only with its first chunk is it certain which model generates the choice."""
         generation = self._generation
-        self.begun, self.parser = True, generation.tools.parser()
+        self.begun, self.parser = True, generation.answer_parser(self._index)
         self._echoed = echoed_text(generation.request, generation.prompt_of(self._index), generation.model)
         self._at = len(self._echoed)
 

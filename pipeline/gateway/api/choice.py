@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from pipeline.cache.client import AsyncCachedStream, AsyncCachingClient
 from pipeline.client import (
@@ -27,7 +28,7 @@ from pipeline.client import (
     ServerLost,
     Stats,
 )
-from pipeline.client.request import takes_partial_answers
+from pipeline.client.request import missing_inputs, takes_partial_answers
 from pipeline.client.spreading import prompt_beginning
 from pipeline.gateway.api.generation import ChoiceTimes, Generation
 from pipeline.gateway.api.prompts import RenderedPrompt
@@ -184,6 +185,11 @@ class _Choice:
             if not await generation.bind(index, goes_on=self._loss is not None):
                 raise _CannotGoOn("another package has replaced the model")
             sampling, drawn = generation.sampling(index)
+            if generation.request.skip_special_tokens is not False:
+                # An engine that cannot write them is parsed by what it writes.
+                wanted: dict[str, Any] = {"skip_special_tokens": sampling.get("skip_special_tokens", True)}
+                if missing_inputs(await generation.model.client.model(), wanted):
+                    sampling["skip_special_tokens"] = None
             await generation.model.check_supported(sampling)
             if await self._can_go_on():
                 drawn["token_ids"] = True

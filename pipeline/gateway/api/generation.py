@@ -1,24 +1,11 @@
-"""Generation of all choices of one request, within the limits of the tenant and in the queue of the model.
-
-Its spans, by OpenTelemetry's semantic conventions for generative AI (1.37 to 1.42, `docs/gen-ai/gen-ai-spans.md`,
-status: development; `gen_ai.response.time_to_first_chunk` is newer than 1.37):
-
-    POST /v1/chat/completions              SERVER, of the request
-      queue                                waiting for a slot of the model
-      cache lookup                         in the response cache, if there is one
-      chat llama-3.1-8b                    CLIENT, the call of Triton; event: first_token
-        InferRequest                       Triton's own spans, if it exports them
-          tensorrt_llm_bls …
-
-Each choice has spans of its own. An answer that the cache gave has no call of Triton.
-"""
+"""Generation of all choices of one request, within the limits of the tenant and in the queue of the model."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -30,11 +17,13 @@ from pipeline.gateway.api.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.api.response_format import AnswerForm
 from pipeline.gateway.api.schema import ChatRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools, resolve_tools
+from pipeline.gateway.api.tools.dialects import AnswerFormat
+from pipeline.gateway.api.tools.history import REASONING_VARIABLES
+from pipeline.gateway.api.tools.parser import AnswerParser
 from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.lost_servers import work_digest
-from pipeline.gateway.metric_names import PROVIDER
 from pipeline.gateway.served_model import ServedModel
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Span
@@ -109,6 +98,7 @@ class Generation:
     retries: int = 0  # how often a choice was asked again, from its start or onward
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
     texts: dict[int, str] = field(default_factory=dict)  # by choice, of those that began and are over
+    reasoning: dict[int, list[str]] = field(default_factory=dict)  # by choice, in pieces
 
     _digests: list[str] = field(init=False)  # digests of the request with each prompt; see `lost_servers`
     resumed: int = 0  # choices that went on after their server was lost
@@ -150,6 +140,19 @@ class Generation:
     def operation(self) -> str:
         """Kind of the answer, as OpenTelemetry names it: "chat" or "text_completion"."""
         return "chat" if isinstance(self.request, ChatRequest) else "text_completion"
+
+    @property
+    def unread(self) -> Set[str]:
+        """Fields of a chat about its reasoning that the model's chat template has no variable for."""
+        request, template = self.request, self.model.template
+        if not isinstance(request, ChatRequest) or template is None:
+            return frozenset()
+        asked = {"thinking": request.thinking, "reasoning_effort": request.reasoning_effort}
+        return {
+            name
+            for name, value in asked.items()
+            if value is not None and template.words.isdisjoint(REASONING_VARIABLES[name])
+        }
 
     @property
     def tools(self) -> RequestTools:
@@ -195,17 +198,39 @@ class Generation:
         """Return the prompt of choice `index`."""
         return self.inputs.prompts[index // self.request.candidates]
 
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """Format of answers: one that is held to a form has neither reasoning nor special tokens."""
+        own, tools, request = self.model.answer_format, self.tools, self.request
+        if not isinstance(request, ChatRequest) or self.inputs.form is not None:
+            return AnswerFormat(tools.dialect)
+        special = own.special if request.skip_special_tokens is not False else frozenset()
+        return replace(own, dialect=tools.dialect or (own.dialect if own.channels else None), special=special)
+
+    def answer_parser(self, index: int) -> AnswerParser | None:
+        """Make the parser of choice `index`; None if its text is all that there is."""
+        made, tools = self.answer_format, self.tools.tools if self.tools.dialect is not None else ()
+        if not tools and not made.reasons:
+            return None
+        sent = self.prompt_of(index).sent
+        prompt = sent if isinstance(sent, str) and made.reasons else ""
+        return AnswerParser(made, tools, max_calls=self.tools.max_calls, prompt=prompt)
+
     def usage(self) -> dict[str, Any]:
-        """Count tokens as OpenAI does: of all prompts, and of all choices."""
+        """Count tokens as OpenAI does: of all prompts, and of all choices; those of long reasoning take a while."""
         completion = sum(stats.output_tokens or 0 for stats in self.stats.values())
         if self.request.output_token_limit == 0:
             completion = 0
-        return {
+        usage = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.answer_format.reasons:
+            counted = sum(self.model.tokenizer.count("".join(texts)) for texts in self.reasoning.values())
+            usage["completion_tokens_details"] = {"reasoning_tokens": min(counted, completion)}
+        return usage
 
     async def bind(self, index: int, *, goes_on: bool) -> bool:
         """Settle which package generates a choice, before it is sent, and return whether this model does.
@@ -262,12 +287,15 @@ class Generation:
             **cast(Sampling, same),
             "max_tokens": self.max_tokens,
             "temperature": temperature,
-            "stop": [*stop, *self.tools.stop] or None,
+            "stop": [*stop, *self.tools.stop(self.model.answer_format)] or None,
             "log_probs": request.wants_log_probs or request.candidates > request.choices or None,
             "top_log_probs": request.num_top_logprobs or None,
             "prompt_log_probs": request.num_prompt_logprobs,
             **({} if self.inputs.form is None else self.inputs.form.sampling),
         }
+        made = self.answer_format
+        if made.special and (made.reasons or made.dialect is not None):
+            sampling["skip_special_tokens"] = False
         if greedy:
             return sampling, {}
         sampling |= {
@@ -297,78 +325,3 @@ def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
         return
     text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.ttl_s:g} s"
     raise ApiError(400, text, param="ttl_s")
-
-
-def request_attributes(generation: Generation) -> dict[str, Any]:
-    """Return the attributes of a completion that is over, as a whole."""
-    model = generation.model.name
-    return {
-        "gen_ai.operation.name": generation.operation,
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": model,
-        "gen_ai.response.model": model if generation.stats else None,
-        "gen_ai.usage.input_tokens": generation.prompt_tokens,
-        "gen_ai.usage.output_tokens": sum(stats.output_tokens or 0 for stats in generation.stats.values()),
-        "gen_ai.response.finish_reasons": [
-            times.finish_reason for times in generation.times.values() if times.finish_reason
-        ]
-        or None,
-        **_sampling(generation),
-    }
-
-
-def end_spans(generation: Generation, span: Span, error_type: str | None) -> None:
-    """Export the spans of each choice of a generation that is over, below the span of the request."""
-    for index, times in generation.times.items():
-        if times.started is None:
-            continue
-        span.start_child("queue", began=times.asked).end({}, ended=times.started)
-        stats = generation.stats.get(index)
-        cached = stats.cached if stats else None
-        if generation.model.cache is not None and times.sent is not None:
-            outcome = {"pipeline.cache": cached.kind if cached else "miss"}
-            span.start_child("cache lookup", began=times.started).end(outcome, ended=times.sent)
-        if times.span is not None and cached is None:
-            _end_call(generation, index, times, times.span, error_type)
-
-
-def _end_call(
-    generation: Generation, index: int, times: ChoiceTimes, span: Span, error_type: str | None
-) -> None:
-    stats, failed = generation.stats.get(index), error_type if times.finish_reason is None else None
-    if times.first_chunk is not None:
-        span.add_event("first_token", times.first_chunk)
-    host, _, port = generation.model.client.urls[0].rpartition(":")
-    several = len(generation.model.client.urls) > 1
-    waited = None if times.first_chunk is None or times.sent is None else times.first_chunk - times.sent
-    span.end(
-        {
-            **request_attributes(generation),
-            "gen_ai.usage.input_tokens": generation.prompt_of(index).tokens,
-            "gen_ai.usage.output_tokens": stats.output_tokens if stats else None,
-            "gen_ai.response.finish_reasons": [times.finish_reason] if times.finish_reason else None,
-            "gen_ai.response.time_to_first_chunk": waited,
-            "server.address": None if several else host,
-            "server.port": None if several else int(port),
-            "error.type": failed,
-        },
-        error=failed,
-        ended=times.ended,
-    )
-
-
-def _sampling(generation: Generation) -> dict[str, Any]:
-    """Collect the sampling parameters that the request sets."""
-    request = generation.request
-    return {
-        "gen_ai.request.max_tokens": generation.max_tokens,
-        "gen_ai.request.temperature": request.temperature,
-        "gen_ai.request.top_p": request.top_p,
-        "gen_ai.request.top_k": request.top_k,
-        "gen_ai.request.seed": request.seed,
-        "gen_ai.request.frequency_penalty": request.frequency_penalty,
-        "gen_ai.request.presence_penalty": request.presence_penalty,
-        "gen_ai.request.stop_sequences": list(request.stop) if request.stop else None,
-        "gen_ai.request.choice.count": request.n if request.n and request.n > 1 else None,
-        "gen_ai.request.stream": True if request.stream else None,
-    }

@@ -1,7 +1,7 @@
 """Anthropic's Messages API as a layer over chats: endpoints, and answers whole or as the events of a stream.
 
     message_start, ping
-      content_block_start, content_block_delta …, content_block_stop     of each text or use of a tool
+      content_block_start, content_block_delta …, content_block_stop     of each thinking, text or use of a tool
     message_delta, message_stop, or error
 
 Written against anthropic-python 2.14 (`anthropic.types`).
@@ -9,6 +9,7 @@ Written against anthropic-python 2.14 (`anthropic.types`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from pipeline.gateway.api.messages_request import CountTokensRequest, MessagesRe
 from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints
 from pipeline.gateway.api.prompts import read_arguments
 from pipeline.gateway.api.sse import encode_event, encode_text
-from pipeline.gateway.api.tools.parser import overlap
+from pipeline.gateway.api.tools.dialects import Marks
 from pipeline.gateway.api.translated import (
     AnswerItem,
     ItemAnswer,
@@ -94,8 +95,14 @@ class AnthropicMessage(ItemAnswer):
         if step.kind == "begin":
             return _event("content_block_start", index=item.index, content_block=_block(item))
         if step.kind == "end":
-            return _event("content_block_stop", index=item.index)
+            signed = b""
+            if item.reasoning:
+                signature = {"type": "signature_delta", "signature": _signature(item)}
+                signed = _event("content_block_delta", index=item.index, delta=signature)
+            return signed + _event("content_block_stop", index=item.index)
         kind, key = ("text_delta", "text") if item.call is None else ("input_json_delta", "partial_json")
+        if item.reasoning:
+            kind, key = "thinking_delta", "thinking"
         delta = f'{{"type":"{kind}","{key}":{encode_text(step.text)}}}'
         data = f'{{"type":"content_block_delta","index":{item.index},"delta":{delta}}}'
         return f"event: content_block_delta\ndata: {data}\n\n".encode()
@@ -122,7 +129,14 @@ class AnthropicMessage(ItemAnswer):
         }  # fmt: skip
 
 
+def _signature(item: AnswerItem) -> str:
+    """A digest in place of Anthropic's signature: thinking is taken back whatever its signature is."""
+    return hashlib.sha256(item.text.encode()).hexdigest() if item.pieces else ""
+
+
 def _block(item: AnswerItem) -> dict[str, Any]:
+    if item.reasoning:
+        return {"type": "thinking", "thinking": item.text, "signature": _signature(item)}
     if item.call is None:
         return {"type": "text", "text": item.text, "citations": None}
     # If they were cut off, `stop_reason` says so.
@@ -145,6 +159,7 @@ class StopSequenceCutter:
         """`keeps`: whether the sequence stays in the text."""
         self.found: str | None = None
         self._sequences, self._keeps = [sequence for sequence in sequences if sequence], keeps
+        self._beginnings = Marks(self._sequences)
         self._waiting = ""  # text that may be a stop sequence
 
     def cut(self, chunk: Chunk) -> Chunk:
@@ -153,7 +168,8 @@ class StopSequenceCutter:
             return chunk
         text, self._waiting = self._waiting + chunk.text, ""
         if chunk.finish_reason is None:
-            kept = len(text) - max(overlap(text, sequence) for sequence in self._sequences)
+            whole = (len(sequence) for sequence in self._sequences if text.endswith(sequence))
+            kept = len(text) - max(self._beginnings.held(text), *whole, 0)
             text, self._waiting = text[:kept], text[kept:]
         elif chunk.finish_reason != "length":
             # Of several, the one that begins first ended the answer.

@@ -1,6 +1,6 @@
 """Bodies of requests to Anthropic's Messages API, and the chats that they become.
 
-Texts, documents that are text, tools and their results are taken; thinking, which other servers give, is left out.
+Texts, thinking, documents that are text, tools and their results are taken.
 Pictures, other documents and citations are refused by name. Written against anthropic-python 2.14 (`anthropic.types`).
 """
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.gateway.api.bounds import Messages, Tools, Words
+from pipeline.gateway.api.bounds import Label, Messages, Tools, Words
 from pipeline.gateway.api.parsing import OpenModel, Shape, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.translated import (
@@ -21,7 +21,6 @@ from pipeline.gateway.api.translated import (
 )
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_LEFT_OUT = ("thinking", "redacted_thinking")
 _FORMS = '{"type": "text", "data": …} or {"type": "content", "content": …} with text'
 _TEXT_BLOCK = Shape(known={"type", "text"}, idle={"cache_control", "citations"})
 _DOCUMENT = {"title", "context", "source", "citations"}
@@ -36,8 +35,8 @@ _INNER_BLOCK = Shape(
     },
 )
 _BLOCK = Shape(
-    known={"id", "name", "input", "tool_use_id", "content", *_INNER_BLOCK.known},
-    idle={"cache_control", "caller", "data", "is_error", "signature", "thinking"},
+    known={"id", "name", "input", "thinking", "tool_use_id", "content", *_INNER_BLOCK.known},
+    idle={"cache_control", "caller", "data", "is_error", "signature"},
     within={"content": _INNER_BLOCK, **_INNER_BLOCK.within},
 )
 
@@ -50,9 +49,9 @@ class OutputFormat(OpenModel):
 
 
 class OutputConfig(OpenModel):
-    """Form of an answer, and an effort, which changes nothing here."""
+    """Form of an answer, and how hard the model is to think."""
 
-    effort: str | None = None
+    effort: Label | None = None
     format: OutputFormat | None = None
 
 
@@ -65,7 +64,7 @@ class CountTokensRequest(TranslatedRequest):
     # They edit what is sent back anyway, or need tools that the server would have to run.
     optional: ClassVar = frozenset({"container", "context_management", "mcp_servers"})
     idle: ClassVar = frozenset({
-        "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "thinking",
+        "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
         "user_profile_id", "workspace_id",
     })  # fmt: skip
     shapes: ClassVar = {
@@ -112,6 +111,8 @@ class CountTokensRequest(TranslatedRequest):
         if form is not None:
             described = {"name": "answer", "schema": form.schema_}
             fields["response_format"] = {"type": "json_schema", "json_schema": described}
+        if self.output_config.effort is not None:
+            fields["reasoning_effort"] = self.output_config.effort
         if choice.get("disable_parallel_tool_use"):
             fields["parallel_tool_calls"] = False
         if self.stop_sequences:
@@ -161,6 +162,7 @@ def to_messages(
         if not isinstance(content, list):
             content = [{"type": "text", "text": content}]
         texts: list[str] = []
+        thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         results: list[dict[str, Any]] = []
         for place, block in enumerate(content):
@@ -173,19 +175,26 @@ def to_messages(
                 calls.append(_call(block, at, names, faults))
             elif kind == "tool_result" and role == "user":
                 results.append(_result(block, at, names, faults))
-            elif kind not in _LEFT_OUT:
+            elif kind == "thinking" and role == "assistant":
+                thoughts.append(_text([{"text": block.get("thinking")}], at, faults))
+            elif kind != "redacted_thinking":
                 faults.append(
                     f"{at}.type: {str(kind)[:64]!r} is not supported here; there are {_taken(role)}"
                 )
         read += results
         if texts or calls or not results:
-            read.append({"role": role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})})
+            further: dict[str, Any] = {"tool_calls": calls} if calls else {}
+            if thoughts:
+                further["reasoning_content"] = "\n".join(thoughts)
+            read.append({"role": role, "content": "".join(texts), **further})
     raise_faults(faults, "messages")
     return read
 
 
 def _taken(role: Any) -> str:
-    return {"user": "text, document and tool_result", "assistant": "text and tool_use"}.get(str(role), "text")
+    return {"user": "text, document and tool_result", "assistant": "text, thinking and tool_use"}.get(
+        str(role), "text"
+    )
 
 
 def _text(content: Any, where: str, faults: list[str]) -> str:

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.client import Cached, ClientError, PromptTooLong
-from pipeline.gateway.api.generation import Generation, end_spans, request_attributes
+from pipeline.gateway.api.generation import Generation
+from pipeline.gateway.api.generation_spans import end_spans, request_attributes
 from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.prompts import Content
 from pipeline.gateway.api.schema import GenerationRequest, ModelRequest
@@ -309,8 +310,11 @@ class GeneratingEndpoints(EndpointFamily):
 
         def begin(parsed: _Body) -> _Answer:
             model = context.find_model(parsed.model)
-            record.headers += ignored_headers(tolerate(parsed, model.template, strict=model.strict))
+            ignored = tolerate(parsed, model.template, strict=model.strict)
             answer = make(parsed, AnswerContext(model, tenant, record))
+            given = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
+            ignored += sorted(answer.generation.unread & given)
+            record.headers += ignored_headers(ignored)
             record.headers += clamped_headers(answer.generation.clamped_to)
             return answer
 

@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
@@ -346,10 +345,4 @@ class _Removal:
         return {name: changed.get(name, held) for name, held in value.items() if name not in further}
 
     def _words_of_template(self) -> Set[str]:
-        sources = () if self._template is None else self._template.sources.values()
-        return frozenset().union(*map(_words, sources))
-
-
-@lru_cache(maxsize=32)
-def _words(source: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", source))
+        return frozenset() if self._template is None else self._template.words

@@ -23,6 +23,7 @@ from pipeline.gateway.api.bounds import MAX_DEPTH
 from pipeline.gateway.api.parsing import check_json, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools
+from pipeline.gateway.api.tools.history import reasoning_variables
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.served_model import ServedModel
 
@@ -169,7 +170,11 @@ def render_prompts(
     """
     if isinstance(request, CompletionRequest):
         contents = [_completion_content(request, content, model) for content in contents]
-    variables = request.template_variables if isinstance(request, ChatRequest) else {}
+    variables: dict[str, Any] = {}
+    if isinstance(request, ChatRequest):
+        if model.template is not None:
+            variables |= reasoning_variables(request.reasoning_effort, request.thinks, model.template)
+        variables |= request.template_variables
     prompts = []
     for content in contents:
         if not isinstance(content, str) and isinstance(content[0], int):

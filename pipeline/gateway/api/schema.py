@@ -39,8 +39,17 @@ _TOOL_CALL = Shape(
     for_template=True,
 )
 _MESSAGE = Shape(
-    known={"role", "content", "name", "refusal", "tool_calls", "tool_call_id"},
-    idle={"annotations", "audio", "cache_control", "function_call", "reasoning", "reasoning_content"},
+    known={
+        "role",
+        "content",
+        "name",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "tool_calls",
+        "tool_call_id",
+    },
+    idle={"annotations", "audio", "cache_control", "function_call"},
     within={"content": _TEXT_PART, "tool_calls": _TOOL_CALL},
     for_template=True,
 )
@@ -85,8 +94,8 @@ class OpenAIRequest(ModelRequest):
     """Body of a request of OpenAI's older endpoints."""
 
     idle: ClassVar = frozenset({
-        "guided_decoding_backend", "include_reasoning", "metadata", "prompt_cache_key", "prompt_cache_retention",
-        "reasoning_effort", "request_id", "safety_identifier", "service_tier", "session_id",
+        "guided_decoding_backend", "metadata", "prompt_cache_key", "prompt_cache_retention",
+        "request_id", "safety_identifier", "service_tier", "session_id",
         "spaces_between_special_tokens", "store", "user", "verbosity",
     })  # fmt: skip
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -134,6 +143,7 @@ class GenerationRequest(OpenAIRequest, FormFields):
     best_of: int | None = Field(default=None, ge=1, le=20)
     cache: bool = True
     ignore_eos: bool | None = False
+    include_reasoning: bool | None = True
     include_stop_str_in_output: bool | None = False
     min_p: float | None = Field(default=None, ge=0, le=1)
     min_tokens: int | None = Field(default=None, ge=0)
@@ -227,6 +237,14 @@ class TemplateFields(BaseModel):
         return variables
 
 
+class ThinkingConfig(OpenModel):
+    """Whether the model is to think before it answers, as the APIs of Anthropic, DeepSeek and Z.ai have it."""
+
+    idle: ClassVar = frozenset({"budget_tokens", "clear_thinking", "display"})
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+
+
 class ChatRequest(GenerationRequest, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
@@ -236,12 +254,14 @@ class ChatRequest(GenerationRequest, TemplateFields):
     logprobs: bool | None = False
     max_completion_tokens: int | None = Field(default=None, ge=1)
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Label | None = None
     tool_choice: Label | dict[str, Any] | None = None
     tools: Tools | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     # Fields that OpenAI does not have.
     add_special_tokens: Literal[False] | None = False
     echo: bool | None = False
+    thinking: ThinkingConfig | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -249,6 +269,12 @@ class ChatRequest(GenerationRequest, TemplateFields):
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         _check_top_logprobs(self, "top_logprobs")
         return self
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to think; None: as its template has it."""
+        kind = None if self.thinking is None else self.thinking.type
+        return {"enabled": True, "disabled": False}.get(kind or "")
 
     @property
     def has_schemas(self) -> bool:

@@ -1,8 +1,8 @@
 """APIs of agents (Responses, Messages) as layers over chats.
 
 A request becomes a `ChatRequest`; what chats take besides, such as `top_k` or `seed`, is taken as it is. The answer is
-cut into items, texts and calls of tools one after the other; chats have one text and a list of calls, which
-`pipeline.gateway.api.chat` makes of the same parts.
+cut into items, reasoning, texts and calls of tools one after the other; chats have one text of each kind and a list of
+calls, which `pipeline.gateway.api.chat` makes of the same parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.gateway.api.model_answer import ModelAnswer
 from pipeline.gateway.api.parsing import validate_request
 from pipeline.gateway.api.response_format import StructuredOutputs
 from pipeline.gateway.api.schema import ChatRequest, ModelRequest
-from pipeline.gateway.api.tools.parser import CallPart, TextPart
+from pipeline.gateway.api.tools.parts import CallPart, ReasoningPart, TextPart
 from pipeline.gateway.errors import ApiError
 
 # Fields of chats that have another form in other APIs, or change the form of a chat's answer -> values that ask for
@@ -120,17 +120,19 @@ def chat_tools(
 
 @dataclass(slots=True)
 class AnswerItem:
-    """A text, or a call of a tool, as far as it has come.
+    """A text, reasoning, or a call of a tool, as far as it has come.
 
     Attributes:
         index: number among the items of the answer, from 0.
         call: head of the call, if it is one.
+        reasoning: whether it is reasoning.
         pieces: pieces of the text, or of the call's arguments.
         log_probs: log probability of each token of the text, as `chat_log_probs` writes it, if asked for.
     """
 
     index: int
     call: CallPart | None = None
+    reasoning: bool = False
     pieces: list[str] = field(default_factory=list)
     log_probs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -214,9 +216,10 @@ class ItemAnswer(ModelAnswer):
         if chunk.log_probs and self.generation.request.wants_log_probs:
             self._log_probs += chat_log_probs([chunk], self.generation.model.tokenizer)["content"]
         for part in self._choice.parts([chunk]):
-            if isinstance(part, TextPart):
-                if self._open is None or self._open.call is not None:
-                    yield from self._begin(None)
+            if isinstance(part, TextPart | ReasoningPart):
+                reasoning, now = isinstance(part, ReasoningPart), self._open
+                if now is None or now.call is not None or now.reasoning is not reasoning:
+                    yield from self._begin(reasoning=reasoning)
                 yield self._piece(part.text)
             elif isinstance(part, CallPart):
                 yield from self._begin(part)
@@ -225,12 +228,12 @@ class ItemAnswer(ModelAnswer):
         if chunk.finish_reason is not None:
             self.finish_reason = self._choice.finish_reason(chunk)
             if not self.items:
-                yield from self._begin(None)
+                yield from self._begin()
             yield from self._end()
 
-    def _begin(self, call: CallPart | None) -> Iterator[ItemStep]:
+    def _begin(self, call: CallPart | None = None, *, reasoning: bool = False) -> Iterator[ItemStep]:
         yield from self._end()
-        self._open = AnswerItem(len(self.items), call)
+        self._open = AnswerItem(len(self.items), call, reasoning)
         self.items.append(self._open)
         yield ItemStep("begin", self._open)
 
@@ -238,10 +241,10 @@ class ItemAnswer(ModelAnswer):
         assert self._open is not None
         self._open.pieces.append(text)
         log_probs: list[dict[str, Any]] = []
-        # Tokens of calls are no part of a text.
+        # Tokens of calls and reasoning are no part of a text.
         if self._log_probs:
             log_probs, self._log_probs = self._log_probs, []
-        if self._open.call is not None:
+        if self._open.call is not None or self._open.reasoning:
             log_probs = []
         self._open.log_probs += log_probs
         return ItemStep("piece", self._open, text, log_probs)

@@ -36,6 +36,8 @@ class Family:
         draft: Layers that predict further tokens (MTP), which are loaded for speculation alone.
         outer: Weights beside the layers other than embedding, output projection and last norm.
         head: Name of the output projection.
+        embedding: Name of the embedding.
+        norm: Name of the last norm.
         embeds: Whether it has an embedding; a draft head uses its target's.
     """
 
@@ -47,6 +49,8 @@ class Family:
     draft: Callable[[ConfigValues], Block] = no_part
     outer: Callable[[ConfigValues], Block] = no_part
     head: str = "lm_head"
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
     embeds: bool = True
 
 

@@ -1,7 +1,8 @@
 """Nemotron-NAS (`DeciLMForCausalLM`): a Llama of which each layer was searched for, by `block_configs`.
 
 A layer may lack attention or feed-forward, or have one matrix in its place, and chooses its KV heads and the size of
-its feed-forward by itself. Follows modeling_decilm.py, which is published with the checkpoints.
+its feed-forward by itself. As in NVIDIA/TensorRT-LLM tensorrt_llm/_torch/models/modeling_nemotron_nas.py (file index id
+3513435522), which follows modeling_decilm.py of the checkpoints.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _layer(values: ConfigValues, index: int) -> Block:
     inner, count = values.size("moe_intermediate_size"), values.size("n_routed_experts")
     is_hashed = index < values.size("num_hash_layers", default=0, least=0)
     feed = experts(
-        hidden, inner, count, name="ffn", projections=_W, score_bias=not is_hashed,
+        hidden, inner, count, name="ffn", projections=_W, score_bias=not is_hashed, score_name="gate.bias",
         shared=inner * values.size("n_shared_experts", default=0, least=0),
     )  # fmt: skip
     ratio = ratios[index] if index < len(ratios) else 0
@@ -109,5 +109,7 @@ def _draft(values: ConfigValues) -> Block:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "DeepseekV4ForCausalLM": Family(_layer, "deepseek_v4", draft=_draft, outer=_outer, head="head"),
+    "DeepseekV4ForCausalLM": Family(
+        _layer, "deepseek_v4", draft=_draft, outer=_outer, head="head", embedding="embed"
+    ),
 }

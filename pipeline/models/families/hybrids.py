@@ -90,7 +90,11 @@ def _qwen_draft(feed: LayerOf, key: str, count: int = 0) -> Callable[[ConfigValu
 
 
 def _kimi(values: ConfigValues, index: int) -> Block:
-    """Kimi Linear and K3: the delta rule with a gate for each channel; every few layers latent attention."""
+    """Kimi Linear and K3: the delta rule with a gate for each channel; every few layers latent attention.
+
+    As NVIDIA/TensorRT-LLM's modeling_kimi_k3 has it, which says how many bytes a rank reads of it (file index id
+    57357616009).
+    """
     hidden, told = hidden_size(values), values.inner("linear_attn_config")
     full, delta = told.sizes("full_attn_layers"), told.sizes("kda_layers")
     if set(full) | set(delta) != set(range(1, hidden_layers(values) + 1)):
@@ -139,8 +143,10 @@ def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
         weights += linear("mixers", f"{name}.g_a_proj", head_dim, hidden)
         weights += linear("mixers", f"{name}.g_b_proj", inner, head_dim, "rows")
     weights += linear("mixers", f"{name}.o_proj", hidden, inner, "columns")
-    kept = 3 * inner * (kernel - 1) * 2 + heads * head_dim**2 * 4
-    return Block(tuple(weights), (Cache("linear attention", heads=heads, state=kept),))
+    # TensorRT-LLM keeps as many inputs of the convolutions as their kernel is long (examples/kimi_k3/disagg/README.md).
+    kept = 3 * inner * kernel * 2 + heads * head_dim**2 * 4
+    cache = Cache("linear attention", heads=heads, state=kept, recurrent=heads * head_dim**2)
+    return Block(tuple(weights), (cache,))
 
 
 def _kimi_experts(values: ConfigValues, hidden: int) -> Block:

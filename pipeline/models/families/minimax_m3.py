@@ -46,7 +46,8 @@ def _layer(values: ConfigValues, index: int) -> Block:
     shared = values.size("shared_intermediate_size", default=0, least=0)
     return found + experts(
         hidden, values.size("intermediate_size"), values.size("num_local_experts"), name="block_sparse_moe",
-        projections=("w1", "w3", "w2"), score_bias=True, shared=shared,
+        projections=("w1", "w3", "w2"), score_bias=True, score_name="e_score_correction_bias",
+        shared=shared,
     )  # fmt: skip
 
 

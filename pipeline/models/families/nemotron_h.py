@@ -98,7 +98,10 @@ def _layer(values: ConfigValues, index: int) -> Block:
 
 
 def _draft(values: ConfigValues) -> Block:
-    """Layers in a pattern of their own; the first joins embedding and hidden state, the last ends with a norm."""
+    """Layers in a pattern of their own; the first joins embedding and hidden state, the last ends with a norm.
+
+    As NVIDIA/TensorRT-LLM's NemotronHMTPDecoderLayer has them (file index ids 4069946320 and, newer, 51772101214).
+    """
     hidden, found = hidden_size(values), Block()
     kinds = _kinds(values, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     for repeat in range(values.size("num_nextn_predict_layers", default=0, least=0, most=64)):
@@ -115,5 +118,7 @@ def _draft(values: ConfigValues) -> Block:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "NemotronHForCausalLM": Family(_layer, "nemotron_h", layers=_layers, draft=_draft),
+    "NemotronHForCausalLM": Family(
+        _layer, "nemotron_h", layers=_layers, draft=_draft, embedding="embeddings", norm="norm_f"
+    ),
 }

@@ -45,7 +45,7 @@ def _minimax_experts(values: ConfigValues, _index: int) -> Block:
     inner, count = values.size("intermediate_size"), values.size("num_local_experts")
     return experts(
         hidden_size(values), inner, count, name="block_sparse_moe", projections=_W,
-        score_bias=values.flag("use_routing_bias", True),
+        score_bias=values.flag("use_routing_bias", True), score_name="e_score_correction_bias",
     )  # fmt: skip
 
 

@@ -1,12 +1,20 @@
-"""Towers for images, and what joins them to the decoder. Every rank holds them whole, and they are never quantized."""
+"""Towers for images, and what joins them to the decoder. Every rank holds them whole, and they are never quantized.
+
+Names are those of published checkpoints: of the classes in transformers 5.14.1, without what its conversion_mapping.py
+renames.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from pipeline.models.blocks import GATED, Block, feed_forward, linear, norms, vector
 from pipeline.models.config_values import ConfigValues
 from pipeline.models.families.base import hidden_size
 
 _FC = ("fc1", "fc2")
+_LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def _matrix(name: str, rows: int, columns: int, *, bias: bool = True) -> Block:
@@ -14,19 +22,26 @@ def _matrix(name: str, rows: int, columns: int, *, bias: bool = True) -> Block:
 
 
 def _layer(
-    width: int, inner: int, *, fused: bool = True, bias: bool = True, mlp: tuple[str, ...] = _FC,
-    mlp_bias: bool = True, norm_bias: bool = True, heads: str = "attn",
+    width: int, inner: int, *, bias: bool = True, mixer: str = "attn", projections: tuple[str, ...] = ("qkv", "proj"),
+    mlp: tuple[str, ...] = _FC, mlp_bias: bool = True, feed: str = "mlp", norm_bias: bool = True,
+    layer_norms: tuple[str, ...] = ("norm1", "norm2"),
 ) -> Block:  # fmt: skip
-    """One layer of a tower: attention over all heads, a feed-forward, two norms."""
-    if fused:
-        mixer = _matrix(f"{heads}.qkv", 3 * width, width, bias=bias)
-    else:
-        mixer = Block()
-        for one in ("q_proj", "k_proj", "v_proj"):
-            mixer += _matrix(f"{heads}.{one}", width, width, bias=bias)
-    mixer += _matrix(f"{heads}.proj", width, width, bias=bias)
-    feed = feed_forward(width, inner, kind="vision", projections=mlp, bias=mlp_bias)
-    return mixer + feed + norms(width, "norm1", "norm2", bias=norm_bias)
+    """One layer of a tower: attention over all heads, a feed-forward, norms.
+
+    Args:
+        projections: Names in the attention; the first of two makes queries, keys and values together.
+    """
+    found = Block()
+    for one in projections:
+        rows = 3 * width if len(projections) == 2 and one == projections[0] else width
+        found += _matrix(f"{mixer}.{one}", rows, width, bias=bias)
+    found += feed_forward(width, inner, name=feed, kind="vision", projections=mlp, bias=mlp_bias)
+    return found + norms(width, *layer_norms, bias=norm_bias)
+
+
+def _four(output: str = "o_proj", suffix: str = "") -> tuple[str, ...]:
+    """Names of four projections of an attention."""
+    return tuple(f"{one}{suffix}" for one in ("q_proj", "k_proj", "v_proj", output))
 
 
 def _tower(place: str, layers: int, layer: Block) -> Block:
@@ -36,13 +51,18 @@ def _tower(place: str, layers: int, layer: Block) -> Block:
     return found
 
 
-def _merger(name: str, inner: int, outputs: int, *, norm: int, norm_bias: bool = True) -> Block:
+def _merger(
+    name: str, inner: int, outputs: int, *, norm: int, norm_bias: bool = True,
+    names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2"),
+) -> Block:  # fmt: skip
     """Norm, and two matrices: inner to inner, inner to outputs."""
+    normed, first, second = (f"{name}.{one}" for one in names)
     return (
-        norms(norm, f"{name}.norm", bias=norm_bias)
-        + _matrix(f"{name}.linear_fc1", inner, inner)
-        + _matrix(f"{name}.linear_fc2", outputs, inner)
+        norms(norm, normed, bias=norm_bias) + _matrix(first, inner, inner) + _matrix(second, outputs, inner)
     )
+
+
+_QWEN2_MERGER = ("ln_q", "mlp.0", "mlp.2")
 
 
 def _patches(v: ConfigValues, width: int, *, bias: bool = True) -> Block:
@@ -56,7 +76,7 @@ def qwen3_vl(values: ConfigValues) -> Block:
     v = values.inner("vision_config", "qwen3_vl_vision")
     width, outputs = v.size("hidden_size"), v.size("out_hidden_size", default=hidden_size(values))
     inner = width * v.size("spatial_merge_size") ** 2
-    layer = _layer(width, v.size("intermediate_size"))
+    layer = _layer(width, v.size("intermediate_size"), mlp=("linear_fc1", "linear_fc2"))
     found = _patches(v, width) + _tower("blocks", v.size("depth"), layer)
     found += Block((vector("vision", "pos_embed", width * v.size("num_position_embeddings")),))
     found += _merger("merger", inner, outputs, norm=width)
@@ -73,7 +93,7 @@ def qwen2_vl(values: ConfigValues) -> Block:
     inner = width * v.size("spatial_merge_size") ** 2
     layer = _layer(width, width * v.size("mlp_ratio"))
     found = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
-    return (found + _merger("merger", inner, outputs, norm=width)).at("visual.")
+    return (found + _merger("merger", inner, outputs, norm=width, names=_QWEN2_MERGER)).at("visual.")
 
 
 def qwen2_5_vl(values: ConfigValues) -> Block:
@@ -84,7 +104,15 @@ def qwen2_5_vl(values: ConfigValues) -> Block:
     inner = width * v.size("spatial_merge_size") ** 2
     layer = _layer(width, v.size("intermediate_size"), mlp=GATED, norm_bias=False)
     found = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
-    return (found + _merger("merger", inner, outputs, norm=width, norm_bias=False)).at("visual.")
+    merger = _merger("merger", inner, outputs, norm=width, norm_bias=False, names=_QWEN2_MERGER)
+    return (found + merger).at("visual.")
+
+
+_CLIP: Mapping[str, Any] = {
+    "mixer": "self_attn",
+    "projections": _four("out_proj"),
+    "layer_norms": ("layer_norm1", "layer_norm2"),
+}
 
 
 def gemma3(values: ConfigValues) -> Block:
@@ -93,16 +121,16 @@ def gemma3(values: ConfigValues) -> Block:
     width = v.size("hidden_size")
     patch = v.size("patch_size")
     count = (v.size("image_size") // patch) ** 2
-    layer = _layer(width, v.size("intermediate_size"), fused=False)
+    layer = _layer(width, v.size("intermediate_size"), **_CLIP)
     layers = v.size("num_hidden_layers")
     found = _matrix("embeddings.patch_embedding", width, 3 * patch**2) + _tower(
         "encoder.layers", layers, layer
     )
     found += Block((vector("vision", "embeddings.position_embedding", count * width),))
     found += norms(width, "post_layernorm", bias=True)
-    joined = _matrix("mm_input_projection", hidden_size(values), width, bias=False)
+    joined = _matrix("mm_input_projection_weight", width, hidden_size(values), bias=False)
     joined += norms(width, "mm_soft_emb_norm")
-    return found.at("vision_tower.") + joined.at("multi_modal_projector.")
+    return found.at("vision_tower.vision_model.") + joined.at("multi_modal_projector.")
 
 
 def gemma4(values: ConfigValues) -> Block:
@@ -112,9 +140,11 @@ def gemma4(values: ConfigValues) -> Block:
     v = values.inner("vision_config", "gemma4_vision")
     width = v.size("hidden_size")
     head = v.size("head_dim")
-    layer = _layer(width, v.size("intermediate_size"), fused=False, bias=False, mlp=GATED,
-                   mlp_bias=False, norm_bias=False)  # fmt: skip
-    layer += norms(width, "norm3", "norm4") + norms(head, "q_norm", "k_norm")
+    four = (*_LLAMA_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    layer = _layer(width, v.size("intermediate_size"), bias=False, mixer="self_attn",
+                   projections=_four(suffix=".linear"), mlp=tuple(f"{one}.linear" for one in GATED),
+                   mlp_bias=False, norm_bias=False, layer_norms=four)  # fmt: skip
+    layer += norms(head, "self_attn.q_norm", "self_attn.k_norm")
     layers = v.size("num_hidden_layers")
     found = _matrix("patch_embedder.input_proj", width, 3 * v.size("patch_size") ** 2, bias=False)
     positions = 2 * v.size("position_embedding_size") * width
@@ -134,9 +164,11 @@ def llama4(values: ConfigValues) -> Block:
     inner, patch = v.size("intermediate_size"), v.size("patch_size")
     count = (v.size("image_size") // patch) ** 2 + 1
     found = _matrix("patch_embedding.linear", width, 3 * patch**2, bias=False)
-    found += Block((vector("vision", "positional_embedding_vlm", (count + 1) * width),))
+    positions = vector("vision", "positional_embedding_vlm", count * width)
+    found += Block((vector("vision", "class_embedding", width), positions))
     found += norms(width, "layernorm_pre", "layernorm_post", bias=True)
-    found += _tower("model.layers", layers, _layer(width, inner, fused=False))
+    layer = _layer(width, inner, mixer="self_attn", projections=_four(), layer_norms=_LLAMA_NORMS)
+    found += _tower("model.layers", layers, layer)
     joined, outputs = v.size("projector_input_dim"), v.size("projector_output_dim")
     found += _matrix("vision_adapter.mlp.fc1", joined, inner, bias=False)
     found += _matrix("vision_adapter.mlp.fc2", outputs, joined, bias=False)
@@ -149,8 +181,9 @@ def pixtral(values: ConfigValues) -> Block:
     v = values.inner("vision_config", "pixtral")
     width = v.size("hidden_size")
     layers = v.size("num_hidden_layers")
-    layer = _layer(width, v.size("intermediate_size"), fused=False, bias=False, mlp=GATED,
-                   mlp_bias=False, norm_bias=False)  # fmt: skip
+    layer = _layer(width, v.size("intermediate_size"), bias=False, mixer="attention", projections=_four(), mlp=GATED,
+                   mlp_bias=False, feed="feed_forward", norm_bias=False,
+                   layer_norms=("attention_norm", "ffn_norm"))  # fmt: skip
     found = _matrix("patch_conv", width, 3 * v.size("patch_size") ** 2, bias=False)
     found += norms(width, "ln_pre") + _tower("transformer.layers", layers, layer)
     hidden, bias = hidden_size(values), values.flag("multimodal_projector_bias", False)
@@ -169,7 +202,7 @@ def kimi(values: ConfigValues) -> Block:
     mlp_bias = v.flag("linear_bias", True)
     layer = _matrix("wqkv", 3 * heads, width, bias=bias) + _matrix("wo", width, heads, bias=bias)
     inner = v.size("vt_intermediate_size", "intermediate_size")
-    layer += feed_forward(width, inner, kind="vision", projections=_FC, bias=mlp_bias)
+    layer += feed_forward(width, inner, kind="vision", projections=("fc0", "fc1"), bias=mlp_bias)
     layer += norms(width, "norm0", "norm1", bias=norm_bias)
     found = _matrix("patch_embed.proj", width, 3 * v.size("patch_size") ** 2,
                     bias=v.flag("patch_embed_proj_bias", True))  # fmt: skip
@@ -194,7 +227,7 @@ def minimax(values: ConfigValues) -> Block:
     """MiniMax M3: CLIP's layers over patches of two frames; a projector, and one that merges patches."""
     v = values.inner("vision_config", "minimax_m3_vl_vision")
     width, hidden = v.size("hidden_size"), hidden_size(values)
-    layer = _layer(width, v.size("intermediate_size"), fused=False)
+    layer = _layer(width, v.size("intermediate_size"), **_CLIP)
     size = 3 * v.size("temporal_patch_size") * v.size("patch_size") ** 2
     found = _matrix("embeddings.patch_embedding", width, size, bias=False) + norms(
         width, "pre_layrnorm", bias=True
@@ -204,4 +237,5 @@ def minimax(values: ConfigValues) -> Block:
     merged = v.size("spatial_merge_size") ** 2 * hidden
     joined = _matrix("linear_1", inner, width) + _matrix("linear_2", hidden, inner)
     merging = _matrix("linear_1", inner, merged) + _matrix("linear_2", hidden, inner)
-    return found.at("vision_tower.") + joined.at("multi_modal_projector.") + merging.at("patch_merge_mlp.")
+    found = found.at("vision_tower.vision_model.")
+    return found + joined.at("multi_modal_projector.") + merging.at("patch_merge_mlp.")

@@ -1,7 +1,7 @@
 """Lint of published checkpoints."""
 
 from pipeline.plan.lint.files import CheckpointFiles, LocalFiles, lint, lint_files, lint_folder
-from pipeline.plan.lint.findings import Finding, settings_are_dynamic
+from pipeline.plan.lint.findings import Finding, refuse_errors, settings_are_dynamic
 
 __all__ = [
     "CheckpointFiles",
@@ -10,5 +10,6 @@ __all__ = [
     "lint",
     "lint_files",
     "lint_folder",
+    "refuse_errors",
     "settings_are_dynamic",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from pipeline.errors import SourceError
 from pipeline.models.header import HeaderEntry
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.lint.layouts import served
@@ -47,6 +48,30 @@ class Finding:
             "severity": self.severity, "problem": self.problem, "names": list(self.names),
             "expected": self.expected, "served": self.served,
         }  # fmt: skip
+
+
+def refuse_errors(
+    found: Sequence[Finding], label: str, say: Callable[[str], None], *, allowed: bool = False
+) -> None:
+    """Say what is wrong with a checkpoint before its weights are brought, and refuse errors.
+
+    Args:
+        label: Where it comes from, as "hf:org/name".
+        allowed: Whether errors are let pass, and only said.
+
+    Raises:
+        SourceError: With every error.
+    """
+    errors = () if allowed else tuple(one for one in found if one.severity == "error")
+    for one in found:
+        if one not in errors:
+            say(f"{label}: {one}")
+    if errors:
+        text = "\n".join(f"  {str(one).removeprefix('error: ')}" for one in errors)
+        raise SourceError(
+            f"{label}: the checkpoint is damaged, and its weights are not brought:\n{text}\n"
+            "take another revision or another checkpoint, or let it pass with --allow source.weights"
+        )
 
 
 def index_findings(

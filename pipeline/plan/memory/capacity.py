@@ -48,7 +48,9 @@ def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
     lines += [line for model in held for line in _states(model, index, spec.rank_sequences)]
     left = spec.capacity - sum(line.bytes for line in lines)
     pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
-    costs = {model.role: kv_token_bytes(model, index // model.split.tensor) for model in held}
+    costs = {
+        model.role: kv_token_bytes(model, index // model.split.tensor, spec.sequence_tokens) for model in held
+    }
     return _LoadedRank(index, tuple(lines), costs, min(pool, left))
 
 
@@ -61,21 +63,22 @@ def _cache_lines(spec: DeploymentSpec, rank: _LoadedRank, tokens: int) -> tuple[
             role,
             "",
             tokens * each,
-            f"{tokens} tokens * {each} bytes: {kv_formula(models[role])}",
+            f"{tokens} tokens * {each} bytes: {kv_formula(models[role], rank.index // models[role].split.tensor)}",
             _kv(),
         )
         for role, each in rank.token_bytes.items()
     ]
-    if spec.graph_batch:
-        count = len(engine_memory.graph_sizes(spec.graph_batch))
-        size = engine_memory.graph_bytes(spec.graph_batch)
-        each = f"at most {size // count} bytes for each of {count} batch sizes"
-        lines.append(MemoryLine("graphs", "", "CUDA graphs", size, each, engine_memory.sources("cuda_graph")))
+    if spec.graph_sizes:
+        count, each_size = len(spec.graph_sizes), engine_memory.graph_bytes()
+        text = f"at most {each_size} bytes for each of {count} batch sizes"
+        sources = engine_memory.sources("cuda_graph")
+        lines.append(MemoryLine("graphs", "", "CUDA graphs", count * each_size, text, sources))
     return tuple(lines)
 
 
 def _states(model: ModelSpec, index: int, sequences: int) -> Iterator[MemoryLine]:
-    """States of linear attention and Mamba, which are set aside for each sequence that may run at a time."""
+    """States of linear attention and Mamba, set aside for each sequence that may run at a time, in any stage."""
+    sequences *= model.split.pipeline
     if each := sequence_state_bytes(model, index // model.split.tensor):
         text = f"{sequences} sequences * {each} bytes of states, whatever their length"
         yield MemoryLine("kv_cache", model.role, "states", sequences * each, text, _kv())
@@ -166,6 +169,7 @@ class MemoryPlan:
         int  # that the KV cache of each model holds; with attention data parallelism, on each rank of a stage
     )
     block_tokens: int
+    fullest: tuple[int, ...] = ()  # ranks with room for the fewest tokens, which decide how many there are
 
     @property
     def blocks(self) -> int:
@@ -196,6 +200,17 @@ class MemoryPlan:
         return max(self.ranks, key=lambda rank: rank.used - rank.group("kv_cache"))
 
     @property
+    def fullest_named(self) -> str:
+        """The ranks that decide, as a sentence names them: "GPUs 0 to 3 of 8"; empty where all hold the same."""
+        first, count = self.fullest[0], len(self.fullest)
+        if count == len(self.ranks) or not self.spec.is_gpu:
+            return ""
+        adjoin = self.fullest == tuple(range(first, first + count))
+        named = f"GPU {first}" if count == 1 else f"GPUs {', '.join(map(str, self.fullest))}"
+        named = f"GPUs {first} to {first + count - 1}" if adjoin and count > 1 else named
+        return f"{named} of {len(self.ranks)}"
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on what is counted without a measurement to compare it with."""
         return tuple(warning for model in self.spec.models for warning in _warnings(model))
@@ -203,7 +218,7 @@ class MemoryPlan:
     @property
     def token_bytes(self) -> dict[str, int]:
         """Role -> bytes of a token's keys and values on a rank of the first stage."""
-        return {model.role: kv_token_bytes(model) for model in self.spec.models}
+        return {model.role: kv_token_bytes(model, 0, self.spec.sequence_tokens) for model in self.spec.models}
 
 
 def _warnings(model: ModelSpec) -> Iterator[str]:
@@ -217,7 +232,7 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
             f"{model.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
             "with"
         )
-    padding = mxfp4_padding(model)
+    padding = mxfp4_padding(model) if model.expert_bytes is None else 0
     if padding:
         yield (
             f"{model.role}: kernels may round the sizes of experts in MXFP4 up, which takes up to "
@@ -236,12 +251,20 @@ def plan_memory(spec: DeploymentSpec) -> MemoryPlan:
     holding = [
         rank for rank in loaded if any(rank.token_bytes.values())
     ]  # stages beyond the layers hold none
-    tokens = max(0, min(_tokens(rank) for rank in holding)) // block * block
+    fewest = min(_tokens(rank) for rank in holding)
+    tokens = max(0, fewest if spec.most_tokens is None else min(fewest, spec.most_tokens)) // block * block
     ranks = tuple(
         RankMemory(rank.index, spec.capacity, (*rank.lines, *_cache_lines(spec, rank, tokens)))
         for rank in loaded
     )
-    return MemoryPlan(spec, ranks, tokens, block)
+    least = min(rank.pool for rank in holding)
+    # Where weights and buffers do not fit, those that lack the most.
+    fullest = tuple(
+        rank.index
+        for rank in holding
+        if (rank.pool == least if least < 0 else _tokens(rank) // block == fewest // block)
+    )
+    return MemoryPlan(spec, ranks, tokens, block, fullest)
 
 
 def _tokens(rank: _LoadedRank) -> int:

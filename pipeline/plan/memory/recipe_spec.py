@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pipeline.contracts import engine_memory
 from pipeline.contracts.gpus import gpu
@@ -58,6 +59,7 @@ def deployment_spec(
         return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes)
     device = gpu(runtime.gpu)
     proposed = recipe.draft.max_draft_tokens if recipe.draft is not None else 0
+    own = _own(recipe, "kv_cache_config")
     return DeploymentSpec(
         device=device.name,
         capacity=device.driver_mib * 2**20,
@@ -65,17 +67,28 @@ def deployment_spec(
         sequence_tokens=recipe.limits.max_sequence_tokens + proposed,
         concurrency=recipe.limits.max_concurrency,
         fraction=recipe.kv_cache.memory_fraction or engine_memory.default_fraction(),
-        graph_batch=_graph_batch(recipe, models[0]),
+        graph_sizes=_graph_sizes(recipe, models[0]),
+        pool_bytes=own.get("max_gpu_total_bytes") or None,
+        most_tokens=own.get("max_tokens"),
     )
 
 
-def _graph_batch(recipe: Recipe, target: ModelSpec) -> int:
-    """Largest batch of a rank that CUDA graphs are captured for; upstream leaves out those that no step has."""
+def _own(recipe: Recipe, section: str) -> Mapping[str, Any]:
+    """A section of the arguments that the recipe adds under upstream's names; empty without it."""
+    runtime = recipe.runtime
+    found = runtime.llm_args.get(section) if isinstance(runtime, PyTorchRuntime) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _graph_sizes(recipe: Recipe, target: ModelSpec) -> tuple[int, ...]:
+    """Batches of a rank that CUDA graphs are captured for; upstream leaves out those that no step has."""
     runtime = recipe.runtime
     if not isinstance(runtime, PyTorchRuntime) or not runtime.cuda_graphs:
-        return 0
-    requests = target.split.rank_requests(recipe.limits.max_concurrency)
-    return min(runtime.max_graph_batch or requests, requests)
+        return ()
+    most = target.split.rank_requests(recipe.limits.max_concurrency)
+    if own := _own(recipe, "cuda_graph_config").get("batch_sizes"):
+        return tuple(sorted({min(size, most) for size in own}))
+    return engine_memory.graph_sizes(min(runtime.max_graph_batch or most, most))
 
 
 def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
@@ -102,19 +115,56 @@ def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
 
 
 def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelSpec:
-    quantization = recipe.quantization
+    quantization, runtime = recipe.quantization, recipe.runtime
+    own: Mapping[str, Any] = runtime.llm_args if isinstance(runtime, PyTorchRuntime) else {}
+    if own.get("disable_mm_encoder"):
+        sizes = replace(sizes, first=tuple(weight for weight in sizes.first if weight.kind != "vision"))
+    state = _own(recipe, "kv_cache_config").get("mamba_ssm_cache_dtype", "auto")
+    form = _format(recipe, role, sizes)
     return ModelSpec(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
-        format=_format(recipe, role, sizes),
+        format=form,
         kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes),
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
-        copies_tied=isinstance(recipe.runtime, TensorRTRuntime),
+        expert_bytes=engine_memory.cpu_expert_bytes(form) if isinstance(runtime, CpuRuntime) else None,
+        copies_tied=isinstance(runtime, TensorRTRuntime),
+        predicts=role == TARGET and _predicts(recipe),
+        partition=tuple(own.get("pp_partition") or ()),
+        windows=_windows(recipe, role, sizes),
+        state_dtype=None if state == "auto" else state,
     )
+
+
+def _predicts(recipe: Recipe) -> bool:
+    """Whether the checkpoint's own layers propose tokens (MTP)."""
+    runtime = recipe.runtime
+    if not isinstance(runtime, PyTorchRuntime):
+        return False
+    way = runtime.speculation.method if runtime.speculation is not None else None
+    return way == "mtp" or _own(recipe, "speculative_config").get("decoding_type") == "MTP"
+
+
+def _windows(recipe: Recipe, role: str, sizes: ModelSizes) -> tuple[int, ...]:
+    """Tokens that the KV cache keeps in each layer, 0 for all: as told, or as the release derives them; (): all.
+
+    It derives them for targets of which some layers see one window and the others all.
+    """
+    own, runtime = _own(recipe, "kv_cache_config"), recipe.runtime
+    if told := own.get("max_attention_window"):
+        return tuple(0 if window >= recipe.limits.max_sequence_tokens else window for window in told)
+    derives = isinstance(runtime, PyTorchRuntime) and engine_memory.derives_windows(runtime.version)
+    if not derives or role != TARGET or own.get("use_kv_cache_manager_v2") is False:
+        return ()
+    found = tuple(
+        max((cache.window for cache in block.caches if cache.kind == "sliding window"), default=0)
+        for block in sizes.blocks
+    )
+    return found if len({*found} - {0}) == 1 and 0 in found else ()
 
 
 def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:

@@ -44,7 +44,16 @@ class ModelSpec:
     awq_block: int = 128
     bits: float | None = None  # average of a weight, for format auto
     unexplained: int = 0  # weights that the checkpoint has besides those that its sizes explain
+    expert_bytes: float | None = (
+        None  # of a weight of an expert, where a runtime unpacks it; None: as it is stored
+    )
     copies_tied: bool = False  # whether an output projection that is the embedding is stored twice
+    predicts: bool = False  # whether layers that predict further tokens (MTP) are loaded
+    partition: tuple[int, ...] = ()  # layers of each stage; (): as even as can be
+    windows: tuple[
+        int, ...
+    ] = ()  # tokens that the KV cache keeps in each layer, 0 for all; repeated; (): all
+    state_dtype: str | None = None  # of recurrent states; None: as the checkpoint has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +74,9 @@ class DeploymentSpec:
     sequence_tokens: int  # prompt, answer, and drafts that are verified
     concurrency: int  # requests that the recipe wants to run at a time
     fraction: float = 0.9  # of what weights and buffers leave, for KV caches
-    graph_batch: int = 0  # largest batch that CUDA graphs are captured for; 0: none
-    pool_bytes: int | None = None  # of the KV caches, where it is not a share of what is left (cpu)
+    graph_sizes: tuple[int, ...] = ()  # batches that CUDA graphs are captured for
+    pool_bytes: int | None = None  # most of the KV caches of a rank, where it is not a share of what is left
+    most_tokens: int | None = None  # that the KV cache of a rank holds, whatever room there is
     is_gpu: bool = True
 
     @property

@@ -1,9 +1,9 @@
 """The weights of a decoder as ranks hold them; their bytes, and those of tokens and sequences in its KV cache.
 
 From config.json alone, so that it is known before anything is downloaded (`pipeline.models.sizes`). Towers for images
-are counted as weights that every rank holds whole. Layers that predict further tokens are not: a server loads them for
-speculation alone. The KV cache of layers that see a window is counted as if they saw all, which runtimes allocate
-unless they are told otherwise.
+are counted as weights that every rank holds whole. Layers that predict further tokens are counted where speculation
+loads them. Layers that see a window keep all tokens unless the server is told otherwise, or bounds them by itself
+(`ModelSpec.windows`). With attention data parallelism a rank shares nothing but routed experts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.contracts import engine_memory
-from pipeline.models.blocks import KINDS, Cache, Kind, WeightTensor
+from pipeline.models.blocks import KINDS, STATE_BYTES, Cache, Kind, WeightTensor
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory.spec import MemoryLine, ModelSpec
 from pipeline.plan.parallelism import Parallelism
@@ -91,6 +91,8 @@ def served_format(tensor: WeightTensor, model: ModelSpec) -> str:
 def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple: int = 1) -> int:
     """Bytes of the part of a tensor that a rank holds, scales included."""
     held = rank_part(tensor, model.split, vocabulary_multiple)
+    if model.expert_bytes is not None and tensor.is_expert:
+        return int(held.rows * held.columns * held.copies * model.expert_bytes)
     each = engine_memory.linear_bytes(
         held.rows, held.columns, served_format(tensor, model), awq_block=tensor.group or model.awq_block,
         dtype=model.sizes.dtype, bits=model.bits,
@@ -174,7 +176,7 @@ def mxfp4_padding(model: ModelSpec) -> int:
 
 
 def stage_layers(model: ModelSpec, stage: int) -> range:
-    """Indices of a stage's layers: as even as can be, the first stages hold one more.
+    """Indices of a stage's layers: as even as can be, the first stages hold one more, or as they are told.
 
     >>> from pipeline.contracts.models import known_model
     >>> from pipeline.plan.parallelism import Parallelism
@@ -182,6 +184,9 @@ def stage_layers(model: ModelSpec, stage: int) -> range:
     >>> [len(stage_layers(model, stage)) for stage in range(3)]
     [22, 21, 21]
     """
+    if model.partition:
+        first = sum(model.partition[:stage])
+        return range(first, min(model.sizes.layers, first + model.partition[stage]))
     each, more = divmod(model.sizes.layers, model.split.pipeline)
     first = stage * each + min(stage, more)
     return range(first, first + each + (stage < more))
@@ -202,12 +207,20 @@ def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
         yield from sizes.last
         if sizes.tied and (model.copies_tied or stage > 0):
             yield WeightTensor("lm_head", sizes.vocab, sizes.hidden, "vocabulary")
+        if model.predicts:
+            yield from (tensor for tensor in sizes.draft if not tensor.name.endswith(_OF_TARGET))
+
+
+# Copies that MTP layers bring along, and servers leave: they use the target's own (deepseek_v3's MTPForCausalLM).
+_OF_TARGET = ("embed_tokens", "shared_head.head")
 
 
 def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
     ways = model.split.tensor if kind == "experts" else model.split.shared
     spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
+    if kind == "experts" and model.expert_bytes is not None:
+        return f"rows * columns of each layer * {model.expert_bytes:g} bytes, as the cpu engine unpacks them"
     if quantized:
         return f"rows * columns of each layer in {' and '.join(quantized)}, with its scales{spread}"
     spread = "" if kind in ("norms", "vision") else spread
@@ -227,38 +240,66 @@ def cache_token_bytes(cache: Cache, kv_cache: str, ways: int = 1) -> float:
     return numbers * (cache.bytes_each or engine_memory.kv_number_bytes(kv_cache)) / cache.every
 
 
-def cache_state_bytes(cache: Cache, kv_cache: str, ways: int = 1) -> int:
-    """Bytes that a layer keeps of a sequence whatever its length, on one of `ways` ranks."""
+def cache_state_bytes(cache: Cache, kv_cache: str, ways: int = 1, dtype: str | None = None) -> int:
+    """Bytes that a layer keeps of a sequence whatever its length, on one of `ways` ranks.
+
+    Args:
+        dtype: Type of recurrent states; None: as the checkpoint has it.
+    """
     window = cache.numbers * cache.window if cache.is_bounded else 0
     held = math.ceil(cache.heads / ways) / cache.heads if cache.heads else 1.0
-    return math.ceil(cache.state * held + window * engine_memory.kv_number_bytes(kv_cache))
+    state = cache.state
+    if dtype is not None:
+        state += cache.recurrent * (STATE_BYTES[dtype] - STATE_BYTES[cache.recurrent_dtype])
+    return math.ceil(state * held + window * engine_memory.kv_number_bytes(kv_cache))
 
 
-def kv_token_bytes(model: ModelSpec, stage: int = 0) -> int:
-    """Bytes of one token's keys and values, in all layers of a stage, on one rank."""
+def kv_token_bytes(model: ModelSpec, stage: int = 0, length: int = 0) -> int:
+    """Bytes of one token's keys and values, in all layers of a stage, on one rank.
+
+    Args:
+        length: Tokens of a sequence, over which what a window keeps of it is spread; 0: as if all were kept.
+    """
+    ways = model.split.shared
     return math.ceil(
-        sum(cache_token_bytes(cache, model.kv_cache, model.split.shared) for cache in _caches(model, stage))
+        sum(
+            cache_token_bytes(cache, model.kv_cache, ways) * _kept(model, index, length)
+            for index, cache in _caches(model, stage)
+        )
     )
 
 
 def sequence_state_bytes(model: ModelSpec, stage: int = 0) -> int:
     """Bytes of one sequence's states, in all layers of a stage, on one rank."""
     return sum(
-        cache_state_bytes(cache, model.kv_cache, model.split.shared) for cache in _caches(model, stage)
+        cache_state_bytes(cache, model.kv_cache, model.split.shared, model.state_dtype)
+        for _, cache in _caches(model, stage)
     )
 
 
-def _caches(model: ModelSpec, stage: int) -> Iterator[Cache]:
+def _kept(model: ModelSpec, index: int, length: int) -> float:
+    """Share of a sequence's tokens that are kept in a layer; a window begins and ends within pages."""
+    window = model.windows[index % len(model.windows)] if model.windows else 0
+    if not window or not length:
+        return 1.0
+    return min(1.0, (math.ceil(window / model.block_tokens) + 1) * model.block_tokens / length)
+
+
+def _caches(model: ModelSpec, stage: int) -> Iterator[tuple[int, Cache]]:
     for index in stage_layers(model, stage):
-        yield from model.sizes.blocks[index].caches
+        yield from ((index, cache) for cache in model.sizes.blocks[index].caches)
+    if model.predicts and stage == model.split.pipeline - 1:
+        yield from ((model.sizes.layers, cache) for cache in model.sizes.draft_caches)
 
 
-def kv_formula(model: ModelSpec) -> str:
+def kv_formula(model: ModelSpec, stage: int = 0) -> str:
     """Write how a token's bytes are counted: "2 * 32 layers * 8 KV heads * 128 of fp8"."""
     ways, counts = model.split.shared, dict[str, int]()
-    for cache in _caches(model, 0):
+    for index, cache in _caches(model, stage):
         if cache_token_bytes(cache, model.kv_cache):
             part = _cache_formula(cache, model, ways)
+            window = model.windows[index % len(model.windows)] if model.windows else 0
+            part += f" within {window} tokens" if window else ""
             counts[part] = counts.get(part, 0) + 1
     return " + ".join(part.replace("#", f"{count} layers") for part, count in counts.items())
 

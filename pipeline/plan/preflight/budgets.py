@@ -152,6 +152,9 @@ def _positions(context: Context) -> Iterator[Objection]:
 
 def _longest(sizes: ModelSizes) -> int:
     """Positions that a model has, with those that its rotary embedding is stretched to."""
+    original = sizes.rope.get("original_max_positions")
+    if sizes.rope.get("kind") == "yarn" and original is not None:
+        return max(sizes.max_positions, int(float(original) * float(sizes.rope.get("factor", 1))))
     unscaled: list[str] = rule("limits.positions").facts["unscaled"]
     factor = 1.0 if sizes.rope.get("kind") in unscaled else float(sizes.rope.get("factor", 1))
     return int(sizes.max_positions * factor)
@@ -180,12 +183,11 @@ def _fits(context: Context) -> Iterator[Objection]:
     if memory is None or memory.verdict != "does not fit":
         return
     short, longest = -memory.tightest.headroom, memory.spec.sequence_tokens
+    where = f" on {memory.fullest_named or f'each of {len(memory.ranks)}'}"
     if short > 0:
-        problem = (
-            f"lacks {short / 2**30:.1f} GiB for weights and buffers alone, on each of {len(memory.ranks)}"
-        )
+        problem = f"lacks {short / 2**30:.1f} GiB for weights and buffers alone,{where}"
     else:
-        problem = f"holds {memory.tokens} tokens in its KV cache, and one request may have {longest}"
+        problem = f"holds {memory.tokens} tokens in its KV cache{where}, and one request may have {longest}"
     keys = (GPU, TENSOR, "quantization.format", "limits.max_input_tokens")
     yield Objection(keys, problem, f"{_plan(context)} names what would fit")
 

@@ -65,7 +65,8 @@ class GeneratedConfig:
             for role, flags in self.engines
         }
         if self.arguments:
-            both = StepLimits(int(self.arguments["max_num_tokens"]))
+            block = self.arguments["kv_cache_config"].get("tokens_per_block") or StepLimits().block_tokens
+            both = StepLimits(int(self.arguments["max_num_tokens"]), int(block))
             found |= {TARGET: both, DRAFT: both}
         return found
 

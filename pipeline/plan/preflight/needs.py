@@ -19,7 +19,7 @@ from pipeline.contracts.rules import rule, rules
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.memory.tensors import parameter_counts
+from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_format
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, Objection, RecipeModel, make_context
 from pipeline.recipe import CpuRuntime, Recipe
@@ -153,12 +153,12 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-_PUBLISHED = "none"  # checkpoints are published in 16 bits
+_AS_PUBLISHED = "none"
 
 
 def published_bytes(model: RecipeModel) -> int | None:
     """Bytes of the checkpoint as it is fetched; None if nothing is known of the model."""
-    return model.facts.weight_bytes or _bytes(model, _PUBLISHED)
+    return model.facts.weight_bytes or _bytes(model, _AS_PUBLISHED)
 
 
 def stored_bytes(model: RecipeModel) -> int | None:
@@ -221,7 +221,10 @@ def largest_rank_bytes(context: Context) -> int | None:
 
 
 def _bytes(model: RecipeModel, form: str) -> int | None:
-    if model.sizes is None:
+    sizes = model.sizes
+    if sizes is None:
         return None
+    if form == _AS_PUBLISHED:
+        return sum(published_bytes_by_format((*sizes.weights(), *sizes.draft), sizes.dtype).values())
     each: float = rule("host.disk").facts["bytes_per_weight"][form]
-    return int(sum(parameter_counts(model.sizes).values()) * each)
+    return int(sum(parameter_counts(sizes).values()) * each)

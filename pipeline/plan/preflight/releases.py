@@ -55,9 +55,11 @@ def _gpu(context: Context) -> Iterator[Objection]:
 def _class(context: Context) -> Iterator[Objection]:
     """Engines and CPU models are made from tensors that we read."""
     facts = rule("model.class").facts
-    doing = {"tensorrt": "converted", "cpu": "cpu"}.get(context.kind, "calibrated")
-    known: list[str] = facts[doing]
     for model in context.models:
+        doing = {"tensorrt": "converted", "cpu": "cpu" if model.format == "none" else "calibrated"}.get(
+            context.kind, "calibrated"
+        )
+        known: list[str] = facts[doing]
         if model.architecture is not None and model.architecture not in known and context.is_read(model):
             how = "run with runtime.kind cpu" if doing == "cpu" else doing
             yield Objection(
@@ -65,6 +67,19 @@ def _class(context: Context) -> Iterator[Objection]:
                 f"is a {model.architecture or 'model of no named class'}, which cannot be {how}",
                 f"one of {', '.join(known)}",
             )
+
+
+def _rope(context: Context) -> Iterator[Objection]:
+    """Rotary embeddings that engines are not built with here."""
+    kinds: list[str] = rule("model.rope").facts["kinds"]
+    for model in context.models:
+        rope = model.sizes.rope if model.sizes is not None else {}
+        if rope.get("kind", kinds[0]) not in kinds:
+            text = f"turns positions by {rope['kind']}, which cannot be converted"
+            yield Objection((model.source_key, KIND), text, f"one of {', '.join(kinds)}")
+        if rope.get("partial_rotary_factor", 1) != 1:
+            text = "turns a part of each head's channels (partial_rotary_factor), which cannot be converted"
+            yield Objection((model.source_key, KIND), text, "another checkpoint, or runtime.kind pytorch")
 
 
 def _served(context: Context) -> Iterator[Objection]:
@@ -324,6 +339,7 @@ RELEASE_CHECKS: Mapping[str, Check] = {
     "gpu.known": _gpu,
     "gpu.since": _on_gpu("gpu.since"),
     "model.class": _class,
+    "model.rope": _rope,
     "model.served": _served,
     "runtime.refuses": _refused,
     "llmapi.instances": _instances,

@@ -131,8 +131,8 @@ def _host_tier(context: Context) -> Iterator[Objection]:
 
 def _own_arguments(context: Context) -> Iterator[Objection]:
     runtime = context.recipe.runtime
-    if isinstance(runtime, PyTorchRuntime) and runtime.llm_args:
-        text = f"adds {', '.join(runtime.llm_args)}, which memory and speed of the plan do not count"
+    if isinstance(runtime, PyTorchRuntime) and (names := llm_args.unplanned(runtime.llm_args)):
+        text = f"adds {', '.join(names)}, which memory and speed of the plan do not count"
         yield Objection(("runtime.llm_args",), text, "measure it (pipeline bench)")
 
 

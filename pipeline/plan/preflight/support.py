@@ -32,8 +32,16 @@ def _features(context: Context) -> Iterator[Objection]:
     for model, architecture, version in _served(context):
         if model is not context.target:
             continue
+        runtime = context.recipe.runtime
+        assert isinstance(runtime, PyTorchRuntime), "the rules are about the PyTorch backend"
+        given = [
+            f"{section}.{name}"
+            for section, values in runtime.llm_args.items()
+            if isinstance(values, Mapping)
+            for name in values
+        ]
         for feature, key in _used(context).items():
-            if (issue := feature_issue(architecture, feature, version, context.gpu)) is not None:
+            if (issue := feature_issue(architecture, feature, version, context.gpu, given)) is not None:
                 yield _objection((key, VERSION, GPU), issue)
 
 

@@ -22,8 +22,11 @@ import yaml
 from pipeline.contracts import engine_memory, llm_args, llmapi
 from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.models import CheckpointQuantization, Format, TensorFiles
+from pipeline.models.published import read_published
+from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
+from pipeline.reading import read_json
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.store import Json
 from pipeline.store.files import link_or_copy, walk
@@ -222,6 +225,7 @@ def _without_overlap(recipe: Recipe, two_models: bool) -> bool:
 
 ARGUMENTS, FACTS = "llm_args.yaml", "build.json"
 CHECKPOINT = "checkpoint"
+_QUANTIZATION = "hf_quant_config.json"
 _OF_THE_STORE = ("manifest.json", "manifest.txt")
 _HEAD = (
     "# Arguments of TensorRT-LLM {version}'s LLM API (PyTorch backend); paths begin at this file's folder.\n"
@@ -273,15 +277,15 @@ def judge_arguments(version: str, meant: Mapping[str, Any], folder: Path) -> Non
         raise StageError(f"{folder / ARGUMENTS}: " + "; ".join(map(str, faults)))
 
 
-def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> CheckpointQuantization | None:
+def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> tuple[str, str | None]:
     """Look at the files again: complete, and quantized as the recipe says. No weight is read.
 
     Args:
-        form: Format of the weights, as in the recipe; `none` takes what the source is, `auto` any mix.
+        form: Format of the weights, as in the recipe; `none` takes what the source is published in, `auto` any mix.
         kv_cache: As in the recipe.
 
     Returns:
-        What the checkpoint says about its quantization; None for a mix of formats.
+        Formats of the weights and of the KV cache that the checkpoint names; None: it leaves the latter open.
 
     Raises:
         StageError: A file is missing, or the checkpoint is another than the recipe asks for.
@@ -294,14 +298,12 @@ def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> CheckpointQuanti
         TensorFiles(checkpoint)
     elif not any(checkpoint.glob("*.bin")):
         raise StageError(f"{checkpoint}: no weights")
-    if form == "auto":
-        _require_details(checkpoint)
-        return None
-    found = CheckpointQuantization.read(checkpoint)
     if form == "none":
-        return found
+        return _as_published(checkpoint)
     _require_details(checkpoint)
-    asked = Format(form)
+    if form == "auto":
+        return "mixed", None
+    found, asked = CheckpointQuantization.read(checkpoint), Format(form)
     if found.format is not asked:
         raise StageError(f"{checkpoint} is {found.format}, not {asked}")
     scaled = found.kv_cache == "FP8"
@@ -310,12 +312,20 @@ def judge_checkpoint(folder: Path, form: str, kv_cache: str) -> CheckpointQuanti
             f"{checkpoint}: its KV cache is {found.kv_cache or 'not quantized'}, "
             f"but quantization.kv_cache is {kv_cache}"
         )
-    return found
+    return str(found.format), found.kv_cache
+
+
+def _as_published(checkpoint: Path) -> tuple[str, str | None]:
+    config, beside = read_json(checkpoint / "config.json"), checkpoint / _QUANTIZATION
+    details = read_json(beside) if beside.is_file() else None
+    published, faults = read_published(config, details)
+    if faults:
+        raise StageError(f"{checkpoint}: {'; '.join(map(str, faults))}")
+    sizes = ModelSizes.from_config(config, details)
+    return "as published" if sizes is None else sizes.stored, published.kv_cache
 
 
 def _require_details(checkpoint: Path) -> None:
     """TensorRT-LLM reads the quantization from this file."""
-    if not (checkpoint / "hf_quant_config.json").is_file():
-        raise StageError(
-            f"{checkpoint}: no hf_quant_config.json, so TensorRT-LLM would take it as unquantized"
-        )
+    if not (checkpoint / _QUANTIZATION).is_file():
+        raise StageError(f"{checkpoint}: no {_QUANTIZATION}, so TensorRT-LLM would take it as unquantized")

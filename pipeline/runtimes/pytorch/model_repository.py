@@ -14,7 +14,6 @@ model makes the paths absolute. The tokenizer's files are for clients, which mak
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,8 +155,7 @@ def package_llmapi(
     for folder in filter(None, (sources.target, sources.draft)):
         require(folder, "config.json")
     require(sources.target, "tokenizer.json")
-    vocab_size = json.loads((sources.target / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    ids = token_ids(sources.tokenizer, vocab_size)
+    ids = token_ids(sources.tokenizer)
     config = llmapi_model(settings)
     repository = into / REPOSITORY
     version = write_model(config, repository, sources.tokenizer, sources=SOURCES)

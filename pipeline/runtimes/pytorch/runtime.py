@@ -57,12 +57,12 @@ class PyTorchBackend:
     def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
         version = _runtime(inputs.recipe).version
         size = artifact.write_checkpoint(inputs.checkpoint, inputs.into)
-        found = artifact.judge_checkpoint(inputs.into, *_formats(inputs.recipe, inputs.role))
+        form, kv_cache = artifact.judge_checkpoint(inputs.into, *_formats(inputs.recipe, inputs.role))
         facts: dict[str, Json] = {
             "runtime": "pytorch",
             "checkpoint": size,
-            "quantization": "mixed" if found is None else str(found.format),
-            "kv_cache": None if found is None else found.kv_cache,
+            "quantization": form,
+            "kv_cache": kv_cache,
         }
         if inputs.role == TARGET:
             arguments = llm_arguments(inputs.recipe)

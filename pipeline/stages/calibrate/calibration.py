@@ -19,6 +19,7 @@ from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.torch_device import torch_device, torch_threads_for
@@ -63,6 +64,8 @@ def calibrate(
             fix="calibrate on a GPU, or use fp8 or int4_awq",
         )
         raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", [fault])
+    if (form is not Format.NONE or exports) and architecture.family not in MODEL_TYPES:
+        raise UserError(f"{architecture.class_name} cannot be calibrated; {', '.join(MODEL_TYPES)} can")
     source = CheckpointReader(checkpoint_dir)
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         raise UserError(

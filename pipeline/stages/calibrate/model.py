@@ -39,7 +39,7 @@ def check_known(directory: Path, architecture: Architecture) -> None:
             separate(model)
     kind = get_model_type(model)
     compatible, _, _ = check_model_compatibility(get_transformer_layers(model))
-    if kind != MODEL_TYPES[architecture.family] or not compatible:
+    if kind != MODEL_TYPES.get(architecture.family) or not compatible:
         raise UserError(
             f"ModelOpt does not know {architecture.class_name} (takes it for {kind!r}): it cannot be exported"
         )

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.errors import StageError
+from pipeline.errors import StageError, UserError
 from pipeline.models import Architecture, CheckpointReader, Format
+from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
 
 _LOGITS = 1 << 24  # of each model, held at once
 _ROWS = 4096  # tokens that go through a linear layer together
@@ -34,6 +35,9 @@ class Decoder:
         samples: Tokens of each sample.
         device: "cpu" or "cuda".
         kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
+
+    Raises:
+        UserError: The family is not one that is calibrated.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Decoder:
     ) -> None:
         self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
+        if self._architecture.family not in MODEL_TYPES:
+            raise UserError(f"{self._architecture.class_name} cannot be judged; {', '.join(MODEL_TYPES)} can")
         self._lengths = [len(sample) for sample in samples]
         self._tokens = torch.tensor([token for sample in samples for token in sample], device=device)
         self._cosine, self._sine = self._rotations()
@@ -170,17 +176,21 @@ class Decoder:
         return functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon)
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each token's position, [tokens, 1, head_dim]."""
+        """Cosine and sine of each token's position, [tokens, 1, channels that turn]."""
         model = self._architecture
-        inverse = model.rope.inverse_frequencies(model.head_dim)
+        rope, longest = model.rope, max(self._lengths)
+        long = rope.kind == "longrope" and longest > (rope.scaling or {})["original_max_position_embeddings"]
+        inverse = rope.inverse_frequencies(model.head_dim, long=long)
         positions = np.concatenate([np.arange(length, dtype=np.float32) for length in self._lengths])
         angles = torch.from_numpy(positions[:, None] * inverse[None, :]).to(self._device)
         both = torch.cat([angles, angles], dim=-1)[:, None, :]
-        return both.cos(), both.sin()
+        return both.cos() * rope.attention_factor, both.sin() * rope.attention_factor
 
     def _rotate(self, x: Tensor) -> Tensor:
+        channels = self._cosine.shape[-1]
+        x, still = x[..., :channels], x[..., channels:]
         first, second = x.chunk(2, dim=-1)
-        return x * self._cosine + torch.cat([-second, first], dim=-1) * self._sine
+        return torch.cat([x * self._cosine + torch.cat([-second, first], dim=-1) * self._sine, still], dim=-1)
 
     def _array(self, name: str) -> Tensor:
         return self._weight(self._checkpoint.array(name))

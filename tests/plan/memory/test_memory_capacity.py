@@ -148,10 +148,13 @@ def test_a_draft_lies_on_the_first_gpu_and_decides_how_many_tokens_there_are() -
 
 
 def test_graphs_are_taken_of_what_the_fraction_leaves() -> None:
-    plain, graphs = plan_memory(demand()), plan_memory(replace(demand(), graph_batch=64))
+    plain, graphs = (
+        plan_memory(demand()),
+        plan_memory(replace(demand(), graph_sizes=engine_memory.graph_sizes(64))),
+    )
     assert graphs.tokens == plain.tokens
     taken = plain.ranks[0].headroom - graphs.ranks[0].headroom
-    assert taken == engine_memory.graph_bytes(64) == 11 * 200_000_000
+    assert taken == 11 * engine_memory.graph_bytes() == 11 * 200_000_000
 
 
 def test_a_model_that_is_larger_than_the_gpu_leaves_nothing() -> None:
@@ -169,7 +172,9 @@ def test_packaged_recipes_fit(name: str) -> None:
     assert alternatives(recipe, asked) == ()
 
 
-@pytest.mark.parametrize("name", ON_GPUS)
+@pytest.mark.parametrize(
+    "name", ["llama-3.3-70b-fp8", "llama-3.1-8b-eagle3", "mixtral-8x7b", "qwen3-30b-a3b"]
+)
 def test_what_is_named_instead_holds_more(name: str) -> None:
     recipe = load_recipe(name, ("runtime.gpu=l4-24g", "limits.max_concurrency=512"))
     asked = deployment_spec(recipe, offline_sizes(recipe))
@@ -183,7 +188,7 @@ def test_what_is_named_instead_holds_more(name: str) -> None:
 
 
 def test_a_model_that_is_not_known_makes_no_demand() -> None:
-    recipe = load_recipe("llama-3.1-8b-fp8")
+    recipe = load_recipe("llama-3.3-70b-fp8")
     assert deployment_spec(recipe, {"target": LLAMA_8B}) is None  # and the draft?
     assert (
         deployment_spec(load_recipe("tiny-cpu"), offline_sizes(load_recipe("tiny-cpu"))) is None

@@ -19,6 +19,7 @@ from pipeline.plan.performance.compare import (
 )
 from pipeline.plan.settings import ComparisonOptions
 from pipeline.recipe import Recipe, Slo, load_recipe
+from tests.support.tensorrt import DRAFTED
 
 DEVICES = ("h100-sxm-80g", "l40s-48g", "a100-sxm-80g", "l4-24g")
 QUESTION = ComparisonSettings(
@@ -28,7 +29,7 @@ QUESTION = ComparisonSettings(
 
 @cache
 def recipe() -> Recipe:
-    return load_recipe("llama-3.1-8b-fp8", ())
+    return load_recipe("llama-3.1-8b-fp8", DRAFTED)
 
 
 def ask(question: ComparisonSettings = QUESTION, of: Recipe | None = None) -> Comparison:

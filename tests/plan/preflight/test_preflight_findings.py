@@ -19,7 +19,8 @@ from pipeline.plan.preflight import allow, findings, refuse
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.quantization import KvCacheFormat
-from pipeline.runtimes.tensorrt.checkpoint import FORMATS
+from pipeline.runtimes.cpu.ir.families import DECODERS
+from pipeline.runtimes.tensorrt.checkpoint import FORMATS, MODEL_TYPES, ROPES
 from tests.support.preflight.case import (
     AWQ,
     FP8,
@@ -51,8 +52,10 @@ def test_awq_pads_the_vocabulary_to_a_multiple_of_64() -> None:
 
 def test_the_classes_are_those_that_are_read_and_converted() -> None:
     facts = rule("model.class").facts
-    assert set(facts["calibrated"]) == set(FAMILIES)
-    assert set(facts["cpu"]) == set(FAMILIES) - {"MixtralForCausalLM"}
+    assert set(facts["calibrated"]) == {name for name, family in FAMILIES.items() if family in MODEL_TYPES}
+    assert set(facts["cpu"]) == set(FAMILIES)
+    assert set(FAMILIES.values()) == set(DECODERS)
+    assert rule("model.rope").facts["kinds"] == list(ROPES)
     assert set(facts["converted"]) == set(read_facts("checkpoint.yaml")["architectures"]["names"])
     assert set(rule("calibrate.formats").facts["fused_formats"]) == set(FORMATS)
 

@@ -13,7 +13,9 @@ from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.prepare.facts import read_settings
 from pipeline.recipe import load_recipe
+from tests.support.tensorrt import DRAFTED
 
+# The first with a draft.
 FP8, LLAMA_70B, QWEN72, MIXTRAL = "llama-3.1-8b-fp8", "llama-3.3-70b-fp8", "qwen2.5-72b-fp8", "mixtral-8x7b"
 EAGLE, NVFP4, AWQ = "llama-3.1-8b-eagle3", "llama-3.3-70b-nvfp4", "llama-3.1-8b-int4-awq"
 QWEN3, PHI, TINY = "qwen3-32b-fp8", "phi-4-fp8", "tiny-cpu"
@@ -46,7 +48,7 @@ class Case:
 
     def findings(self) -> tuple[Finding, ...]:
         """Those of the rule."""
-        recipe = load_recipe(self.recipe, self.overrides)
+        recipe = load_recipe(self.recipe, (*(DRAFTED if self.recipe == FP8 else ()), *self.overrides))
         known, written = offline_facts(recipe), read_settings(recipe)
         models = self.models(known) if self.models else known
         found = findings(recipe, models, self.machine, self.emitted(written) if self.emitted else written)

@@ -43,6 +43,7 @@ BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
 H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.attention_dp=true",)
+SNAPSHOTS = "runtime.llm_args={kv_cache_config: {mamba_state_config: {periodic_snapshot_interval: 1024}}}"
 WIDE_EP = ("runtime.llm_args={moe_config: {backend: WIDEEP}}",)
 NO_CHUNKS = ("scheduler.chunked_context=false", "limits.max_batch_tokens=16384")
 NO_CHUNKS_OLD = (*NO_CHUNKS, "runtime.version=1.1.0")
@@ -108,6 +109,10 @@ CASES = [
     Case("feature.supported", "error", NVFP4, (H200, "runtime.version=1.0.0"), models=unread("DeepseekV3ForCausalLM")),
     Case("feature.supported", "warning", NVFP4, (H200,), models=unread("DeepseekV3ForCausalLM")),
     Case("feature.supported", None, NVFP4, (H200, *CANDIDATE), models=unread("DeepseekV3ForCausalLM")),
+    Case("feature.supported", "error", NVFP4, models=unread("NemotronHForCausalLM")),
+    Case("feature.supported", None, NVFP4, (NO_REUSE,), models=unread("NemotronHForCausalLM")),
+    Case("feature.supported", "error", NVFP4, CANDIDATE, models=unread("Qwen3_5MoeForCausalLM")),
+    Case("feature.supported", None, NVFP4, (*CANDIDATE, SNAPSHOTS), models=unread("Qwen3_5MoeForCausalLM")),
     Case("feature.together", "warning", NVFP4, (f"{PP}=2",)),
     Case("feature.together", None, NVFP4, (f"{PP}=2", *NO_CHUNKS)),
     Case("feature.together", "warning", NVFP4, ("runtime.llm_args={enable_lora: true}", *ATTENTION_DP)),
@@ -250,7 +255,12 @@ CASES = [
     Case("model.class", "error", NVFP4, models=sized(architecture="GemmaForCausalLM")),  # it is calibrated
     Case("model.class", None, NVFP4, ("quantization={}",), models=sized(architecture="GemmaForCausalLM")),
     Case("model.class", None, TINY, models=sized(architecture="Phi3ForCausalLM")),
-    Case("model.class", "error", TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, models=sized(architecture="MixtralForCausalLM")),
+    Case("model.class", None, TINY, ("quantization={}",), models=sized(architecture="GptOssForCausalLM")),
+    Case("model.class", "error", TINY, models=sized(architecture="GptOssForCausalLM")),  # it is calibrated
+    Case("model.rope", None, FP8, models=sized(rope={"kind": "llama3"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"kind": "yarn"})),
+    Case("model.rope", "error", FP8, models=sized(rope={"partial_rotary_factor": 0.75})),
     Case("model.class", "error", TINY, models=unread("GPT2LMHeadModel")),
     Case("model.class", "error", TINY, models=unread("")),
     Case("model.class", None, NVFP4, ("quantization={}",), models=unread("GPT2LMHeadModel")),
@@ -380,7 +390,8 @@ CASES = [
     Case("rt.kv_host_tier", "note", NVFP4, CANDIDATE),
     Case("rt.kv_host_tier", None, NVFP4, (*CANDIDATE, "kv_cache.host_memory_gib=8")),
     Case("llmapi.own_arguments", None, NVFP4),
-    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
+    Case("llmapi.own_arguments", None, NVFP4, ("runtime.llm_args={stream_interval: 4}",)),
+    Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={moe_config: {backend: TRTLLM}}",)),
     Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
     Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
 ]  # fmt: skip

@@ -1,10 +1,10 @@
 """The answer to POST /v1/responses: what it continues, and OpenAI's response object, whole or as events of a stream.
 
 response.created, response.in_progress
-  response.output_item.added               of each text (a message) or call of a function
-    response.content_part.added            of a text
-      response.output_text.delta …         or response.function_call_arguments.delta …
-      response.output_text.done            or response.function_call_arguments.done
+  response.output_item.added               of each text (a message), reasoning or call of a function
+    response.content_part.added            of a text or reasoning
+      response.output_text.delta …         or response.reasoning_text.delta …, response.function_call_arguments.delta …
+      response.output_text.done            or response.reasoning_text.done, response.function_call_arguments.done
     response.content_part.done
   response.output_item.done
 response.completed, or response.incomplete if the answer was cut off, or error and response.failed
@@ -12,6 +12,7 @@ response.completed, or response.incomplete if the answer was cut off, or error a
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,8 @@ from pipeline.client import PromptTooLong
 from pipeline.gateway.api.bounds import MAX_MESSAGES, MAX_REFERRED
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.model_answer import AnswerContext
-from pipeline.gateway.api.responses.request import (
-    ResponseRequest,
-    item_id,
-    read_items,
-    response_of_item,
-    to_messages,
-)
+from pipeline.gateway.api.responses.items import item_id, read_items, response_of_item, seal, to_messages
+from pipeline.gateway.api.responses.request import SEALED_REASONING, ResponseRequest
 from pipeline.gateway.api.responses.stored import Item, StoredConversation, StoredResponse, StoredResponses
 from pipeline.gateway.api.sse import encode_event, encode_json, encode_text
 from pipeline.gateway.api.translated import AnswerItem, ItemAnswer, ItemStep
@@ -151,6 +147,7 @@ class ModelResponse(ItemAnswer):
         super().__init__(request, made)
         self._store = None if request.store is False else store
         self._previous = request.previous_response_id
+        self._seals = SEALED_REASONING in (request.include or ())
         self._input, self._first_output = encode_json(items).encode(), len(items)
         self._output: list[dict[str, Any]] = []
         self._sequence = 0
@@ -190,7 +187,7 @@ class ModelResponse(ItemAnswer):
             return b"".join(self._item_events(step))
         number, self._sequence = self._sequence, self._sequence + 1
         data = f'"sequence_number":{number},"delta":{encode_text(step.text)}'
-        if step.item.call is None:
+        if step.item.call is None and not step.item.reasoning:
             data += f',"logprobs":{encode_json(step.log_probs) if step.log_probs else "[]"}'
         return f"{self._piece_head},{data}}}\n\n".encode()
 
@@ -206,13 +203,13 @@ class ModelResponse(ItemAnswer):
             yield self._event("response.output_item.added", output_index=item.index, item=added)
             if is_text:
                 yield self._event("response.content_part.added", **of_text, part=_part(item))
-            kind = "output_text" if is_text else "function_call_arguments"
+            kind = _kind(item)
             head = {"type": f"response.{kind}.delta", **(of_text if is_text else of_item)}
             self._piece_head = f"event: {head['type']}\ndata: {encode_json(head)[:-1]}"
         else:
             if is_text:
-                done = {"text": item.text, "logprobs": item.log_probs}
-                yield self._event("response.output_text.done", **of_text, **done)
+                done = {"text": item.text, **({} if item.reasoning else {"logprobs": item.log_probs})}
+                yield self._event(f"response.{_kind(item)}.done", **of_text, **done)
                 yield self._event("response.content_part.done", **of_text, part=_part(item))
             elif item.call is not None:
                 done = {"name": item.call.name, "arguments": item.text}
@@ -225,17 +222,25 @@ class ModelResponse(ItemAnswer):
                 "id": self._item_id(item), "type": "function_call", "status": status, "call_id": item.call.id,
                 "name": item.call.name, "arguments": item.text,
             }  # fmt: skip
+        if item.reasoning:
+            own = {"id": self._item_id(item), "type": "reasoning", "status": status, "summary": []}
+            return {
+                **own,
+                "content": [_part(item)],
+                "encrypted_content": seal(item.text) if self._seals else None,
+            }
         return {
             "id": self._item_id(item), "type": "message", "status": status, "role": "assistant",
             "content": [_part(item)],
         }  # fmt: skip
 
     def _item_id(self, item: AnswerItem) -> str:
-        return item_id("msg" if item.call is None else "fc", self.id, self._first_output + item.index)
+        kind = "fc" if item.call is not None else "rs" if item.reasoning else "msg"
+        return item_id(kind, self.id, self._first_output + item.index)
 
     async def _complete(self) -> tuple[str, str]:
         """Return the status and the JSON of the response when the generation is over, and keep it."""
-        usage = self.generation.usage()
+        usage = await asyncio.to_thread(self.generation.usage)
         fields: dict[str, Any] = {
             "output": self._output,
             "completed_at": int(time.time()),
@@ -243,7 +248,7 @@ class ModelResponse(ItemAnswer):
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
                 "total_tokens": usage["total_tokens"],
             },
         }
@@ -298,7 +303,16 @@ def _last_that_fits(
     return make([*head, *messages[turns[low] :]] if low < len(turns) else messages)
 
 
+def _kind(item: AnswerItem) -> str:
+    """Name of the events of an item's pieces."""
+    if item.call is not None:
+        return "function_call_arguments"
+    return "reasoning_text" if item.reasoning else "output_text"
+
+
 def _part(item: AnswerItem) -> dict[str, Any]:
+    if item.reasoning:
+        return {"type": "reasoning_text", "text": item.text}
     log_probs = [
         {**_with_bytes(token), "top_logprobs": [_with_bytes(other) for other in token["top_logprobs"]]}
         for token in item.log_probs

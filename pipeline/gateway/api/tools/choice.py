@@ -19,8 +19,7 @@ from pipeline.gateway.api.bounds import MAX_FAULTS, MAX_SHOWN, MAX_TOOLS
 from pipeline.gateway.api.parsing import check_guide, hosted_tools, unsupported
 from pipeline.gateway.api.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.api.schema import ChatRequest
-from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, ToolDialect
-from pipeline.gateway.api.tools.parser import ToolCallParser
+from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, AnswerFormat, ToolDialect
 from pipeline.gateway.api.tools.prompt import dialect_of, takes_tools
 from pipeline.gateway.errors import ApiError
 
@@ -34,17 +33,13 @@ class RequestTools:
     guide: str | None = None  # JSON schema of the call, or the list of calls, that the model must make
     max_calls: int | None = None  # in one answer
 
-    def parser(self) -> ToolCallParser | None:
-        """Make the parser of one answer; None if answers are not parsed for calls."""
-        if self.dialect is None or not self.tools:
-            return None
-        return ToolCallParser(self.dialect, self.tools, max_calls=self.max_calls)
+    def stop(self, format: AnswerFormat) -> Sequence[str]:
+        """Text that ends the answer after the only call that it may have, so that no others are generated in vain.
 
-    @property
-    def stop(self) -> Sequence[str]:
-        """Text that ends the answer after the only call that it may have, so that no others are generated in vain."""
-        close = None if self.dialect is None or self.max_calls != 1 else self.dialect.close
-        return () if close is None else (close,)
+        A model that reasons may write it before it calls.
+        """
+        stop = None if self.dialect is None or self.max_calls != 1 or format.reasons else self.dialect.stop
+        return () if stop is None else (stop,)
 
 
 def resolve_tools(

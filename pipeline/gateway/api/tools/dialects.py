@@ -1,42 +1,71 @@
-"""How families of models write tool calls: data (dialects.yaml), and a parser for each of three forms of a call."""
+"""How families of models write reasoning and calls of tools: data (dialects.yaml), and what reads heads and values."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipeline.models.chat_template import ChatTemplate
+
 _KEYS = ("name", "type", "arguments", "parameters", "id", "function")
 _FIRST_KEY = re.compile(r'\{\s*"(\w+)"')
-_MAY_BE_FIRST_KEY = re.compile(r'\{\s*("\w*)?$')
+# What may become the head of a call, or its first key.
+_MAY_BE_HEAD = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
+    r'(?:"\w*|"name"\s*(?::\s*(?:"[^"\\]*(?:"\s*(?:,\s*(?:"\w*(?:"\s*(?::\s*)?)?)?)?)?)?)?'
+    r'|"type"\s*(?::\s*(?:"\w*(?:"\s*,?\s*)?)?)?)?$'
+)
+_MAX_HEAD = 600  # characters
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]+)?(?:\[ARGS\])?\s*(?=\{)")
-_MAY_BE_NAMED = re.compile(r"[\w.-]+(\[[\w\]-]*)*\s*$")
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+# A name with what may stand around it, in any form.
+_RAW = re.compile(r"""[\w.:/\[\]"'\s-]{0,300}""")
+_MAX_LITERAL = 100_000  # characters that are read as a Python literal
+_PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
-class ToolDialect(BaseModel):
-    """One entry of dialects.yaml, which explains the fields."""
-
+class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reasoning(_Entry):
+    """Entry of `reasoning` in dialects.yaml."""
+
+    marks: tuple[str, ...]
+    open: str
+    close: str
+
+
+class ToolDialect(_Entry):
+    """Entry of `dialects` in dialects.yaml, which explains the fields."""
 
     name: str
     marks: tuple[str, ...]
-    open: str | None = None
-    close: str | None = None
-    form: Literal["json", "xml", "named"]
-    bare: str | None = None
+    form: Literal["json", "named", "xml", "python", "channels"]
     source: str
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    bare: str | None = None
+    head: tuple[str, ...] = ("", "")
+    tool: str = r"\s*([\w.-]+)\s*"
+    ends: tuple[str, ...] = ()
+    hard: bool = False
+    key: tuple[str, str] = ("", "")
+    value: tuple[str, str] = ("", "")
+    trim: bool = False
+    ids: str | None = None
+    section: str | None = None
+    stop: str | None = None
 
 
 # Of an answer that guided decoding forces to be one call and nothing else, or a list of calls.
@@ -47,62 +76,155 @@ FORCED_LIST = FORCED.model_copy(update={"name": "forced-list", "bare": "["})
 
 
 @cache
+def _entries() -> tuple[Sequence[Reasoning], Sequence[ToolDialect]]:
+    read = yaml.safe_load(
+        (resources.files("pipeline.gateway.api.tools") / "dialects.yaml").read_text("utf-8")
+    )
+    return tuple(Reasoning(**fields) for fields in read["reasoning"].values()), tuple(
+        ToolDialect(name=name, **fields) for name, fields in read["dialects"].items()
+    )
+
+
 def dialects() -> Sequence[ToolDialect]:
     """Load all dialects, specific ones before general ones."""
-    text = (resources.files("pipeline.gateway.api.tools") / "dialects.yaml").read_text("utf-8")
-    return tuple(ToolDialect(name=name, **fields) for name, fields in yaml.safe_load(text).items())
+    return _entries()[1]
+
+
+def written_dialect(source: str) -> ToolDialect | None:
+    """Return the dialect in which a chat template writes calls; None if it is not known."""
+    return next((one for one in dialects() if all(mark in source for mark in one.marks)), None)
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A call at the beginning of a text, or the head of one whose arguments are still to come."""
+class AnswerFormat:
+    """Parts of a model's answers, and the marks between them.
+
+    Attributes:
+        dialect: how it writes calls; None if answers are not parsed for calls.
+        reasoning: marks around its reasoning; None if it writes none, or in channels.
+        special: special tokens of the tokenizer that come as text, and are not shown.
+    """
+
+    dialect: ToolDialect | None = None
+    reasoning: Reasoning | None = None
+    special: frozenset[str] = frozenset()
+
+    @property
+    def channels(self) -> bool:
+        """Whether all that the model writes is in channels."""
+        return self.dialect is not None and self.dialect.form == "channels"
+
+    @property
+    def reasons(self) -> bool:
+        """Whether answers may have reasoning."""
+        return self.channels or self.reasoning is not None
+
+    def needs_special_tokens(self, special: frozenset[str]) -> bool:
+        """Whether something that answers are parsed by is a special token, which engines leave out by default."""
+        marks = [self.reasoning.open, self.reasoning.close] if self.reasoning is not None else []
+        if (own := self.dialect) is not None:
+            marks += [*own.opens, *own.closes, *own.ends, *own.head, *own.key, *own.value]
+        return any(token in mark for mark in marks for token in special if token)
+
+
+@lru_cache(maxsize=64)
+def reasoning_of(template: ChatTemplate) -> Reasoning | None:
+    """Return the marks that a chat template knows around reasoning; None if it knows none."""
+    sources = template.sources.values()
+    known = (one for one in _entries()[0] if any(all(mark in text for mark in one.marks) for text in sources))
+    return next(known, None)
+
+
+class Marks:
+    """Finds any of some texts in text that comes in pieces."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        known = sorted({text for text in texts if text}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, known)) if known else r"(?!)")
+        self._beginnings = {text[:size] for text in known for size in range(1, len(text))}
+        self._longest = max(map(len, known), default=1) - 1
+
+    def search(self, text: str, at: int = 0) -> re.Match[str] | None:
+        """Find the first of them, from a place on."""
+        return self._pattern.search(text, at)
+
+    def held(self, text: str) -> int:
+        """Count the characters at the end of a text that may begin one of them.
+
+        >>> Marks(["<tool_call>", "</think>"]).held("so <tool")
+        5
+        """
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._beginnings), 0)
+
+    def certain(self, text: str) -> int:
+        """Count the characters that come before all that may begin one of them, and before white space at the end."""
+        return len(text[: len(text) - self.held(text)].rstrip())
+
+
+@lru_cache(maxsize=256)
+def marks_of(texts: tuple[str, ...]) -> Marks:
+    """Return `Marks`, made once."""
+    return Marks(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """A call at the beginning of a text, up to its arguments.
+
+    Attributes:
+        name: name of the tool.
+        used: characters of the head.
+        whole: whether the call is a JSON object with its keys in another order, of which nothing was read yet.
+    """
 
     name: str
-    used: int  # characters of the call, or of its head
-    arguments: str | None = None  # JSON, if the call is complete
-    closing: bool = False  # whether an object around the arguments has to be closed, too
+    used: int
+    whole: bool = False
 
 
 class Incomplete:
     """More text is needed to tell whether a call begins."""
 
 
-def parse_call(
-    form: Literal["json", "xml", "named"], text: str, tools: Mapping[str, Any]
-) -> ParsedCall | Incomplete | None:
-    """Parse the call with which a text begins.
+def read_head(dialect: ToolDialect, text: str) -> CallHead | Incomplete | None:
+    """Read the head of the call with which a text begins; None if it begins with no call."""
+    if dialect.form == "json" or (dialect.form == "python" and text.startswith("{")):
+        return _read_json_head(text)
+    before, *after = dialect.head
+    if before.startswith(text):
+        return Incomplete()
+    if not text.startswith(before):
+        return None
+    rest = text[len(before) :]
+    found = [(at, end) for end in after if (at := rest.find(end)) >= 0]
+    if not found:
+        held = max(Marks([end]).held(rest) for end in after)
+        return Incomplete() if _RAW.fullmatch(rest[: len(rest) - held]) else None
+    at, end = min(found)
+    name = re.fullmatch(dialect.tool, rest[:at])
+    if name is None:
+        return None
+    return CallHead(name[1], len(before) + at + (0 if end in ("{", "<") else len(end)))
 
-    Args:
-        form: form in which calls are written.
-        text: text of an answer, from where a call may begin.
-        tools: name -> function of the request. The form xml needs the types of its parameters.
+
+def _read_json_head(text: str) -> CallHead | Incomplete | None:
+    if not text.startswith("{"):
+        return None if text else Incomplete()
+    if head := _HEAD.match(text):
+        return CallHead(head[1], head.end())
+    key = _FIRST_KEY.match(text)
+    if len(text) <= _MAX_HEAD and (key is None or key[1] in _KEYS) and _MAY_BE_HEAD.match(text):
+        return Incomplete()
+    return CallHead("", 0, whole=True) if key is not None and key[1] in _KEYS else None
+
+
+def read_whole_call(text: str) -> tuple[str, str] | None:
+    """Read a call that is one JSON object, its keys in any order; also as OpenAI writes it, {"type", "function": {…}}.
 
     Returns:
-        The call, `Incomplete`, or None if the text begins with no call.
+        Name and arguments, as JSON; None if it is no call.
     """
-    if not text:
-        return Incomplete()
-    if form == "json":
-        return _parse_json(text)
-    return _parse_xml(text, tools) if form == "xml" else _parse_named(text)
-
-
-def _parse_json(text: str) -> ParsedCall | Incomplete | None:
-    if not text.startswith("{"):
-        return None
-    if head := _HEAD.match(text):
-        return ParsedCall(head[1], head.end(), closing=True)
-    key = _FIRST_KEY.match(text)
-    if key is None:
-        return Incomplete() if _MAY_BE_FIRST_KEY.match(text) else None
-    end = JsonObjectScanner().end(text) if key[1] in _KEYS else 0
-    if end is None:
-        return Incomplete()
-    return _parse_object(text[:end]) if end else None
-
-
-def _parse_object(text: str) -> ParsedCall | None:
-    """A complete object, its keys in any order; also as OpenAI writes it, {"type", "function": {…}}."""
     if (call := _read_object(text)) is None:
         return None
     call = call["function"] if isinstance(call.get("function"), dict) else call
@@ -112,7 +234,7 @@ def _parse_object(text: str) -> ParsedCall | None:
         return None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return ParsedCall(name, len(text), json.dumps(arguments, ensure_ascii=False))
+    return name, json.dumps(arguments, ensure_ascii=False)
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
@@ -124,71 +246,117 @@ def _read_object(text: str) -> dict[str, Any] | None:
     return read if isinstance(read, dict) else None
 
 
-def _parse_named(text: str) -> ParsedCall | Incomplete | None:
-    if head := _NAMED.match(text):
-        return ParsedCall(head[1], head.end())
-    return Incomplete() if _MAY_BE_NAMED.match(text) else None
+def read_python_arguments(text: str) -> str | None:
+    """Read keyword arguments as Python writes them; None if they are no literals.
 
-
-def _parse_xml(text: str, tools: Mapping[str, Any]) -> ParsedCall | Incomplete | None:
-    if not text.startswith("<function="):
-        return Incomplete() if "<function=".startswith(text) else None
-    call = _FUNCTION.match(text)
-    if call is None:
-        return Incomplete()
-    name = call[1].strip()
-    schemas = _members(_members(tools.get(name), "parameters"), "properties")
-    arguments = {
-        key.strip(): _typed(value, schemas.get(key.strip())) for key, value in _PARAMETER.findall(call[2])
-    }
-    return ParsedCall(name, call.end(), json.dumps(arguments, ensure_ascii=False))
-
-
-def _members(schema: Any, key: str) -> Mapping[str, Any]:
-    """The object under a key of a JSON schema, which a client may have written in any form."""
-    members = schema.get(key) if isinstance(schema, Mapping) else None
-    return members if isinstance(members, Mapping) else {}
-
-
-def _typed(text: str, schema: Any) -> Any:
-    """Read the text of a parameter as JSON, unless its schema has no type or says that it is a string."""
-    if not isinstance(schema, dict) or schema.get("type") in (None, "string"):
-        return text
+    >>> read_python_arguments("city='Paris', days=3")
+    '{"city": "Paris", "days": 3}'
+    """
+    if len(text) > _MAX_LITERAL:
+        return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        read = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+        return None if None in read else json.dumps(read, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
-class JsonObjectScanner:
-    """Finds the end of a JSON object in text that comes in pieces, from its first brace on."""
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _PYTHON_NAMES:
+        return _PYTHON_NAMES[node.id]
+    return ast.literal_eval(node)
 
-    def __init__(self) -> None:
-        self._depth, self._in_string, self._escaped = 0, False, False
+
+def schema_types(schema: Any, depth: int = 4) -> frozenset[str]:
+    """Collect the types of a JSON schema, which a client may have written in any form; none if it names none.
+
+    >>> sorted(schema_types({"anyOf": [{"type": "integer"}, {"type": "null"}]}))
+    ['integer', 'null']
+    """
+    if not isinstance(schema, Mapping) or not depth:
+        return frozenset()
+    given = schema.get("type")
+    types = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
+    for kind in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(kind)
+        for part in parts if isinstance(parts, list) else ():
+            types |= schema_types(part, depth - 1)
+    return frozenset(one for one in types if isinstance(one, str))
+
+
+def parameter_schemas(function: Any) -> Mapping[str, Any]:
+    """Return the schemas of a function's parameters by name; none if a client wrote them in another form."""
+    for key in ("parameters", "properties"):
+        function = function.get(key) if isinstance(function, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
+
+
+def typed_value(text: str, types: frozenset[str]) -> str:
+    """Return the JSON of a parameter's text: of what it says where its schema takes that, else of the text itself."""
+    if "string" in types and not (text == "null" and "null" in types):
+        return json.dumps(text, ensure_ascii=False)
+    for read in (json.loads, ast.literal_eval):
+        if len(text) <= _MAX_LITERAL or read is json.loads:
+            try:
+                return json.dumps(read(text.strip()), ensure_ascii=False, allow_nan=False)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue
+    return json.dumps(text, ensure_ascii=False)
+
+
+# How calls in JSON begin, without white space, up to the tool's name.
+_JSON_STARTS = ('{"name":"', '{"type":"function","name":"')
+_JSON_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)("?)')
+
+
+def may_begin_call(dialect: ToolDialect, rest: str, tools: Iterable[str]) -> bool:
+    """Whether the end of an answer that was cut off begins a call without a mark."""
+    if dialect.form != "json":
+        return any(tool.startswith(rest.rstrip("( ")) for tool in tools)
+    if (name := _JSON_NAME.search(rest)) is not None:
+        return any(tool == name[1] if name[2] else tool.startswith(name[1]) for tool in tools)
+    compact = "".join(rest.split())
+    return any(start.startswith(compact) for start in _JSON_STARTS)
+
+
+class Scanner:
+    """Finds the end of brackets in text that comes in pieces, from the first one on; strings may hold any.
+
+    Attributes:
+        quote: quotation mark of the string in which the text so far ends; "" outside of strings.
+    """
+
+    def __init__(self, quotes: str = '"', depth: int = 0) -> None:
+        """`quotes`: marks around strings; `depth`: brackets that are open."""
+        self.quote = ""
+        self._quotes, self._depth, self._escaped = quotes, depth, False
 
     def end(self, text: str) -> int | None:
         """Scan the next piece.
 
         Returns:
-            How many of its characters belong to the object, or None if all do and the object goes on.
+            How many of its characters belong to the brackets, or None if all do and they are still open.
 
-        >>> scanner = JsonObjectScanner()
+        >>> scanner = Scanner()
         >>> scanner.end('{"a": "}'), scanner.end('"} rest')
         (None, 2)
         """
         for at, char in enumerate(text):
-            if self._in_string:
+            if self.quote:
                 if self._escaped:
                     self._escaped = False
                 elif char == "\\":
                     self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
+                elif char == self.quote:
+                    self.quote = ""
+            elif char in self._quotes:
+                self.quote = char
+            elif char in "{[(":
                 self._depth += 1
-            elif char in "}]":
+            elif char in "}])":
                 self._depth -= 1
                 if self._depth <= 0:
                     return at + 1

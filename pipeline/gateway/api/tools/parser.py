@@ -1,84 +1,111 @@
-"""Parses tool calls out of an answer while it streams. What is no call stays text, character for character.
+"""Parses an answer while it streams: what the model thinks, what it says, and which tools it calls.
 
-Arguments are passed on as they come if the call names the tool first, as models are trained to; otherwise once the call
-is complete. A call of a tool that the request does not offer is no call. A call that is cut off before its arguments
-begin is left out, and is no text either.
+One state machine reads all families of models by their entries in dialects.yaml. However an answer is cut into pieces,
+the parts joined are the same. What is no call stays text, character for character, but for special tokens. Arguments
+are passed on as they come, JSON as the model wrote it; parameters in elements of their own become JSON one by one. A
+call of a tool that the request does not offer is no call. A call that is cut off before its arguments begin is left
+out, and is no text either. White space between reasoning and text, and before a call, is part of neither.
+
+Every character is looked at a bounded number of times, and only what cannot be told yet is kept.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipeline.gateway.api.tools.arguments import ArgumentReader, argument_reader
 from pipeline.gateway.api.tools.dialects import (
+    AnswerFormat,
     Incomplete,
-    JsonObjectScanner,
-    ParsedCall,
+    Scanner,
     ToolDialect,
-    parse_call,
+    marks_of,
+    may_begin_call,
+    read_head,
+    read_python_arguments,
+    read_whole_call,
 )
+from pipeline.gateway.api.tools.parts import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 
 _BETWEEN = " \t\r\n,;[]"  # characters between two calls
-# How calls in JSON begin, without white space, up to the tool's name.
-_JSON_STARTS = ('{"name":"', '{"type":"function","name":"')
-_JSON_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)("?)')
+_MESSAGE, _START = "<|message|>", "<|start|>"
+_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_HEADERS = (_START, _MESSAGE, "<|channel|>", "<|constrain|>", "to=")  # how headers begin
+_MAX_HEADER = 1000  # characters
+# So that what is left is never long, however long the chunks are.
+_PIECE = 4096
+
+# Of answers that are not parsed for calls.
+_NONE = ToolDialect(name="none", marks=(), form="json", source="pipeline.gateway.api.tools.parser")
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """Text outside of all calls."""
-
-    text: str
+_State = Callable[[], bool]  # does a step; False if it needs more text
 
 
-@dataclass(frozen=True, slots=True)
-class CallPart:
-    """Beginning of a call."""
+class AnswerParser:
+    """Parser of one answer: `feed` it every chunk, then `end` it once.
 
-    index: int  # counts the calls of an answer from 0
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsPart:
-    """A piece of the arguments of call `index`: JSON, as the model wrote it."""
-
-    index: int
-    text: str
-
-
-Part = TextPart | CallPart | ArgumentsPart
-
-
-class ToolCallParser:
-    """Parser of one answer, a state machine: `feed` it every chunk, then `end` it once."""
+    Attributes:
+        calls: how many calls have begun.
+    """
 
     def __init__(
-        self, dialect: ToolDialect, tools: Sequence[Mapping[str, Any]], *, max_calls: int | None = None
+        self,
+        format: AnswerFormat,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        max_calls: int | None = None,
+        prompt: str = "",
     ) -> None:
-        """`tools` are as OpenAI writes them; calls beyond `max_calls` are left out."""
+        """
+        Args:
+            format: the model's.
+            tools: tools that may be called, as OpenAI writes them.
+            max_calls: calls beyond them are left out.
+            prompt: text before the answer, which may have opened the reasoning, or a message of a channel.
+        """
         self.calls = 0
-        self._dialect, self._max_calls = dialect, max_calls
+        self._format, self._max_calls = format, max_calls
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._dialect = dialect = (format.dialect or _NONE) if tools or format.channels else _NONE
+        self._parts: list[Part] = []
         self._buffer = ""
         self._passed = ""  # read since a call may have begun; text after all if none comes
         self._begun = False  # whether anything but white space has come
-        self._marked = False  # whether these calls stand after `open`
-        self._arguments = self._rest = JsonObjectScanner()
-        self._closing = False
-        self._state: Callable[[], Iterator[Part] | None] = self._text
+        self._marked = False  # whether these calls stand after a mark
+        self._kind: type[TextPart] | type[ReasoningPart] = TextPart
+        self._last: type[Part] | None = None  # kind of the last part
+        self._fresh = False  # whether white space that comes now is left out
+        self._reasoned = False
+        self._empty = True  # whether the call has no arguments yet
+        self._reader: ArgumentReader | None = None
+        # Of a call that is read when it is complete.
+        self._scanner, self._pieces, self._head, self._name = Scanner(), list[str](), "", ""
+        reasoning, special = format.reasoning, tuple(sorted(format.special))
+        thinks = () if reasoning is None else (reasoning.open, reasoning.close)
+        self._starts = tuple(filter(None, (*dialect.opens, dialect.head[0])))
+        self._special, self._marks = marks_of(special), marks_of((*self._starts, *thinks, *special))
+        self._ends = marks_of((*dialect.ends, *dialect.closes, *special))
+        self._state = self._outer = self._text
+        if format.channels:
+            self._state = self._outer = self._header
+            rest = prompt.rpartition(_START)[2]
+            if rest.strip() != "assistant" and _START in prompt:
+                self.feed(rest)
+        elif reasoning is not None and prompt.rstrip().endswith(reasoning.open):
+            self._think()
 
     def feed(self, text: str) -> list[Part]:
         """Parse a chunk, and return the parts that it completes."""
-        self._buffer += text
-        parts: list[Part] = []
-        while (step := self._state()) is not None:
-            parts += step
-        return [part for part in parts if not isinstance(part, TextPart) or part.text]
+        for at in range(0, len(text), _PIECE):
+            self._buffer += text[at : at + _PIECE]
+            while self._state():
+                pass
+        parts, self._parts = self._parts, []
+        return parts
 
     def end(self, *, cut: bool = False) -> list[Part]:
         """Return what is left when the answer is over.
@@ -86,56 +113,175 @@ class ToolCallParser:
         Args:
             cut: whether the answer was cut off at its limit of tokens. The beginning of a call is then left out.
         """
-        rest = self._passed + self._buffer if self._state in (self._text, self._between) else ""
-        if cut and self._ends_in_beginning():
-            rest = ""
+        rest = self._passed + self._buffer
+        if self._state == self._in_arguments:
+            assert self._reader is not None
+            self._argue(self._reader.finish(self._buffer, cut=cut))
+        elif self._state == self._whole_call:
+            rest = self._head + "".join(self._pieces)
+            self._say("" if cut and self._begins_call(rest) else self._passed + rest)
+        elif self._state == self._header:
+            self._say(rest if self._is_plain() else "")
+        elif not (self._state == self._between and self.calls and not rest.strip(_BETWEEN)):
+            # A mark alone is held back elsewhere. A single character is more likely text.
+            left = self._buffer.strip()
+            begins = self._begins_call(left) if self._state == self._between else len(left) > 1
+            self._say("" if cut and begins else rest.rstrip() if self._kind is ReasoningPart else rest)
         self._buffer = self._passed = ""
-        return [TextPart(rest)] if rest and not (self.calls and not rest.strip(_BETWEEN)) else []
+        parts, self._parts = self._parts, []
+        return parts
 
-    def _ends_in_beginning(self) -> bool:
+    def _begins_call(self, left: str) -> bool:
         """Whether what is left of a cut answer begins a call."""
-        if self._state == self._text:
-            # Nothing else is held back. A single character is more likely text.
-            return len(self._buffer.strip()) > 1
-        rest = self._buffer.lstrip(_BETWEEN)
-        marks = (self._dialect.close, self._dialect.open)
-        if (
-            self._marked
-            or self._dialect.open is None
-            or any(mark and mark.startswith(rest) for mark in marks)
-        ):
+        rest, dialect = left.lstrip(_BETWEEN), self._dialect
+        marks = (*dialect.closes, *dialect.opens)
+        if self._marked or not dialect.opens or any(mark.startswith(rest) for mark in marks):
             return True
-        if self._dialect.form != "json":
-            return self._dialect.form == "xml" or any(tool.startswith(rest) for tool in self._tools)
-        if (name := _JSON_NAME.search(rest)) is not None:
-            return any(tool == name[1] if name[2] else tool.startswith(name[1]) for tool in self._tools)
-        compact = "".join(rest.split())
-        return any(start.startswith(compact) for start in _JSON_STARTS)
+        return may_begin_call(dialect, rest, self._tools)
 
-    def _text(self) -> Iterator[Part] | None:
-        """Outside of calls."""
-        mark = self._dialect.open
+    # What the model says and thinks.
+
+    def _say(self, text: str) -> None:
+        """Pass text on, of the kind that comes now, without special tokens."""
+        while (token := self._special.search(text)) is not None:
+            self._say_plain(text[: token.start()])
+            text = text[token.end() :]
+        self._say_plain(text)
+
+    def _say_plain(self, text: str) -> None:
+        if self._fresh:
+            text = text.lstrip()
+        if not text:
+            return
+        self._fresh, self._last = False, self._kind
+        self._parts.append(self._kind(text))
+
+    def _think(self) -> None:
+        self._kind, self._fresh, self._begun, self._reasoned = ReasoningPart, True, True, True
+        self._state = self._outer = self._think_on
+
+    def _answer(self) -> None:
+        """Go on with text, after reasoning."""
+        self._kind, self._fresh = TextPart, True
+        self._state = self._outer = self._text
+
+    def _text(self) -> bool:
+        """Outside of calls and reasoning."""
         if not self._begun:
             start = self._buffer.lstrip()
             if not start:
-                return None
-            if mark and len(start) < len(mark) and mark.startswith(start):
-                return None
-            if not (mark and start.startswith(mark)) and (bare := self._bare(start)) is not False:
-                if bare is None:
-                    return None
-                self._begun, self._marked, self._state = True, False, self._between
-                return iter(())
-            self._begun = True
-        at = self._buffer.find(mark) if mark else -1
-        if mark and at >= 0:
-            text, self._buffer = self._buffer[:at], self._buffer[at + len(mark) :]
-            before = text.rstrip()
-            self._passed, self._marked, self._state = text[len(before) :] + mark, True, self._between
-            return iter((TextPart(before),))
-        end = len(self._buffer) - (held_back(self._buffer, mark) if mark else 0)
-        text, self._buffer = self._buffer[:end], self._buffer[end:]
-        return iter((TextPart(text),)) if text else None
+                return False
+            marked = self._marks.search(start)
+            if not (marked and marked.start() == 0):
+                if self._marks.held(start) == len(start):
+                    return False
+                if (bare := self._bare(start)) is not False:
+                    if bare:
+                        self._begun, self._marked, self._state = True, False, self._between
+                    return bool(bare)
+        mark = self._marks.search(self._buffer)
+        if mark is None:
+            end = self._marks.certain(self._buffer)
+            self._take(end)
+            self._begun = self._begun or end > 0
+            return False
+        return self._pass(mark)
+
+    def _pass(self, mark: re.Match[str]) -> bool:
+        """Take what stands up to a mark outside of calls."""
+        reasoning, found = self._format.reasoning, mark[0]
+        before = self._buffer[: mark.start()]
+        if found in self._starts:
+            return self._may_call(before, found)
+        if reasoning and found == reasoning.open and not before.strip() and self._last is not TextPart:
+            self._think()
+        elif reasoning and found == reasoning.close and self._reasoned:
+            self._say(before)
+        else:
+            self._say(before if found in self._format.special else before + found)
+            self._begun = self._begun or bool(before.strip()) or found not in self._format.special
+        self._buffer = self._buffer[mark.end() :]
+        return True
+
+    def _think_on(self) -> bool:
+        """Within reasoning, which its closing mark ends, or a call."""
+        reasoning = self._format.reasoning
+        assert reasoning is not None
+        mark = self._marks.search(self._buffer)
+        if mark is None:
+            self._take(self._marks.certain(self._buffer))
+            return False
+        before, found = self._buffer[: mark.start()], mark[0]
+        if found == reasoning.close:
+            self._say(before.rstrip())
+            self._answer()
+        elif found in self._starts:
+            return self._may_call(before, found)
+        elif found != reasoning.open:
+            self._say(before)
+        elif before.strip() or self._last is ReasoningPart:
+            self._say(before + found)
+        self._buffer = self._buffer[mark.end() :]
+        return True
+
+    def _may_call(self, before: str, mark: str) -> bool:
+        """Go on where a call may begin, after or at a mark."""
+        self._say(kept := before.rstrip())
+        used = len(before) + (len(mark) if mark in self._dialect.opens else 0)
+        self._passed, self._buffer = self._buffer[len(kept) : used], self._buffer[used:]
+        self._marked, self._begun, self._state = True, True, self._between
+        return True
+
+    def _take(self, size: int) -> None:
+        text, self._buffer = self._buffer[:size], self._buffer[size:]
+        self._say(text)
+
+    # Channels.
+
+    def _header(self) -> bool:
+        """Before a message of a channel."""
+        if self._is_plain():
+            self._kind, self._state, self._outer = TextPart, self._message, self._message
+            return True
+        at = self._buffer.find(_MESSAGE)
+        if at > _MAX_HEADER or (at < 0 and len(self._buffer) > _MAX_HEADER + len(_MESSAGE)):
+            self._buffer = self._buffer[_MAX_HEADER:]
+            return True
+        if at < 0:
+            return False
+        header, self._buffer = self._buffer[:at], self._buffer[at + len(_MESSAGE) :]
+        header = header[header.rfind(_START) + 1 :]
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        if recipient is not None and recipient[1] in self._tools:
+            self._begin_call(recipient[1])
+            return True
+        self._kind = ReasoningPart if channel and channel[1] == "analysis" else TextPart
+        if self._last is self._kind:
+            self._parts.append(self._kind("\n"))
+        self._fresh, self._state = True, self._message
+        return True
+
+    def _is_plain(self) -> bool:
+        """Whether what should be a header is none: the model was held to a form, or wrote none."""
+        rest = self._buffer.lstrip()
+        if "assistant".startswith(rest[:9]):
+            rest = rest[9:].lstrip()
+        return not any(rest.startswith(one) or one.startswith(rest) for one in _HEADERS)
+
+    def _message(self) -> bool:
+        """Within a message of a channel."""
+        mark = self._ends.search(self._buffer)
+        if mark is None:
+            self._take(self._ends.certain(self._buffer))
+            return False
+        ends, begins = mark[0] in self._dialect.ends, mark[0] in self._dialect.closes
+        before = self._buffer[: mark.start()]
+        self._say(before.rstrip() if ends or begins else before)
+        self._buffer = self._buffer[mark.start() if begins else mark.end() :]
+        self._state = self._header if ends or begins else self._message
+        return True
+
+    # Calls.
 
     def _bare(self, start: str) -> bool | None:
         """Whether an answer begins with a call that has no mark; None if more text is needed to tell."""
@@ -149,9 +295,9 @@ class ToolCallParser:
             return True
         return None if any(name.startswith(start) for name in names) else False
 
-    def _between(self) -> Iterator[Part] | None:
+    def _between(self) -> bool:
         """Where a call may begin, or the calls end."""
-        marks = [mark for mark in (self._dialect.close, self._dialect.open) if mark]
+        marks = (*self._dialect.closes, *self._dialect.opens)
         at = 0
         while at < len(self._buffer) and self._buffer[at] in _BETWEEN:
             if any(self._buffer.startswith(mark[: len(self._buffer) - at], at) for mark in marks):
@@ -160,86 +306,104 @@ class ToolCallParser:
         rest = self._buffer[at:]
         for mark in marks:
             if rest.startswith(mark):
-                return self._pass_mark(mark, at + len(mark))
-            if mark.startswith(rest):
-                return None
-        call = parse_call(self._dialect.form, rest, self._tools)
-        if isinstance(call, Incomplete):
-            return None
-        if isinstance(call, ParsedCall) and call.name in self._tools:
-            return self._begin_call(call, at)
-        return self._no_call()
+                self._pass_mark(mark, at + len(mark))
+                return True
+        if any(mark.startswith(rest) for mark in marks):
+            return False
+        head = read_head(self._dialect, rest)
+        if isinstance(head, Incomplete):
+            return False
+        if head is None:
+            return self._no_call()
+        if head.whole or (self._dialect.form == "python" and rest[0] != "{"):
+            if head.name not in self._tools and not (head.whole or self._marked or self.calls):
+                return self._no_call()
+            self._passed += self._buffer[:at]
+            self._buffer, self._head = rest[head.used :], rest[: head.used]
+            self._pieces, self._name, self._state = [], head.name, self._whole_call
+            self._scanner = Scanner() if head.whole else Scanner("\"'", depth=1)
+            return True
+        if head.name not in self._tools:
+            return self._no_call()
+        self._buffer = self._buffer[at + head.used :]
+        self._begin_call(head.name)
+        return True
 
-    def _pass_mark(self, mark: str, end: int) -> Iterator[Part]:
-        if self._passed or mark == self._dialect.open:
+    def _pass_mark(self, mark: str, end: int) -> None:
+        if self._passed or mark in self._dialect.opens:
             self._passed += self._buffer[:end]
         self._buffer = self._buffer[end:]
-        if mark == self._dialect.close:
-            text, self._passed, self._state = self._passed, "", self._text
-            return iter((TextPart(text),))
-        self._marked = True
-        return iter(())
+        if mark in self._dialect.closes:
+            text, self._passed, self._state = self._passed, "", self._outer
+            self._say(text)
+        else:
+            self._marked = True
 
-    def _no_call(self) -> Iterator[Part]:
+    def _no_call(self) -> bool:
         """Take what stands here as text, and what led to it, unless a call was parsed from there."""
-        text, self._passed, self._state = self._passed, "", self._text
-        if text:
-            return iter((TextPart(text),))
-        size = max(1, len(self._buffer) - len(self._buffer.lstrip()))
-        text, self._buffer = self._buffer[:size], self._buffer[size:]
-        return iter((TextPart(text),))
+        text, self._passed, self._state = self._passed, "", self._outer
+        before, at = self._dialect.head[0], len(self._buffer) - len(self._buffer.lstrip(_BETWEEN))
+        if not text and before and self._buffer.startswith(before, at):
+            size = at + len(before)
+            text, self._buffer = self._buffer[:size], self._buffer[size:]
+        self._say(text)
+        return True
 
-    def _begin_call(self, call: ParsedCall, start: int) -> Iterator[Part]:
-        self._passed = ""
-        self._buffer = self._buffer[start + call.used :]
+    def _begin_call(self, name: str, arguments: str | None = None) -> None:
+        """Begin a call, with its arguments if they are known."""
         index, self.calls = self.calls, self.calls + 1
-        first = CallPart(index, f"call_{secrets.token_hex(12)}", call.name)
-        if call.arguments is not None:
-            return self._kept(first, ArgumentsPart(index, call.arguments))
-        self._arguments, self._closing = JsonObjectScanner(), call.closing
-        self._state = self._in_arguments
-        return self._kept(first)
+        self._passed, self._empty, self._kind, self._begun = "", True, TextPart, True
+        if not self._format.channels:
+            self._outer = self._text
+        if self._keeps:
+            self._parts.append(CallPart(index, f"call_{secrets.token_hex(12)}", name))
+        self._last = CallPart
+        if arguments is not None:
+            self._argue(arguments)
+            self._state = self._between
+        else:
+            self._reader, self._state = argument_reader(self._dialect, self._tools[name]), self._in_arguments
 
-    def _in_arguments(self) -> Iterator[Part] | None:
-        if not self._buffer:
-            return None
-        end = self._arguments.end(self._buffer)
-        piece, self._buffer = self._buffer[:end], "" if end is None else self._buffer[end:]
-        if end is not None:
-            self._state = self._after_arguments if self._closing else self._between
-            self._rest = JsonObjectScanner()
-            self._rest.end("{")
-        return self._kept(ArgumentsPart(self.calls - 1, piece))
+    @property
+    def _keeps(self) -> bool:
+        """Whether the call that comes now is one of those that the answer may have."""
+        return self._max_calls is None or self.calls <= self._max_calls
 
-    def _after_arguments(self) -> Iterator[Part] | None:
-        """The rest of the object around the arguments: a brace, as a rule."""
-        end = self._rest.end(self._buffer)
+    def _argue(self, text: str) -> None:
+        """Pass a piece of arguments on."""
+        if text:
+            self._empty = False
+            if self._keeps:
+                self._parts.append(ArgumentsPart(self.calls - 1, text))
+
+    def _in_arguments(self) -> bool:
+        assert self._reader is not None
+        step = self._reader.read(self._buffer)
+        self._argue(step.json)
+        self._buffer = self._buffer[step.used :]
+        if step.over:
+            if self._empty:
+                self._argue("{}")
+            self._state = self._header if self._format.channels else self._between
+        return step.over
+
+    def _whole_call(self) -> bool:
+        """Within a call that is read when it is complete: Python, or a JSON object with its keys in another order."""
+        end = self._scanner.end(self._buffer)
+        self._pieces.append(self._buffer if end is None else self._buffer[:end])
         self._buffer = "" if end is None else self._buffer[end:]
         if end is None:
-            return None
+            return False
+        text = "".join(self._pieces)
+        call: tuple[str, str | None] | None = (self._name, None)
+        if not self._head:
+            call = read_whole_call(text)
+        elif text.endswith(")"):
+            call = self._name, read_python_arguments(text[:-1])
+        if call is not None and call[0] in self._tools and call[1] is not None:
+            self._begin_call(*call)
+            return True
+        self._passed += self._head + text
+        # Further calls of the same list may follow.
         self._state = self._between
-        return iter(())
-
-    def _kept(self, *parts: Part) -> Iterator[Part]:
-        return iter(() if self._max_calls is not None and self.calls > self._max_calls else parts)
-
-
-def held_back(text: str, mark: str) -> int:
-    """Count the characters at the end of a text that may begin a mark, with the white space before them.
-
-    >>> held_back("so <tool", "<tool_call>")
-    6
-    """
-    size = overlap(text, mark)
-    kept = text[: len(text) - size]
-    return size + len(kept) - len(kept.rstrip())
-
-
-def overlap(text: str, sequence: str) -> int:
-    """Length of the longest end of a text with which a sequence begins, or that is one.
-
-    >>> overlap("so ST", "STOP"), overlap("so STOP", "STOP")
-    (2, 4)
-    """
-    sizes = range(min(len(sequence), len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(sequence[:size])), 0)
+        return bool(self._head) or self._no_call()

@@ -4,7 +4,8 @@ The section is a `ChatTemplate` of its own around the model's: it puts the tools
 conversation, writes earlier calls as the model is asked to write them, and their results as a turn of the user. So any
 template that takes users and assistants will do. Calls are those of the dialect `hermes`, which many models have been
 trained on and which is unlikely to be met in plain text. A model that was never trained to call tools may do it badly;
-`tool_choice: required` holds it to the form.
+`tool_choice: required` holds it to the form. A template that writes calls all the same, as DeepSeek's do, goes on to
+write them and their results, and the section is the one that the model was trained on.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
+from pipeline.gateway.api.tools.dialects import AnswerFormat, ToolDialect, reasoning_of, written_dialect
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("pipeline.gateway")
@@ -49,6 +51,11 @@ class ToolSectionTemplate(ChatTemplate):
         **variables: Any,
     ) -> str:
         """Render messages and tools; see `ChatTemplate.render` and `with_tool_section`."""
+        if (own := written_dialect(self.sources.get("default", ""))) is not None and own.section is not None:
+            written = [dict(message) for message in messages]
+            if tools:
+                _insert(written, _own_section(own, own.section, _functions(tools)))
+            return super().render(written, **variables)
         if tools or any(message.get("role") == "tool" or message.get("tool_calls") for message in messages):
             messages = with_tool_section(messages, tools or ())
         return super().render(messages, **variables)
@@ -88,11 +95,28 @@ def with_tool_section(
             written.append(dict(message))
         results = role == "tool"
     if tools:
-        _add_section(written, tools)
+        described = (
+            {key: _short(function[key]) for key in _DESCRIBED if function.get(key)}
+            for function in _functions(tools)
+        )
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
+        _insert(written, _SECTION.format(tools=listed))
     return written
 
 
-def _add_section(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+def _own_section(dialect: ToolDialect, section: str, functions: Iterable[Mapping[str, Any]]) -> str:
+    """Section that a family was trained on, in its way of writing calls."""
+    listed = "\n\n".join(
+        f"### {function['name']}\nDescription: {function.get('description') or ''}\n\n"
+        f"Parameters: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}"
+        for function in functions
+    )
+    before, after = dialect.head
+    call = f"{before}tool_call_name{after}tool_call_arguments{dialect.ends[0]}"
+    return section.format(tools=listed, call=call)
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     functions = [
         function
         for tool in tools
@@ -100,10 +124,11 @@ def _add_section(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, An
     ]
     if len(functions) < len(tools):
         raise TemplateError('each tool must be {"type": "function", "function": {"name": …}}')
-    described = (
-        {key: _short(function[key]) for key in _DESCRIBED if function.get(key)} for function in functions
-    )
-    section = _SECTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in described))
+    return functions
+
+
+def _insert(messages: list[dict[str, Any]], section: str) -> None:
+    """Put a section into the system message, or before the first message of the user."""
     first = messages[0]
     if first["role"] == "system":
         first["content"] = f"{first['content']}\n\n{section}"
@@ -160,11 +185,24 @@ def takes_tools(template: ChatTemplate) -> bool:
 
 
 def dialect_of(template: ChatTemplate | None) -> ToolDialect | None:
-    """Dialect of a model, by its chat template; None if it takes no tools, or has none of dialects.yaml."""
-    if template is None or not takes_tools(template):
+    """Return the dialect in which a model writes calls, by its chat template.
+
+    None if it has none of dialects.yaml, or takes no tools, unless all that it writes is in channels.
+    """
+    if template is None:
         return None
-    if isinstance(template, ToolSectionTemplate):
-        source = _SECTION
-    else:
-        source = template.sources.get("tool_use") or template.sources.get("default", "")
-    return next((dialect for dialect in dialects() if all(mark in source for mark in dialect.marks)), None)
+    source = template.sources.get("tool_use") or template.sources.get("default", "")
+    dialect = written_dialect(source)
+    if isinstance(template, ToolSectionTemplate) and (dialect is None or dialect.section is None):
+        return written_dialect(_SECTION)
+    return dialect if takes_tools(template) or (dialect and dialect.form == "channels") else None
+
+
+def answer_format(template: ChatTemplate | None, special: frozenset[str]) -> AnswerFormat:
+    """Return the format of a model's answers, with its special tokens if they are parsed by some."""
+    if template is None:
+        return AnswerFormat()
+    dialect = dialect_of(template)
+    channels = dialect is not None and dialect.form == "channels"
+    made = AnswerFormat(dialect, None if channels else reasoning_of(template))
+    return replace(made, special=special) if made.needs_special_tokens(special) else made

@@ -26,6 +26,7 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from .capped_attention import cap_paged_attention, uncap_attention
 from .processor import check_precision, integer_options
 from .settings import EngineSettings
 
@@ -59,7 +60,17 @@ class PagedModel:
             check_precision(settings.precision)
             core = ov.Core()
             model = core.read_model(folder / MODEL_FILE)
+            # A sequence must not change its rotation as it grows, nor differ from those whose blocks it takes. So one
+            # choice holds for all, as in TensorRT-LLM (RopeEmbeddingUtils, by max_seq_len).
+            longest = min(self.max_positions, settings.max_sequence_tokens or self.max_positions)
+            if facts.get("long_from") and longest > facts["long_from"]:
+                turn_long(model)
+            cap: float | None = facts.get("attention_cap")
+            if cap is not None:
+                uncap_attention(model)
             paged_attention_transformation(model)
+            if cap is not None:
+                cap_paged_attention(model, cap)
             _gather_rows(model)
             compiled = core.compile_model(model, "CPU", {**_properties(settings), **integer_options(model)})
         self._caches = {
@@ -167,6 +178,14 @@ def signal_stack_kept() -> Iterator[None]:
         yield
     finally:
         libc.sigaltstack(ctypes.byref(before), None)
+
+
+def turn_long(model: ov.Model) -> None:
+    """Let positions turn by the long factors of longrope."""
+    for node in model.get_ops():
+        if node.get_friendly_name() == "rope.long":
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(ops.constant(np.array(True)).output(0))
 
 
 def _gather_rows(model: ov.Model) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import openvino as ov
 
 from pipeline.errors import StageError, UserError
-from pipeline.models import CheckpointReader
+from pipeline.models import Architecture, CheckpointReader
 from pipeline.progress import Progress
-from pipeline.runtimes.cpu.ir.decoder import decoder
+from pipeline.runtimes.cpu.ir.families import DECODERS
 from pipeline.runtimes.cpu.ir.weights import Weights
 
 FACTS = "engine.json"
@@ -41,21 +41,18 @@ def build_ir(
 
     Raises:
         CheckpointError: All faults of the files.
-        UserError: This runtime lacks the format or the precision, or the model has experts.
+        UserError: This runtime lacks the format or the precision.
         StageError: The model leaves tensors out, or OpenVINO cannot write it.
         OSError: There is no room.
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
     checkpoint = CheckpointReader(checkpoint_dir)
-    if checkpoint.architecture.experts:
-        raise UserError(
-            f"{checkpoint.architecture.class_name} has experts, which the cpu runtime does not take"
-        )
     weights = Weights(checkpoint, simulate=simulate_activations)
     checkpoint.check()
     with progress.task("Graph", total=checkpoint.architecture.layers, unit="layers") as task:
-        model = decoder(checkpoint.architecture, weights, task)
+        architecture = checkpoint.architecture
+        model = DECODERS[architecture.family](architecture, weights).build(task)
     unread = weights.unread()
     if unread:
         raise StageError("\n".join([f"{checkpoint_dir}: tensors that the model leaves out", *unread]))
@@ -101,7 +98,9 @@ def _facts(checkpoint: CheckpointReader) -> dict[str, Any]:
         "kv_heads": arch.kv_heads,
         "head_dim": arch.head_dim,
         "vocab_size": arch.vocab,
-        "max_position_embeddings": arch.max_positions,
+        "max_position_embeddings": arch.rope.positions(arch.max_positions),
+        "long_from": _long_from(arch),
+        "attention_cap": arch.attention_cap,
         "sliding_window": max(windows, default=None),
         "tied": arch.tied,
         "quantization": {
@@ -111,6 +110,13 @@ def _facts(checkpoint: CheckpointReader) -> dict[str, Any]:
             "producer": quantization.producer,
         },
     }
+
+
+def _long_from(arch: Architecture) -> int | None:
+    """Tokens of a sequence beyond which the long factors of longrope hold; None where there are none."""
+    if arch.rope.kind != "longrope" or arch.rope.scaling is None:
+        return None
+    return int(arch.rope.scaling["original_max_position_embeddings"])
 
 
 MODEL, WEIGHTS = "openvino_model.xml", "openvino_model.bin"

@@ -2,19 +2,22 @@
 
 Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids [batch, tokens] (i64), beam_idx
 [batch] (i32). Output: logits [batch, tokens, vocab] f32. Keys and values are the state of the model.
+
+`Decoder` is Llama, Mistral and dense Qwen. Another family is a file in `families` with a class derived from it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 from openvino import Type
 from openvino.op import util
+from openvino.utils.node_factory import NodeFactory
 
-from pipeline.models import Architecture
-from pipeline.models.tensors import Array
+from pipeline.models import Architecture, Rope
 from pipeline.progress import Task
 from pipeline.runtimes.cpu.ir.weights import (
     Node,
@@ -28,86 +31,105 @@ from pipeline.runtimes.cpu.ir.weights import (
     swap_heads,
 )
 
+# Names of nodes that the engine looks for.
+LONG = "rope.long"  # constant: whether longrope's long factors hold
+CAPPED = "attention.capped."  # attention with capped scores, by layer
 
-def decoder(architecture: Architecture, weights: Weights, task: Task) -> ov.Model:
-    """The model; it points into the memory of `weights`. `task` advances by one a layer."""
-    return _Decoder(architecture, weights).build(task)
 
+class Decoder:
+    """A decoder as Llama has it. What a family does otherwise, it overrides."""
 
-class _Decoder:
     def __init__(self, architecture: Architecture, weights: Weights) -> None:
-        self._arch, self._weights = architecture, weights
-        self._inputs = Inputs.make()
-        self._attention = Attention(self._inputs, architecture)
-        inverse = architecture.rope.inverse_frequencies(architecture.head_dim)
-        self._cosine, self._sine = tables(self._inputs.position_ids, inverse)
+        """`weights` own the memory that the model points into."""
+        self.arch, self.weights = architecture, weights
+        self.inputs = Inputs.make()
+        self.attention = Attention(self.inputs, architecture)
+        tables = rope_tables(self.inputs.position_ids, architecture.rope, architecture)
+        local = architecture.local_rope
+        near = tables if local is None else rope_tables(self.inputs.position_ids, local, architecture)
+        self._tables = [tables if window is None else near for window in architecture.windows]
 
     def build(self, task: Task) -> ov.Model:
-        hidden = self._weights.embed(self._inputs.input_ids)
-        for layer in range(self._arch.layers):
-            hidden = self._block(hidden, layer)
+        """Build the model; `task` advances by one a layer."""
+        hidden = self.embed()
+        for layer in range(self.arch.layers):
+            hidden = self.block(hidden, layer)
             task.advance()
-        logits = self._weights.head(self._norm(hidden, "model.norm"))
+        logits = self.logits(self.norm(hidden, "model.norm"))
         logits.output(0).get_tensor().set_names({"logits"})
         result = ops.result(logits)
         result.set_friendly_name("logits")
-        model = ov.Model(
-            [result], self._attention.assignments, self._inputs.parameters, self._arch.class_name
-        )
+        model = ov.Model([result], self.attention.assignments, self.inputs.parameters, self.arch.class_name)
         name_nodes(model)
         return model
 
-    def _block(self, hidden: Node, layer: int) -> Node:
+    def embed(self) -> Node:
+        """[batch, tokens, hidden]: embeddings of the tokens."""
+        return self.weights.embed(self.inputs.input_ids)
+
+    def block(self, hidden: Node, layer: int) -> Node:
+        """[batch, tokens, hidden] -> the same, through one layer."""
         block = f"model.layers.{layer}."
-        mixed = self._attend(self._norm(hidden, block + "input_layernorm"), layer, block + "self_attn.")
+        mixed = self.attend(self.norm(hidden, block + "input_layernorm"), layer)
         hidden = ops.add(hidden, mixed)
-        forward = self._feed_forward(self._norm(hidden, block + "post_attention_layernorm"), block + "mlp.")
+        forward = self.feed_forward(self.norm(hidden, block + "post_attention_layernorm"), layer)
         return ops.add(hidden, forward)
 
-    def _attend(self, x: Node, layer: int, name: str) -> Node:
+    def attend(self, x: Node, layer: int) -> Node:
         """[batch, tokens, hidden] -> the same."""
-        arch = self._arch
+        arch, name = self.arch, f"model.layers.{layer}.self_attn."
         heads = (arch.heads, arch.kv_heads, arch.kv_heads)
         query, key, value = (
             split_heads(part, count, arch.head_dim)
-            for part, count in zip(self._projections(x, name), heads, strict=True)
+            for part, count in zip(self.projections(x, name), heads, strict=True)
         )
         if arch.qk_norm:
-            query, key = self._norm(query, name + "q_norm"), self._norm(key, name + "k_norm")
-        query, key = self._rotate(swap_heads(query)), self._rotate(swap_heads(key))
-        key, value = self._weights.cached(layer, key, swap_heads(value))
-        return self._weights.linear(self._attention.attend(layer, query, key, value), name + "o_proj")
+            query, key = self.norm(query, name + "q_norm"), self.norm(key, name + "k_norm")
+        query, key = (rotate(swap_heads(part), *self._tables[layer], arch) for part in (query, key))
+        key, value = self.weights.cached(layer, key, swap_heads(value))
+        mixed = self.attention.attend(layer, query, key, value, self.sinks(name))
+        return self.weights.linear(mixed, name + "o_proj")
 
-    def _projections(self, x: Node, name: str) -> list[Node]:
+    def projections(self, x: Node, name: str) -> list[Node]:
         """Queries, keys and values, [batch, tokens, (kv_)heads * head_dim]."""
-        arch, linear = self._arch, self._weights.linear
-        if not arch.fused:
-            return [linear(x, f"{name}{part}_proj") for part in "qkv"]
-        sizes = [count * arch.head_dim for count in (arch.heads, arch.kv_heads, arch.kv_heads)]
-        return _parts(linear(x, name + "qkv_proj"), sizes)
+        return [self.weights.linear(x, f"{name}{part}_proj") for part in "qkv"]
 
-    def _feed_forward(self, x: Node, name: str) -> Node:
-        linear, inner = self._weights.linear, self._arch.intermediate
-        if self._arch.fused:
-            gate, up = _parts(linear(x, name + "gate_up_proj"), [inner, inner])
-        else:
-            gate, up = linear(x, name + "gate_proj"), linear(x, name + "up_proj")
-        return linear(ops.multiply(ops.swish(gate), up), name + "down_proj")
+    def sinks(self, name: str) -> Node | None:  # noqa: ARG002
+        """[1, heads, 1, 1]: a score of each head that no key has; None where there is none."""
+        return None
 
-    def _norm(self, x: Node, name: str) -> Node:
-        return rms_norm(x, self._weights.norm(name), self._arch.norm_epsilon)
+    def feed_forward(self, x: Node, layer: int) -> Node:
+        """[batch, tokens, hidden] -> the same."""
+        name, linear = f"model.layers.{layer}.mlp.", self.weights.linear
+        gated = ops.multiply(self.activate(linear(x, name + "gate_proj")), linear(x, name + "up_proj"))
+        return linear(gated, name + "down_proj")
 
-    def _rotate(self, x: Node) -> Node:
-        return rotate(x, self._cosine, self._sine, self._arch.head_dim)
+    def activate(self, x: Node) -> Node:
+        """Activation of gates: SiLU without a factor, which `ops.swish` adds and the pattern of experts lacks."""
+        return NodeFactory("opset4").create("Swish", [x], {})
+
+    def norm(self, x: Node, name: str) -> Node:
+        """RMS norm over the last axis."""
+        return rms_norm(x, self.weights.vector(f"{name}.weight"), self.arch.norm_epsilon)
+
+    def logits(self, x: Node) -> Node:
+        """[batch, tokens, hidden] -> [batch, tokens, vocab]."""
+        logits = self.weights.head(x)
+        return logits if self.arch.logits_cap is None else capped(logits, self.arch.logits_cap)
 
 
-def _parts(x: Node, sizes: list[int]) -> list[Node]:
+def parts(x: Node, sizes: list[int]) -> list[Node]:
     """x [..., sum of sizes] divided along its last axis."""
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         ops.slice(x, i64([start]), i64([start + size]), i64([1]), i64([-1]))
         for start, size in zip(starts, sizes, strict=True)
     ]
+
+
+def capped(x: Node, cap: float) -> Node:
+    """cap * tanh(x / cap)."""
+    return ops.multiply(ops.tanh(ops.multiply(x, f32(1 / cap))), f32(cap))
 
 
 MASKED = -65504.0  # the score of a key that must not be seen
@@ -176,12 +198,17 @@ class Attention:
         self._masks = {window: causal_mask(inputs, window) for window in dict.fromkeys(architecture.windows)}
         self.assignments: list[Node] = []  # they write the state back
 
-    def attend(self, layer: int, query: Node, key: Node, value: Node) -> Node:
+    def attend(self, layer: int, query: Node, key: Node, value: Node, sinks: Node | None) -> Node:
         """query, key, value [batch, (kv_)heads, tokens, head_dim] -> [batch, tokens, heads * head_dim]."""
         arch = self._arch
         keys, values = self._append(layer, "key", key), self._append(layer, "value", value)
-        mask, scale = self._masks[arch.windows[layer]], f32(arch.head_dim**-0.5)
-        mixed = ops.scaled_dot_product_attention(query, keys, values, mask, scale, causal=False)
+        mask, scale = self._masks[arch.windows[layer]], f32(arch.attention_scale)
+        if arch.attention_cap is None:
+            inputs = [query, keys, values, mask, scale, *([] if sinks is None else [sinks])]
+            mixed = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
+        else:
+            mixed = _capped_attention(query, keys, values, mask, scale, arch.attention_cap)
+            mixed.set_friendly_name(f"{CAPPED}{layer}")
         return ops.reshape(swap_heads(mixed), i64([0, 0, arch.heads * arch.head_dim]), special_zero=True)
 
     def _append(self, layer: int, kind: str, current: Node) -> Node:
@@ -201,17 +228,44 @@ class Attention:
         return ops.reshape(grouped, i64([0, heads, -1, head_dim]), special_zero=True)
 
 
-def tables(position_ids: Node, inverse: Array) -> tuple[Node, Node]:
-    """position_ids [batch, tokens] -> cosine and sine, each [batch, 1, tokens, head_dim]."""
+def _capped_attention(query: Node, keys: Node, values: Node, mask: Node, scale: Node, cap: float) -> Node:
+    """Attention whose scores are capped, which no operation of OpenVINO has: the engine takes it apart again."""
+    scores = capped(ops.multiply(ops.matmul(query, keys, False, True), scale), cap)
+    return ops.matmul(ops.softmax(ops.add(scores, mask), -1), values, False, False)
+
+
+def rope_tables(position_ids: Node, rope: Rope, architecture: Architecture) -> tuple[Node, Node]:
+    """position_ids [batch, tokens] -> cosine and sine, each [batch, 1, tokens, channels that turn]."""
     positions = ops.unsqueeze(ops.convert(position_ids, Type.f32), i64(2))
-    angles = ops.multiply(positions, f32(inverse.reshape(1, 1, -1)))
+    inverse = _inverse(rope, architecture.head_dim, long=False)
+    if rope.kind == "longrope":
+        long = ops.constant(np.array(False))
+        long.set_friendly_name(LONG)
+        inverse = ops.select(long, _inverse(rope, architecture.head_dim, long=True), inverse)
+    angles = ops.multiply(positions, inverse)
     both_halves = ops.concat([angles, angles], -1)
-    return ops.unsqueeze(ops.cos(both_halves), i64(1)), ops.unsqueeze(ops.sin(both_halves), i64(1))
+    turns = (ops.unsqueeze(part, i64(1)) for part in (ops.cos(both_halves), ops.sin(both_halves)))
+    if (factor := rope.attention_factor) != 1:
+        turns = (ops.multiply(part, f32(factor)) for part in turns)
+    cosine, sine = turns
+    return cosine, sine
 
 
-def rotate(x: Node, cosine: Node, sine: Node, head_dim: int) -> Node:
-    """x [batch, heads, tokens, head_dim], turned: x * cos + (-second half, first half) * sin."""
-    half, end = head_dim // 2, 2**31 - 1
+def _inverse(rope: Rope, head_dim: int, *, long: bool) -> Node:
+    return f32(rope.inverse_frequencies(head_dim, long=long).reshape(1, 1, -1))
+
+
+def rotate(x: Node, cosine: Node, sine: Node, architecture: Architecture) -> Node:
+    """x [batch, heads, tokens, head_dim], its first channels turned: x * cos + (-second half, first half) * sin."""
+    head_dim, channels = architecture.head_dim, architecture.rope.channels(architecture.head_dim)
+    if channels < head_dim:
+        turning, still = parts(x, [channels, head_dim - channels])
+        return ops.concat([_turn(turning, cosine, sine, channels), still], -1)
+    return _turn(x, cosine, sine, head_dim)
+
+
+def _turn(x: Node, cosine: Node, sine: Node, channels: int) -> Node:
+    half, end = channels // 2, 2**31 - 1
     first = ops.slice(x, i64([0]), i64([half]), i64([1]), i64([3]))
     second = ops.slice(x, i64([half]), i64([end]), i64([1]), i64([3]))
     turned = ops.concat([ops.multiply(second, f32(-1.0)), first], -1)

@@ -22,6 +22,7 @@ from openvino import Type
 
 from pipeline.errors import UserError
 from pipeline.models import CheckpointReader, Format, LinearLayer
+from pipeline.models.layers import unpack_mxfp4
 from pipeline.models.reader import PARTS
 from pipeline.models.tensors import Array
 
@@ -71,7 +72,7 @@ def name_nodes(model: ov.Model) -> None:
             node.set_friendly_name(f"{kind}.{index}")
 
 
-FORMATS = (Format.NONE, Format.FP8, Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
+FORMATS = (Format.NONE, Format.MXFP4, Format.FP8, Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
 _FOLLOWS_FROM_CONFIG = "rotary_emb.inv_freq"  # old checkpoints carry it
 
 
@@ -97,9 +98,39 @@ class Weights:
         table = self._plain(self._checkpoint.architecture.embedding)
         return widen(ops.gather(table, ops.convert(token_ids, Type.i32), i64(0)))
 
-    def norm(self, name: str) -> Node:
-        """[size] f32: the weight of the norm `name`."""
-        return widen(self._plain(f"{name}.weight"))
+    def vector(self, name: str) -> Node:
+        """[size] f32: the tensor `name`."""
+        return widen(self._plain(name))
+
+    def values(self, name: str) -> Array:
+        """The tensor `name` as float32 numbers, for what has to be a constant of the graph."""
+        self._read.add(name)
+        return self._checkpoint.array(name)
+
+    def experts(self, names: Sequence[str]) -> Node:
+        """[experts, out, in] f32: weights of one linear layer of each expert, as they are or dequantized."""
+        layers = [self._checkpoint.linear(name) for name in names]
+        for name, layer in zip(names, layers, strict=True):
+            self._read |= {f"{name}.{part}" for part in PARTS if getattr(layer, part) is not None}
+            if layer.format is not Format.NONE and self._simulate:
+                raise UserError(
+                    f"{name}: inputs of experts cannot be rounded; simulate_activations: false builds it"
+                )
+        place = f"{names[0].replace('.experts.0.', '.experts.')}.weight"
+        return widen(self.constants.add(np.stack([_expert(layer) for layer in layers]), place))
+
+    def stacked(self, name: str) -> tuple[Node, Node]:
+        """Weights [experts, out, in] and biases [experts, 1, out] of a tensor that holds all experts of a layer."""
+        bias = f32(self.values(f"{name}_bias")[:, None, :])
+        if self._checkpoint.quantization.format is not Format.MXFP4:
+            self._read.add(name)
+            weight = self._checkpoint.tensors[name].swapaxes(1, 2)
+            return widen(self.constants.add(weight, f"{name}.weight")), bias
+        packed = (f"{name}_blocks", f"{name}_scales")
+        self._read |= set(packed)
+        codes, scales = unpack_mxfp4(*(self._checkpoint.tensors[one] for one in packed))
+        grouped = ops.multiply(widen(self.constants.add(codes, f"{name}.weight")), f32(scales[..., None]))
+        return ops.reshape(grouped, i64([*codes.shape[:2], -1]), special_zero=False), bias
 
     def linear(self, x: Node, name: str) -> Node:
         """[..., in] -> [..., out]: the linear layer `name`, its bias included."""
@@ -135,6 +166,13 @@ class Weights:
     def _plain(self, name: str) -> Node:
         self._read.add(name)
         return self.constants.add(self._checkpoint.tensors[name], name)
+
+
+def _expert(layer: LinearLayer) -> Array:
+    if layer.format is Format.NONE:
+        return layer.weight
+    weight = layer.dequantize()
+    return weight if layer.pre_quant_scale is None else weight * layer.pre_quant_scale.astype(np.float32)
 
 
 class Linears:

@@ -12,12 +12,12 @@ from pipeline.errors import UserError
 from pipeline.models import CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
-from pipeline.runtimes.tensorrt.checkpoint.config import MODEL_TYPES, describe
+from pipeline.runtimes.tensorrt.checkpoint.config import MODEL_TYPES, ROPES, describe
 from pipeline.runtimes.tensorrt.checkpoint.joining import RankCheckpoint
 from pipeline.runtimes.tensorrt.checkpoint.splitting import FORMATS, split
 from pipeline.store import Json
 
-__all__ = ["FORMATS", "MODEL_TYPES", "RankCheckpoint", "convert", "describe", "split"]
+__all__ = ["FORMATS", "MODEL_TYPES", "ROPES", "RankCheckpoint", "convert", "describe", "split"]
 
 
 def convert(checkpoint: Path, sizes: Parallelism, *, into: Path, progress: Progress) -> Mapping[str, Json]:

@@ -23,6 +23,7 @@ MODEL_TYPES = {
     "qwen3": "qwen",
     "phi3": "phi3",
 }
+ROPES = ("default", "linear", "llama3")  # kinds of rotary embedding that are converted
 _RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the chosen experts' shares sum to 1
 _QWEN_SEQ_LENGTH = (
     8192  # what upstream's converter writes (models/qwen/config.py); read with use_logn_attn only

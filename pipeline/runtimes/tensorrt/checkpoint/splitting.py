@@ -15,7 +15,13 @@ from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.models.tensors import DTYPES, Array, TensorMap
 from pipeline.plan.parallelism import Parallelism
 from pipeline.progress import Progress
-from pipeline.runtimes.tensorrt.checkpoint.config import SAFETENSORS_DTYPES, rank_config, stored_dtype
+from pipeline.runtimes.tensorrt.checkpoint.config import (
+    MODEL_TYPES,
+    ROPES,
+    SAFETENSORS_DTYPES,
+    rank_config,
+    stored_dtype,
+)
 from pipeline.runtimes.tensorrt.checkpoint.layout import Part, Rank, Scale, Slice, parts
 from pipeline.store import Json
 
@@ -41,7 +47,7 @@ def split(
         raise UserError(
             f"{source.directory}: {quantization.format} weights are not split; {', '.join(FORMATS)} are"
         )
-    faults = list(_split_faults(model, sizes))
+    faults = [*_model_faults(model), *_split_faults(model, sizes)]
     if faults:
         raise InvalidInput(f"{model.class_name} cannot be split into {sizes.folder}", faults)
     dtype = SAFETENSORS_DTYPES[stored_dtype(model)]
@@ -62,6 +68,18 @@ def split(
     )
     check_files(folder, layout, values=False)
     return {"ranks": sizes.world, "bytes": total, "dtype": stored_dtype(model), "tensors": len(ranks[0])}
+
+
+def _model_faults(model: Architecture) -> Iterator[Fault]:
+    """Models that no engine is built of here. Preflight's rules model.class and model.rope report them before."""
+    if model.family not in MODEL_TYPES:
+        yield Fault("cannot be converted", key="architectures", value=model.class_name)
+    if model.rope.kind not in ROPES:
+        yield Fault(
+            "cannot be converted", key="rope_type", value=model.rope.kind, fix=f"one of {', '.join(ROPES)}"
+        )
+    if model.rope.share != 1:
+        yield Fault("cannot be converted", key="partial_rotary_factor", value=model.rope.share, fix="1.0")
 
 
 def _split_faults(model: Architecture, sizes: Parallelism) -> Iterator[Fault]:

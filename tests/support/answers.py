@@ -1,0 +1,39 @@
+"""Answers as families of models write them."""
+
+from __future__ import annotations
+
+import json
+
+from pipeline.gateway.api.tools.dialects import ToolDialect
+
+
+def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
+    """A call in a dialect, with all that stands around it; `arguments` are JSON, or what a model takes for it."""
+    if dialect.form == "channels":
+        return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+    before, after = dialect.head[:2] if dialect.head != ("", "{") else ("", "[ARGS]")
+    end = next(iter(dialect.ends), "")
+    written = f'{{"name": "{name}", "arguments": {arguments}}}'
+    if dialect.form == "named":
+        own = f"functions.{name}:0" if dialect.ids and "functions" in dialect.ids else name
+        written = f"{before}{own}{after}{arguments}{end}"
+    elif dialect.form != "json":
+        try:
+            values = json.loads(arguments)
+        except (ValueError, RecursionError):
+            values = {"city": arguments}
+        values = values if isinstance(values, dict) else {}
+        if dialect.form == "python":
+            written = f"[{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})]"
+        else:
+            written = (
+                f"{before}{name}{after}{''.join(_element(dialect, *item) for item in values.items())}{end}"
+            )
+    return f"{next(iter(dialect.opens), '')}{written}{next(iter(dialect.closes), '')}"
+
+
+def _element(dialect: ToolDialect, key: str, value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    line = "\n" if dialect.trim else ""
+    own = f'"{key}" string="{str(isinstance(value, str)).lower()}"' if "DSML" in dialect.key[0] else key
+    return f"{dialect.key[0]}{own}{dialect.key[1]}{dialect.value[0]}{line}{text}{line}{dialect.value[1]}\n"
