@@ -114,7 +114,7 @@ def structure_of(model: ModelSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What is known of a deployment's figures: the class of each quantity, and what else no measurement is of."""
+    """Evidence for the figures of a deployment: the class of each quantity, and what else no measurement is of."""
 
     classes: Mapping[Quantity, FigureClass]
     name: str

@@ -25,7 +25,7 @@ from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, 
 Values = npt.NDArray[np.float64]
 
 WAVES = 10  # requests of each client, as InferenceX's benchmarks of TensorRT-LLM have them
-_BUNDLES = 128  # clients that are simulated one by one; of more, several are taken for one
+_BUNDLES = 512  # clients that are simulated one by one; of more, several are taken for one
 _MOST_AT_ONCE = 1500
 _SEED = 1
 _REQUESTS = 1500  # of an open arrival
@@ -331,7 +331,7 @@ def _joined(run: QueueRun, weights: dict[str, Values]) -> tuple[Values, dict[str
     )
     kinds += 0.5 * (steps[:, 2] > 0)
     _, place = np.unique(kinds, return_inverse=True)
-    often: dict[str, Values] = {name: np.bincount(place, number * one) for name, one in weights.items()}
+    often = {name: np.asarray(np.bincount(place, number * one), np.float64) for name, one in weights.items()}
     weight = number * sum(one / max(float(one.max()), _TINY) for one in weights.values())
     joined: Values = np.stack([np.bincount(place, weight * column) for column in steps.T], axis=1)
     joined /= np.maximum(np.bincount(place, weight), _TINY)[:, None]

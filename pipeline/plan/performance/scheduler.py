@@ -368,8 +368,9 @@ class EngineScheduler(Generic[R]):
             wait_s = rest * times.decode(sequences, self._context)
         self._mixed_until = now + wait_s + seconds
         if self.steps is not None:
-            parts = (sequences, self._context, tokens, read, pairs, begun)
-            self.steps.append((wait_s + seconds, rest + 1, *parts))
+            if wait_s:
+                self.steps.append((wait_s, rest, sequences, self._context, 0, 0.0, 0.0, 0))
+            self.steps.append((seconds, 1.0, sequences, self._context, tokens, read, pairs, begun))
         self._steps_per_s = (rest + 1) / (wait_s + seconds)
 
     def _generate(self, request: R, tokens: float) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contracts.gpus import gpu_rates, gpus
@@ -46,6 +46,9 @@ def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+ENGINE = engine()
+
+
 def serve(one: EngineSpeed | SpeculativeEngine, blocks: int = 20_000, slots: int = 256) -> Service:
     return Service(one, blocks, 32, slots)
 
@@ -57,7 +60,7 @@ def alone(one: EngineSpeed, tokens: int) -> float:
 
 @given(st.floats(1.0, 4.0), st.integers(1, 512), st.integers(16, 32_768))
 def test_more_bandwidth_or_arithmetic_is_never_slower(factor: float, batch: int, tokens: int) -> None:
-    base = engine()
+    base = ENGINE
     faster = (
         replace(base.rates, memory_gb_s=base.rates.memory_gb_s * factor),
         replace(base.rates, tflops={name: value * factor for name, value in base.rates.tflops.items()}),
@@ -82,7 +85,7 @@ def test_tokens_are_not_quicker_in_larger_batches(model: str) -> None:
 @given(st.integers(1, 100_000), st.integers(1, 100_000))
 def test_a_longer_prompt_takes_no_less(first: int, second: int) -> None:
     short, long = sorted((first, second))
-    assert alone(engine(), short) <= alone(engine(), long) * (1 + 1e-9)
+    assert alone(ENGINE, short) <= alone(ENGINE, long) * (1 + 1e-9)
 
 
 def test_a_prompt_in_pieces_takes_longer_and_holds_up_the_others_for_less_time() -> None:
@@ -137,30 +140,28 @@ def test_cost_scales_with_the_price_and_its_parts_pay_for_all(price: float, fact
     assert 0 < load.prompt_share < 1
 
 
-LOAD = serve(engine()).at(32, Workload(1000, 250))
+LOAD = serve(ENGINE).at(32, Workload(1000, 250))
 
 
-@settings(deadline=None, max_examples=10)
-@given(st.integers(5, 400), st.integers(5, 400))
-def test_a_looser_slo_lets_in_no_fewer(first: int, second: int) -> None:
-    service, work = serve(engine(), slots=128), Workload(2000, 300)
-    tight, loose = sorted((first, second))
-    few, _ = service.most_within(work, 128, Slo(itl_p95_ms=float(tight)))
-    many, ended = service.most_within(work, 128, Slo(itl_p95_ms=float(loose)))
-    assert (few.batch if few else 0) <= (many.batch if many else 0)
-    if many is not None and many.batch < 128:
-        assert ended == "itl"
-        assert service.at(many.batch + 1, work).itl_p95_ms > loose
-        assert many.itl_p95_ms <= loose
+def test_a_looser_slo_lets_in_no_fewer() -> None:
+    service, work = serve(ENGINE, slots=64), Workload(2000, 300)
+    found = [service.most_within(work, 64, Slo(itl_p95_ms=limit)) for limit in (5, 14, 40, 200)]
+    batches = [load.batch if load else 0 for load, _ in found]
+    assert batches == sorted(batches)
+    assert batches[0] == 0 < batches[1] < batches[-1]
+    best, ended = found[1]
+    assert best is not None
+    assert ended == "itl"
+    assert best.itl_p95_ms <= 14 < service.at(best.batch + 1, work).itl_p95_ms
 
 
 def test_the_load_within_an_slo_differs_by_gpu() -> None:
     """It is no step that a share of the lengths decides: each GPU has its own, and a faster one has more."""
-    slo, work = Slo(ttft_p95_ms=500, itl_p95_ms=30), Workload(1000, 300)
+    slo, work = Slo(ttft_p95_ms=400, itl_p95_ms=20), Workload(1000, 300)
     devices = ("l40s-48g", "h100-sxm-80g", "h200-sxm-141g", "b200-sxm-180g")
     small = "meta-llama/Llama-3.1-8B-Instruct"
     services = [serve(engine(small, device=device, ways=1)) for device in devices]
-    loads = [service.most_within(work, 256, slo)[0] for service in services]
+    loads = [service.most_within(work, 200, slo)[0] for service in services]
     batches = [load.batch if load else 0 for load in loads]
     assert batches == sorted(batches)
     assert len(set(batches)) == len(batches)
@@ -197,13 +198,13 @@ def test_what_memory_does_not_hold_waits() -> None:
 
 def test_clients_that_are_simulated_together_see_nearly_the_same() -> None:
     served, work = serve(engine(), blocks=10**6, slots=1024).served, Workload(500, 100)
-    apart = [closed_loop(served, count, work) for count in (128, 129)]
+    apart = [closed_loop(served, count, work, waves=3) for count in (512, 513)]
     assert apart[1].bundle == 2
     assert apart[1].tpot_s == pytest.approx(apart[0].tpot_s, rel=0.05)
     assert apart[1].tokens_per_s == pytest.approx(apart[0].tokens_per_s, rel=0.05)
 
 
-@pytest.mark.parametrize("clients", [1, 12, 300])
+@pytest.mark.parametrize("clients", [1, 12, 600])
 def test_a_trace_recomputes_the_figures_of_its_simulation(clients: int) -> None:
     """And for other constants it is near a new simulation."""
     one, work = engine(), Workload(1000, 200)
