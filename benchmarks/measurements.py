@@ -66,6 +66,12 @@ MEASUREMENTS = {
         "the gateway, with one worker and two, beside the server behind it, LiteLLM's proxy and vLLM's API server",
         8,
     ),
+    "tuning": Measurement(
+        "python benchmarks/tuning.py",
+        "--seeds 1",
+        "searches of 12 trials in made-up spaces, beside Optuna's samplers",
+        5,
+    ),
     "replicas": Measurement(
         "python benchmarks/replicas.py --json",
         "--rounds 1 --requests 16 --servers 2",

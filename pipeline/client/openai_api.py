@@ -106,7 +106,8 @@ class OpenAIClient:
                 names = [str(model["id"]) for model in json.loads(exchange.response.read())["data"]]
         except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
             raise ServerFailed(f"{self.url}/models: is not a list of models") from None
-        if self._model is None and len(names) == 1:
+        if self._model is None and names and all(name.startswith(f"{names[0]}:") for name in names[1:]):
+            # The only one, and its adapters.
             self._model = names[0]
         elif self._model is None:
             raise Refused(f"{self.url} has several models: name one of {', '.join(names)}")
@@ -122,8 +123,9 @@ class OpenAIClient:
         """
         chat = not isinstance(prompt, str)
         values = {**self._defaults, **sampling}
+        adapter = values.pop("adapter", None)
         body = {
-            "model": self.model_name,
+            "model": f"{self.model_name}:{adapter}" if adapter else self.model_name,
             "messages" if chat else "prompt": list(prompt) if chat else prompt,
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -53,6 +53,7 @@ class Sampling(TypedDict, total=False):
         priority: 0 to 1; among waiting requests, higher ones are scheduled first. 0.5 by default.
         guide_type: form of the answer (guided decoding): json, json_schema, regex or ebnf_grammar.
         guide: the schema, regular expression or grammar.
+        adapter: name of the LoRA adapter of the deployment that answers; by default the base.
     """
 
     max_tokens: int | None
@@ -82,6 +83,7 @@ class Sampling(TypedDict, total=False):
     priority: float | None
     guide_type: str | None
     guide: str | None
+    adapter: str | None
 
 
 class RequestOptions(Sampling, total=False):
@@ -217,6 +219,8 @@ PARAMETERS: Mapping[str, SamplingParameter] = {
     "priority": _P("float", None, "priority", own=("llmapi",), low=0, high=1, neutral=0.5),
     "guide_type": _P("words", "guided_decoding_guide_type", datatype="STRING"),
     "guide": _P("words", "guided_decoding_guide", datatype="STRING"),
+    # Upstream's model takes a name together with a number and a path; ours knows those of the deployment.
+    "adapter": _P("words", "lora_name", "lora_name", own=_BOTH, datatype="STRING"),
 }  # fmt: skip
 
 

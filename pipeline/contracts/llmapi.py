@@ -59,6 +59,23 @@ def returns_context_logits(version: str) -> bool:
     return _is_so("context_logits", version)
 
 
+def graphs_adapters(version: str) -> bool:
+    """Whether CUDA graphs and LoRA adapters work together."""
+    return _is_so("lora_with_cuda_graphs", version)
+
+
+def lora_module(version: str, layer: str) -> str | None:
+    """Return upstream's name of the kind of a linear layer that adapters are applied to; None: they are not.
+
+    >>> lora_module("1.2.1", "layers.0.self_attn.q_proj"), lora_module("1.2.1", "layers.0.mlp.gate")
+    ('attn_q', None)
+    """
+    found = [entry for entry in _holding("lora_modules", version) if layer.endswith(f".{entry['layer']}")]
+    if ".shared_expert" in layer:
+        found = [entry for entry in found if "shared_expert." in entry["layer"]]
+    return max(found, key=lambda entry: len(entry["layer"]))["name"] if found else None
+
+
 def ignored_sampling(version: str) -> tuple[str, ...]:
     """Arguments of SamplingParams that the PyTorch backend's default sampler ignores."""
     return tuple(entry["name"] for entry in _holding("ignored_sampling", version))

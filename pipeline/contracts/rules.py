@@ -23,7 +23,7 @@ from pipeline.contracts.version_range import holds
 Severity = Literal["error", "warning", "note"]
 GROUPS = (
     "releases", "support", "formats", "splitting", "speculation", "tokenizers", "budgets", "memory", "serving",
-    "sourcing", "caching", "devices", "software", "host",
+    "sourcing", "adapters", "caching", "devices", "software", "host",
 )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class LocatedModel:
         return {
             "model": self.recipe.name,
             "aliases": list(self.recipe.serving.aliases),
+            "adapters": list(deployment.adapters),
             "strict": self.recipe.serving.strict,
             "endpoints": list(self.urls),
             "entry_model": deployment.entry_model,
@@ -168,7 +169,7 @@ def _faults_of_aliases(recipes: Sequence[Recipe]) -> list[str]:
     """Find names that would mean several models."""
     by_name: dict[str, list[str]] = {}
     for recipe in recipes:
-        for name in (recipe.name, *recipe.serving.aliases):
+        for name in recipe.served_names:
             by_name.setdefault(name, []).append(recipe.name)
     return [
         f"{name}: is a name of {' and of '.join(owners)}: change serving.aliases"

@@ -27,7 +27,7 @@ from pipeline.gateway.metrics import GatewayMetrics
 from pipeline.gateway.readiness import GatewayStatus, ModelStatus
 from pipeline.gateway.record_follower import RecordFollower
 from pipeline.gateway.records import CacheHits, PromptLog, RequestRecord
-from pipeline.gateway.served_model import ServedModel, embedding_model_name
+from pipeline.gateway.served_model import ServedModel, embedding_model_name, model_not_found
 from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import CpuMeter
@@ -219,16 +219,14 @@ class GatewayContext:
         self.state_threads.shutdown(wait=False, cancel_futures=True)
 
     def find_model(self, name: str) -> ServedModel:
-        """Return the model that a request names, by its own name or an alias.
+        """Return the model that a request names, by its own name or an alias, alone or with an adapter.
 
         Raises:
             ApiError: 404, if there is none.
         """
         model = self.models.get(name) or self._find_alias(name)
         if model is None:
-            known = [own for model in self.models.values() for own in model.names]
-            text = f"The model `{name}` does not exist; there are: {', '.join(known)}"
-            raise ApiError(404, text, param="model", code="model_not_found")
+            raise model_not_found(name, [own for model in self.models.values() for own in model.names])
         return model
 
     def own_name(self, name: str) -> str:
@@ -243,7 +241,7 @@ class GatewayContext:
         return [*(name for model in models for name in model.names), *embedders]
 
     def _find_alias(self, name: str) -> ServedModel | None:
-        return next((model for model in self.models.values() if name in model.aliases), None)
+        return next((model for model in self.models.values() if name in model.names), None)
 
 
 async def _not_ready(*_: object) -> None:

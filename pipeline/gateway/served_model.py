@@ -77,8 +77,7 @@ class ModelTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text, with or without the tokens that the tokenizer puts around it."""
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return list(self._encoder.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids that the engine gets for a prompt.
@@ -96,13 +95,11 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, with that of special tokens."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of a text begins and ends in it, without tokens that are put around it."""
-        offsets: list[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return offsets
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     @property
     def special_tokens(self) -> frozenset[str]:
@@ -167,6 +164,7 @@ class ServedModel:
     max_output_tokens: int
     queue: ModelQueue
     aliases: tuple[str, ...] = ()  # further names that requests may have
+    adapters: tuple[str, ...] = ()  # LoRA adapters, which requests name behind a name and a colon
     # Whether unknown fields and too large limits are refused; see `pipeline.gateway.api.parsing`.
     strict: bool = False
     cache: ResponseCache | None = None
@@ -250,6 +248,7 @@ class ServedModel:
                 limits.max_concurrency, max_waiting=settings.max_waiting, background=settings.batch_slots
             ),
             aliases=serving.aliases,
+            adapters=deployment.adapters,
             strict=serving.strict,
             cache=cache,
             embedder=semantic_embedder(cache),
@@ -270,8 +269,22 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that requests may have, its own first."""
-        return self.name, *self.aliases
+        """All names that requests may have, its own first, those with an adapter last."""
+        names = (self.name, *self.aliases)
+        return *names, *(f"{name}:{adapter}" for adapter in self.adapters for name in names)
+
+    def adapter_of(self, name: str) -> str | None:
+        """Return the adapter that one of `names` asks for; None for the base.
+
+        Raises:
+            ApiError: 404; the model has no such name.
+        """
+        if name in (self.name, *self.aliases):
+            return None
+        base, _, adapter = name.rpartition(":")
+        if base in (self.name, *self.aliases) and adapter in self.adapters:
+            return adapter
+        raise model_not_found(name, self.names)
 
     @property
     def latest(self) -> ServedModel:
@@ -389,6 +402,12 @@ class ServedModel:
             await asyncio.to_thread(self.processes.close)
         if self.cache is not None:
             self.cache.close()
+
+
+def model_not_found(name: str, known: Sequence[str]) -> ApiError:
+    """Return the refusal (404) of a model's name, with the names that there are."""
+    text = f"The model `{name}` does not exist; there are: {', '.join(known)}"
+    return ApiError(404, text, param="model", code="model_not_found")
 
 
 def embedding_model_name(embedder: EmbeddingModel) -> str:

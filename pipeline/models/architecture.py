@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import Fault, InvalidInput, SourceError
 from pipeline.models.blocks import Block, WeightTensor
-from pipeline.models.config_values import MAX_LAYERS, MAX_SIZE, class_of, declared_dtype
+from pipeline.models.config_values import MAX_LAYERS, MAX_SIZE, class_of, declared_dtype, decoder_config
 from pipeline.models.rope import WINDOWED, Rope, rope_faults
 from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.reading import read_json
@@ -30,9 +30,11 @@ FAMILIES: Mapping[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",  # its decoder alone
     "GptOssForCausalLM": "gpt_oss",
 }
 _GEMMA = ("gemma2", "gemma3")
+_COARSE_NORMS = ("mixtral", "phi3", "gpt_oss")  # 1e-5 where config.json says nothing, as in transformers 5.14
 _ROUTERS = (".gate", ".router")
 
 
@@ -109,6 +111,8 @@ class Architecture:
             InvalidInput: with every reason why the model cannot be built.
         """
         try:
+            if class_of(config) in FAMILIES:
+                config = decoder_config(config)
             faults = list(_faults(config)) or list(config_faults(_plain(config)))
             if not faults:
                 return cls._of(config)
@@ -143,7 +147,7 @@ class Architecture:
             intermediate=sizes.intermediate,
             vocab=sizes.vocab,
             max_positions=sizes.max_positions,
-            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+            norm_epsilon=float(config.get("rms_norm_eps", 1e-5 if family in _COARSE_NORMS else 1e-6)),
             rope=Rope.from_config(config),
             local_rope=Rope.from_config(config, WINDOWED) if family == "gemma3" else None,
             tied=sizes.tied,
@@ -297,6 +301,8 @@ def _faults(config: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("is not supported", key="use_bidirectional_attention", value=True, fix="false")
     if config.get("swiglu_limit") not in (None, 7.0):
         yield Fault("is not supported", key="swiglu_limit", value=config["swiglu_limit"], fix="7.0")
+    if family == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
+        yield Fault("is missing", key="rope_scaling")
     if not wrong:
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         yield from rope_faults(config, head_dim, is_partial=family == "phi3")

@@ -192,6 +192,22 @@ def class_of(config: object) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
+def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json as that of its decoder alone: of a composed model, with what the library has by default."""
+    text = next((config[key] for key in _TEXT if isinstance(config.get(key), Mapping)), None)
+    if text is None:
+        return config
+    outer = {
+        key: value for key, value in config.items() if key not in (*_TEXT, "vision_config", "model_type")
+    }
+    return {
+        **_defaults().get(str(text.get("model_type")), {}),
+        **outer,
+        **text,
+        "architectures": config["architectures"],
+    }
+
+
 def declared_dtype(config: Mapping[str, Any]) -> str:
     """Return the type that a config.json declares for the weights ("bfloat16"), or "" if it declares none."""
     text: Mapping[str, Any] = next((config[key] for key in _TEXT if isinstance(config.get(key), Mapping)), {})

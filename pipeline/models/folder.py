@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.errors import Fault, InvalidInput
 from pipeline.reading import UnreadableFile, kind_of, open_file, read_all
 
-CONFIG = "config.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 COMPANIONS = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -125,4 +125,4 @@ def _open_folder(path: str, within: int | None = None) -> int:
 
 def _is_read(name: str) -> bool:
     """Whether it is the name of a file that a checkpoint may be made of."""
-    return name == CONFIG or name in COMPANIONS or name.endswith(_WEIGHTS)
+    return name in (CONFIG, ADAPTER_CONFIG, *COMPANIONS) or name.endswith(_WEIGHTS)

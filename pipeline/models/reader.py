@@ -17,7 +17,7 @@ from pipeline.errors import CheckpointError
 from pipeline.models.architecture import Architecture, LinearShape
 from pipeline.models.layers import MX_GROUP, LinearLayer
 from pipeline.models.quantization import GROUPED, CheckpointQuantization, Format
-from pipeline.models.tensors import Array, TensorFiles, TensorKind, TensorMap
+from pipeline.models.tensors import Array, DecoderTensors, TensorFiles, TensorKind, TensorMap
 
 
 class CheckpointReader:
@@ -40,7 +40,9 @@ class CheckpointReader:
         self.directory = directory
         self.architecture = Architecture.read(directory)
         self.quantization = CheckpointQuantization.read(directory)
-        self.tensors = TensorFiles(directory)
+        files = TensorFiles(directory)
+        composed = self.architecture.class_name.endswith("ForConditionalGeneration")
+        self.tensors = DecoderTensors(files) if composed else files
 
     def linear(self, name: str) -> LinearLayer:
         """Read a linear layer by its name; `lm_head` is the embedding where the two are tied.

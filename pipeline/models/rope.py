@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-DEFAULT_THETA = 10_000.0  # of every family here
+DEFAULT_THETA = 10_000.0
+# By `model_type`, where it is another one (configuration_*.py of transformers 5.14); not of Gemma's windowed layers.
+_THETAS: Mapping[str, float] = {"mixtral": 1e6, "gemma3_text": 1e6, "gpt_oss": 150_000.0}
 # Kinds, and the parameters that each needs.
 ROPE_KINDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -123,8 +125,8 @@ def rope_settings(config: Mapping[str, Any], layers: str = FULL) -> dict[str, An
         settings = dict(settings[layers])
     elif layers == WINDOWED:
         settings = {"rope_theta": config.get("rope_local_base_freq") or DEFAULT_THETA}
-    elif config.get("rope_theta") is not None:
-        settings.setdefault("rope_theta", config["rope_theta"])
+    elif (theta := config.get("rope_theta") or _THETAS.get(str(config.get("model_type")))) is not None:
+        settings.setdefault("rope_theta", theta)
     kind = settings.get("rope_type") or settings.pop("type", None) or "default"
     settings.pop("type", None)
     is_phi3 = config.get("model_type") == "phi3"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError
 from pipeline.models.header import LONGEST_BYTES, parse_header
+from pipeline.models.layer_names import bare_name
 from pipeline.reading import UnreadableFile, open_file, read_json
 
 Array = NDArray[Any]
@@ -80,6 +82,37 @@ class TensorMap(Mapping[str, Array]):
     def elements(self) -> int:
         """Numbers in all tensors together, as they are stored."""
         return sum(math.prod(header.shape) for header in self.headers.values())
+
+
+class DecoderTensors(TensorMap):
+    """Tensors of a decoder that is published with a tower for images, under the names that it has alone."""
+
+    headers: dict[str, TensorKind]
+
+    def __init__(self, files: TensorMap) -> None:
+        self._files = files
+        self._names = {
+            f"model.{bare_name(name)}".replace("model.lm_head.", "lm_head."): name
+            for name in files.headers
+            if not _TOWER.search(name)
+        }
+        kinds = ((name, files.headers[held]) for name, held in self._names.items())
+        self.headers = {name: _Named(name, one.dtype, one.shape) for name, one in kinds}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._files[self._names[name]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """See `TensorKind`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_TOWER = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
 class TensorFiles(TensorMap):

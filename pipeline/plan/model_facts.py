@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Any
 
 from pipeline.contracts.models import known_model
 from pipeline.errors import Fault, InvalidInput
+from pipeline.models.adapter import Adapter, read_adapter
 from pipeline.models.architecture import FAMILIES, Architecture
 from pipeline.models.sizes import ModelSizes, class_of
+from pipeline.plan.plan import TARGET
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
-from pipeline.recipe import HubSource, Recipe
+from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.resources import parse_yaml
 
 FILES = (
@@ -102,16 +104,23 @@ class ModelFacts:
     has_tokenizer: bool | None = None  # tokenizer.json
     has_template: bool | None = None  # a chat template
     weight_faults: tuple[str, ...] = ()  # errors of the files of a checkpoint that is quantized already
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # LoRA adapters of the target that are here
 
 
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
-    return {
+    adapters = {
+        name: read_adapter(one.source.path)
+        for name, one in recipe.adapters.items()
+        if isinstance(one.source, LocalSource)
+    }
+    found = {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
         else read_model_facts(checkpoint.source.path)
         for role, checkpoint in recipe.checkpoints.items()
     }
+    return {**found, TARGET: replace(found[TARGET], adapters=adapters)} if adapters else found
 
 
 def offline_sizes(recipe: Recipe) -> dict[str, ModelSizes]:

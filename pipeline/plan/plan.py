@@ -5,7 +5,8 @@ A pure function of the recipe, its resolved sources and the versions of the tool
 
     fetch.target ─┬─ dataset ─┬─ calibrate.target ─┬─ evaluate ─────┐
                   └───────────┘                    └─ build.target ─┼─ package
-    fetch.draft ──────────────────────────────────── build.draft ───┘
+    fetch.draft ──────────────────────────────────── build.draft ───┤
+    fetch.adapter.NAME ─────────────────────────────────────────────┘
 
 Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate. For `tensorrt` it is then
 split for the ranks first (convert.target), which calibration does for a quantized one.
@@ -126,9 +127,8 @@ class _Planner:
         self._made: dict[str, Step] = {}
 
     def steps(self) -> Iterator[Step]:
-        yield self._fetch(TARGET)
-        if self._recipe.draft is not None:
-            yield self._fetch(DRAFT)
+        for role in self._recipe.sources:
+            yield self._fetch(role)
         if self._formats():
             yield self._dataset()
         for role in self._formats():
@@ -225,4 +225,5 @@ class _Planner:
     def _package(self) -> Step:
         gate = {"evaluation": "evaluate"} if "evaluate" in self._made else {}
         inputs = gate | {role: f"build.{role}" for role in self._roles()} | {"tokenizer": f"fetch.{TARGET}"}
+        inputs |= {role: f"fetch.{role}" for role in self._recipe.sources if role not in self._roles()}
         return self._step("package", dict(self._around.package), inputs)

@@ -35,7 +35,7 @@ FEATURES: Mapping[str, Feature] = {
     "eagle3": Feature("an Eagle-3 head", "remove draft"),
     "kv_reuse": Feature("reuse of the KV cache", "set kv_cache.reuse to false"),
     "guided_decoding": Feature("guided decoding", "remove guided_decoding"),
-    "lora": Feature("LoRA", "remove enable_lora and lora_config from runtime.llm_args"),
+    "lora": Feature("LoRA", "remove adapters, and enable_lora and lora_config from runtime.llm_args"),
     "expert_parallel": Feature("expert parallelism", "remove runtime.expert_parallel"),
     "pipeline_parallel": Feature("pipeline parallelism", "set runtime.pipeline_parallel to 1"),
     "speculation": Feature("speculation", "do without it"),

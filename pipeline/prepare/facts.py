@@ -21,6 +21,7 @@ from pipeline.machine.host import read_disk, read_memory
 from pipeline.machine.inventory import take
 from pipeline.machine.network import read_hub
 from pipeline.machine.packages import pinned_version, version_of
+from pipeline.models.adapter import read_adapter
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
 from pipeline.plan.model_facts import (
     ModelFacts,
@@ -28,11 +29,11 @@ from pipeline.plan.model_facts import (
     offline_facts,
     read_model_facts,
 )
-from pipeline.plan.plan import DRAFT, Plan, PlanFacts
+from pipeline.plan.plan import DRAFT, TARGET, Plan, PlanFacts
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
 from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
-from pipeline.recipe import Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
+from pipeline.recipe import AdapterSource, Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
 from pipeline.runtimes import Runtime, runtime_of
 from pipeline.sources import HubCheckpoint, ResolvedSource, find_fetched, resolve_checkpoint
 from pipeline.sources.dataset import dataset_identity, read_definition
@@ -174,8 +175,10 @@ def read_plan_inputs(
         InvalidInput: A local folder is not a checkpoint, or the golden questions have faults by now.
     """
     sources = {
-        role: resolve_checkpoint(checkpoint, store=store, offline=offline, progress=progress)
-        for role, checkpoint in recipe.checkpoints.items()
+        role: resolve_checkpoint(
+            asked, adapter=isinstance(asked, AdapterSource), store=store, offline=offline, progress=progress
+        )
+        for role, asked in recipe.sources.items()
     }
     calibration = recipe.quantization.calibration
     dataset = {} if calibration is None else dataset_identity(calibration.dataset)
@@ -225,9 +228,12 @@ def read_models(
             known[role] = replace(known[role], access=_access((access_of or {}).get(role)))
             continue
         found = read_model_facts(folder)
-        facts = replace(found, sizes=known[role].sizes or found.sizes)
+        facts = replace(found, sizes=known[role].sizes or found.sizes, adapters=known[role].adapters)
         # Only a draft's and its target's are compared, and to load one takes a while.
         known[role] = replace(facts, tokenizer=_tokenizer(folder)) if DRAFT in known else facts
+    adapters = {name: _folder(plan, store, f"adapter.{name}") for name in plan.recipe.adapters}
+    read = {name: read_adapter(folder) for name, folder in adapters.items() if folder is not None}
+    known[TARGET] = replace(known[TARGET], adapters=read)
     return known
 
 
@@ -236,7 +242,7 @@ def _folder(plan: Plan, store: Store, role: str) -> Path | None:
     artifact = store.find(plan[f"fetch.{role}"].key)
     if artifact is not None:
         return artifact.path
-    source = plan.recipe.checkpoints[role].source
+    source = plan.recipe.sources[role].source
     return source.path if isinstance(source, LocalSource) else None
 
 

@@ -83,7 +83,7 @@ class Prepared:
         """
         steps = [step for step, _, needed in step_states(self.plan, store, until) if needed]
         recipe = self.recipe
-        needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split("."))]
+        needs = [need for step in steps for need in needs_of_stage(recipe, *step.name.split(".", 1))]
         needs += afterwards
         faults = [fault] if (fault := wrong_python(needs)) else []
         if not faults and (missing := missing_text(needs)):
@@ -264,7 +264,7 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
 
     Args:
         stage: fetch, dataset, calibrate, convert, evaluate, build or package.
-        role: target or draft; "" stands for both.
+        role: target, draft or adapter.NAME; "" stands for all.
     """
     step = f"{stage}.{role}" if role else stage
     calibrated = recipe.quantization.format != "none"
@@ -295,10 +295,7 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
 
 
 def _sources(recipe: Recipe, role: str) -> Iterator[object]:
-    if role in ("", "target"):
-        yield recipe.model.source
-    if recipe.draft is not None and role in ("", "draft"):
-        yield recipe.draft.source
+    yield from (one.source for name, one in recipe.sources.items() if role in ("", name))
 
 
 def _calibrates_draft(recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.errors import InvalidInput, SourceError, UserError
+from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import (
     Alternative,
@@ -22,12 +23,13 @@ from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.performance import Forecast, forecast_recipe
 from pipeline.plan.performance.calibration import SpeedCalibration
 from pipeline.plan.performance.compare import Comparison, compare, comparison_settings
-from pipeline.plan.plan import DRAFT, Plan
+from pipeline.plan.plan import DRAFT, TARGET, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
 from pipeline.plan.settings import ComparisonOptions, PlanSettings, WorkloadOptions
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_access,
+    read_models,
     read_recipe_facts,
     read_settings,
     serving_memory_bytes,
@@ -137,7 +139,10 @@ def make_report(
 
     found = allow(facts.findings(access), allowed)
     plan, found = _plan(facts, store, offline, allowed, found, unknown)
-    memory = _memory(recipe, probes, facts.emitted, ram, unknown)
+    adapters = (
+        read_models(plan, store)[TARGET].adapters if plan is not None else facts.models[TARGET].adapters
+    )
+    memory = _memory(recipe, probes, facts.emitted, ram, adapters, unknown)
     return PlanReport(
         recipe=recipe,
         findings=found,
@@ -229,6 +234,7 @@ def _memory(
     models: Mapping[str, ModelProbe],
     emitted: GeneratedConfig,
     ram: int | None,
+    adapters: Mapping[str, Adapter],
     unknown: dict[str, str],
 ) -> MemoryPlan | None:
     sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
@@ -243,6 +249,7 @@ def _memory(
             emitted.steps,
             ram,
             {role: _unexplained(one) for role, one in models.items()},
+            adapters,
         )
         if demand is not None:
             fewer = [role for role, one in models.items() if _counted_share(recipe, role, one) > _MOST]

@@ -28,12 +28,14 @@ from pipeline.recipe.sections import (
     ServingPolicy,
     Slo,
 )
-from pipeline.recipe.source import Checkpoint
+from pipeline.recipe.source import Checkpoint, Revision, Source
 from pipeline.recipe.validators import RecipeValues, broken_rules
 
 # Sections that nothing which is built depends on.
 SERVED_SECTIONS = frozenset({"cache", "gateway", "triton", "deploy", "kubernetes"})
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
+MAX_ADAPTERS = 256
 
 
 def _name(text: str) -> str:
@@ -56,6 +58,27 @@ class Draft(Checkpoint):
     )
     quantization: DraftFormat = Field(
         default="none", description="Format of the draft's weights; calibrated like the target."
+    )
+
+
+def _adapter_name(text: str) -> str:
+    if not _ADAPTER.fullmatch(text):
+        raise refusal(
+            "is not a name of an adapter", 'write at most 63 letters, digits, "_" and "-", like support-tone'
+        )
+    return text
+
+
+class AdapterSource(RecipeSection):
+    """A LoRA adapter as peft saves it: adapter_config.json and adapter_model.safetensors."""
+
+    source: Source = Field(
+        description="Where the adapter comes from.",
+        examples=["hf:my-org/my-adapter", "local:adapters/my-adapter"],
+    )
+    revision: Revision | None = Field(
+        default=None,
+        description="Branch, tag or commit on the Hub; without it, the default branch as it is when fetched.",
     )
 
 
@@ -100,6 +123,13 @@ class Recipe(RecipeSection):
     ] = Field(description="Name of the deployment.", examples=["llama-3.1-8b-fp8"])
     model: Checkpoint = Field(description="The target: the model that answers.")
     draft: Draft | None = Field(default=None, description="The draft: a small model that proposes tokens.")
+    adapters: dict[Annotated[str, AfterValidator(_adapter_name)], AdapterSource] = Field(
+        default_factory=dict,
+        max_length=MAX_ADAPTERS,
+        description="LoRA adapters of the target by name, which requests choose: model NAME-OF-RECIPE:ADAPTER at the "
+        "gateway, lora_name at Triton (pytorch and cpu).",
+        examples=[{"support-tone": {"source": "hf:my-org/support-tone"}}],
+    )
     quantization: Quantization = Field(
         default_factory=Quantization,
         description="How weights and KV cache are stored, and what that may cost.",
@@ -158,6 +188,21 @@ class Recipe(RecipeSection):
         """The checkpoint of the "target", and of the "draft" if there is one."""
         found: dict[str, Checkpoint] = {"target": self.model}
         return found if self.draft is None else found | {"draft": self.draft}
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names that requests to the gateway may have: its own, its aliases, and each of them with each adapter."""
+        names = (self.name, *self.serving.aliases)
+        return (*names, *(f"{name}:{adapter}" for adapter in self.adapters for name in names))
+
+    @property
+    def sources(self) -> dict[str, Checkpoint | AdapterSource]:
+        """All that is fetched, by role: the checkpoints, and "adapter.NAME" for each adapter."""
+        return {**self.checkpoints, **{f"adapter.{name}": one for name, one in self.adapters.items()}}
+
+    def __hash__(self) -> int:
+        # Of adapters the names alone: a mapping has no hash.
+        return hash((*(value for name, value in self if name != "adapters"), *self.adapters))
 
     def built_values(self) -> dict[str, Any]:
         """Values of the sections that a build reads: all but `SERVED_SECTIONS`."""

@@ -16,6 +16,11 @@ from pydantic_core import PydanticCustomError
 from pipeline.recipe.quantization import MAX_SAMPLES, MIN_SAMPLES
 
 AWQ = ("int4_awq", "w4a8_awq")
+# Settings of `runtime.llm_args.lora_config` that follow from the adapters of the recipe, and some that do not.
+LORA_DECIDED = (
+    "lora_dir", "lora_ckpt_source", "max_lora_rank", "lora_target_modules", "trtllm_modules_to_hf_modules",
+)  # fmt: skip
+LORA_LEFT = ("max_loras", "max_cpu_loras")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def broken_rules(values: RecipeValues) -> list[Problem]:
 
 
 def _revision_of_hub(values: RecipeValues) -> Iterator[Problem]:
-    for role in ("model", "draft"):
+    for role in ("model", "draft", *(f"adapters.{name}" for name in values["adapters"] or ())):
         source, revision = f"{role}.source", f"{role}.revision"
         if values[revision] is not None and str(values[source]).startswith("local:"):
             yield Problem(
@@ -345,6 +350,27 @@ def _semantic_needs_cache(values: RecipeValues) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _adapters(values: RecipeValues) -> Iterator[Problem]:
+    adapters = values["adapters"]
+    if not adapters:
+        return
+    if values["runtime.kind"] == "tensorrt":
+        yield Problem(
+            ("adapters", "runtime.kind"), "are served by runtime.kind pytorch and cpu, but it is tensorrt",
+            "set runtime.kind to pytorch, or remove adapters",
+        )  # fmt: skip
+    given = values["runtime.llm_args.lora_config"] if values["runtime.kind"] == "pytorch" else None
+    decided = [name for name in LORA_DECIDED if isinstance(given, Mapping) and name in given]
+    if decided or (
+        values["runtime.kind"] == "pytorch" and values["runtime.llm_args.enable_lora"] is not None
+    ):
+        names = [*(f"lora_config.{name}" for name in decided)] or ["enable_lora"]
+        yield Problem(
+            ("runtime.llm_args", "adapters"), f"has {', '.join(names)}, which adapters decide",
+            f"remove it; {', '.join(LORA_LEFT)} of lora_config may stand beside adapters",
+        )  # fmt: skip
+
+
 def _ports_are_open(values: RecipeValues) -> Iterator[Problem]:
     for protocol in ("http", "grpc"):
         key, opens = f"triton.{protocol}_port", f"serving.{protocol}"
@@ -373,5 +399,5 @@ RULES: tuple[Rule, ...] = (
     _nvfp4_needs_gpu, _kv_cache_format, _draft_fits_limits, _batch_fits_concurrency, _batch_fits_prompt,
     _expert_parallel, _graph_batch, _exports_cover_runtime, _speculation_method, _draft_parallel, _draft_needs_reuse,
     _bls_needs_draft, _gpu_memory,
-    _cpu_scheduler, _semantic_needs_cache, _ports_are_open, _kubernetes,
+    _cpu_scheduler, _adapters, _semantic_needs_cache, _ports_are_open, _kubernetes,
 )  # fmt: skip

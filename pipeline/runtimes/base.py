@@ -7,7 +7,7 @@ A runtime knows how its engine is built from a checkpoint and which Triton layou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,7 @@ class Engines:
     target: Path  # build.target
     draft: Path | None  # build.draft
     tokenizer: Path  # fetch.target
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # fetch.adapter.NAME, by name
 
 
 @dataclass(frozen=True, slots=True)

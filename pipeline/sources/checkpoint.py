@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from pipeline.errors import SourceError
 from pipeline.extras import missing
+from pipeline.models.folder import CheckpointFolder
 from pipeline.progress import Progress, Silent
 from pipeline.recipe import HubSource, LocalSource
 from pipeline.sources.selection import chosen_files
@@ -31,6 +32,8 @@ class HubCheckpoint:
     repo: str  # org/name
     commit: str  # 40 hexadecimal digits
     allow_pickle: bool = False
+    # A LoRA adapter, and no model.
+    adapter: bool = False
     # As the recipe says it.
     revision: str | None = field(default=None, compare=False)
     # The Hub is not asked; the store may have the files.
@@ -44,8 +47,8 @@ class HubCheckpoint:
     @property
     def identity(self) -> Mapping[str, Json]:
         """Identity that the key of the fetched artifact is made from."""
-        pickle: Mapping[str, Json] = {"allow_pickle": True} if self.allow_pickle else {}
-        return {"source": self.label, "commit": self.commit, **pickle}
+        said: Mapping[str, Json] = {name: True for name in ("allow_pickle", "adapter") if getattr(self, name)}
+        return {"source": self.label, "commit": self.commit, **said}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class LocalCheckpoint:
 
     path: Path
     files: Mapping[str, FileEntry]  # name -> size and hash, of the files that a fetch takes
+    adapter: bool = False  # a LoRA adapter, and no model
 
     @property
     def label(self) -> str:
@@ -72,20 +76,19 @@ class LocalCheckpoint:
 ResolvedSource: TypeAlias = HubCheckpoint | LocalCheckpoint
 
 
-class CheckpointRequest(Protocol):
-    """Checkpoint of a recipe: its `model` or `draft` section."""
+class SourceRequest(Protocol):
+    """Source of a recipe: of its `model`, its `draft`, or one of its `adapters`."""
 
     @property
     def source(self) -> HubSource | LocalSource: ...
     @property
     def revision(self) -> str | None: ...
-    @property
-    def allow_pickle(self) -> bool: ...
 
 
 def resolve_checkpoint(
-    request: CheckpointRequest,
+    request: SourceRequest,
     *,
+    adapter: bool = False,
     store: Store | None = None,
     offline: bool = False,
     progress: Progress | None = None,
@@ -93,7 +96,8 @@ def resolve_checkpoint(
     """Settle which content a recipe's checkpoint means now.
 
     Args:
-        request: Source, revision, and whether pickles are allowed.
+        request: Source, revision, and for a checkpoint whether pickles are allowed (`allow_pickle`).
+        adapter: Whether it is a LoRA adapter, and no model.
         store: Remembers the hashes of local files, and knows commits offline.
         offline: Do not ask the Hub; so does `HF_HUB_OFFLINE`.
         progress: Shows the hashing of local files, and retries.
@@ -103,11 +107,11 @@ def resolve_checkpoint(
         InvalidInput: A local folder holds links that lead out of it, or files that are not regular.
     """
     report = progress or Silent()
+    allow_pickle = bool(getattr(request, "allow_pickle", False))
     if isinstance(request.source, LocalSource):
         hashes = FileHashes(None) if store is None else store.hashes
-        return _resolve_local(
-            request.source.path, allow_pickle=request.allow_pickle, hashes=hashes, progress=report
-        )
+        chosen = chosen_files(request.source.path, allow_pickle=allow_pickle, adapter=adapter)
+        return LocalCheckpoint(request.source.path, _hashed(*chosen, hashes, report), adapter)
     repo, revision = request.source.repo, request.revision
     offline = offline or is_offline()
     if revision is not None and _COMMIT.fullmatch(revision):
@@ -116,7 +120,7 @@ def resolve_checkpoint(
         commit = _commit_in_store(repo, revision, store)
     else:
         commit = _commit_on_hub(repo, revision, report)
-    return HubCheckpoint(repo, commit, request.allow_pickle, revision, offline)
+    return HubCheckpoint(repo, commit, allow_pickle, adapter, revision, offline)
 
 
 def is_offline() -> bool:
@@ -146,11 +150,10 @@ def find_fetched(
     return None
 
 
-def _resolve_local(
-    path: Path, *, allow_pickle: bool, hashes: FileHashes, progress: Progress
-) -> LocalCheckpoint:
-    """Choose the files of a folder and hash them."""
-    folder, taken = chosen_files(path, allow_pickle=allow_pickle)
+def _hashed(
+    folder: CheckpointFolder, taken: Sequence[str], hashes: FileHashes, progress: Progress
+) -> dict[str, FileEntry]:
+    path = folder.path
     total = sum((path / name).stat().st_size for name in taken)
     found: dict[str, FileEntry] = {}
     with progress.task(f"read {path.name}", total, "B") as task:
@@ -159,7 +162,7 @@ def _resolve_local(
                 digest = hashes.sha256(stream, path / name, task.advance)
                 found[name] = FileEntry(bytes=os.fstat(stream.fileno()).st_size, sha256=digest)
     hashes.save()
-    return LocalCheckpoint(path, found)
+    return found
 
 
 def _commit_on_hub(repo: str, revision: str | None, progress: Progress) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import SourceError
-from pipeline.models.folder import COMPANIONS, CONFIG, CheckpointFolder
+from pipeline.models.adapter import WEIGHTS as ADAPTER_WEIGHTS
+from pipeline.models.folder import ADAPTER_CONFIG, COMPANIONS, CONFIG, CheckpointFolder
 from pipeline.reading import UnreadableFile, parse_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,15 +34,20 @@ class Selection:
         return self.weights in (INDEX, PICKLE_INDEX)
 
 
-def select(names: Collection[str], *, allow_pickle: bool, label: str) -> Selection:
+def select(names: Collection[str], *, allow_pickle: bool, label: str, adapter: bool = False) -> Selection:
     """Choose the small files, and the weights or their index.
 
     Args:
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
+        adapter: Whether it is a LoRA adapter.
 
     Raises:
         SourceError: Files are missing, or the weights are pickled and that is not allowed.
     """
+    if adapter:
+        if lacking := [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if name not in names]:
+            raise SourceError(f"{label} has no {' and no '.join(lacking)}: it is not a LoRA adapter of peft")
+        return Selection((ADAPTER_CONFIG,), ADAPTER_WEIGHTS, pickled=False)
     if CONFIG not in names:
         raise SourceError(f"{label} has no {CONFIG}: it is not a checkpoint in the layout of transformers")
     companions = (CONFIG, *(name for name in COMPANIONS if name in names))
@@ -97,11 +103,14 @@ def shards(index: bytes, names: Collection[str], *, pickled: bool, label: str) -
     return tuple(found)
 
 
-def chosen_files(path: Path, *, allow_pickle: bool) -> tuple[CheckpointFolder, list[str]]:
+def chosen_files(
+    path: Path, *, allow_pickle: bool, adapter: bool = False
+) -> tuple[CheckpointFolder, list[str]]:
     """Open a local folder and choose the files that a build takes.
 
     Args:
         allow_pickle: Whether pickled weights are taken where there are no safetensors.
+        adapter: Whether it is a LoRA adapter.
 
     Returns:
         The folder, and the sorted names of the files.
@@ -117,7 +126,7 @@ def chosen_files(path: Path, *, allow_pickle: bool) -> tuple[CheckpointFolder, l
             f"{label}: {'is a file, not a folder' if path.exists() else 'there is no such folder'}"
         )
     folder = CheckpointFolder(path)
-    selection = select(folder.names, allow_pickle=allow_pickle, label=label)
+    selection = select(folder.names, allow_pickle=allow_pickle, label=label, adapter=adapter)
     weights: tuple[str, ...] = (selection.weights,)
     if selection.is_index:
         index = folder.read(selection.weights)

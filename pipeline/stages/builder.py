@@ -160,7 +160,7 @@ class Builder:
 
 
 _PURPOSES = {
-    "fetch": "checkpoint files from {source}",
+    "fetch": "files from {source}",
     "dataset": "{samples} calibration samples and the held-out text, frozen to files",
     "calibrate": "{format} scales with ModelOpt, and the two exports",
     "convert": "TensorRT-LLM checkpoint, tensor parallel {tensor}, pipeline parallel {pipeline}",
@@ -351,7 +351,10 @@ def _ranks(work: StageInput) -> Path | None:
 
 def _package(work: StageInput) -> Facts:
     engines = Engines(
-        target=work.inputs["target"], draft=work.inputs.get("draft"), tokenizer=work.inputs["tokenizer"]
+        target=work.inputs["target"],
+        draft=work.inputs.get("draft"),
+        tokenizer=work.inputs["tokenizer"],
+        adapters={name: work.inputs[f"adapter.{name}"] for name in work.recipe.adapters},
     )
     facts = runtime_of(work.recipe).package(work.recipe, engines, work.into, work.progress)
     # As they are in the step's key, whatever has become of their file since.

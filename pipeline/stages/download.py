@@ -66,7 +66,9 @@ class Download:
         """
         source = self.source
         listed = self.hub.files(source.repo, source.commit, self.progress.say)
-        selection = select(listed, allow_pickle=source.allow_pickle, label=source.label)
+        selection = select(
+            listed, allow_pickle=source.allow_pickle, label=source.label, adapter=source.adapter
+        )
         (self.into / PARTIAL).mkdir(exist_ok=True)
         first = [*selection.companions, *([selection.weights] if selection.is_index else [])]
         self._get(first, listed)
@@ -74,7 +76,7 @@ class Download:
         if selection.is_index:
             index = (self.into / selection.weights).read_bytes()
             weights = shards(index, listed, pickled=selection.pickled, label=source.label)
-        if not selection.pickled:
+        if not selection.pickled and not source.adapter:
             self._judge(listed)
         self._get(weights, listed)
         self._keep({*first, *weights})

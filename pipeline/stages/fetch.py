@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import CheckpointError, InvalidInput, SourceError
 from pipeline.extras import missing
+from pipeline.models.adapter import read_adapter
 from pipeline.models.folder import CONFIG, CheckpointFolder
 from pipeline.models.template_trial import try_template
 from pipeline.plan.lint import LocalFiles, lint_files, refuse_errors
@@ -73,6 +74,8 @@ def fetch(
         _copy_local(resolved, into, progress, allow_faults)
         pickled = any(name.endswith(".bin") for name in resolved.files)
         facts = {}
+    if resolved.adapter:
+        return {"source": resolved.label, **facts, **_inspect_adapter(into, resolved.label)}
     if pickled:
         _to_safetensors(into, resolved.label, progress)
     return {"source": resolved.label, **facts, "pickled": pickled, **_inspect(into, resolved.label)}
@@ -97,10 +100,11 @@ def _copy_local(source: LocalCheckpoint, into: Path, progress: Progress, allow_f
     for leftover in into.iterdir():
         leftover.unlink()
     folder = CheckpointFolder(source.path)
-    # A file that cannot be read is refused when it is copied.
-    with contextlib.suppress(InvalidInput, UnreadableFile):
-        found = lint_files(LocalFiles(folder), quantized_only=True) or ()
-        refuse_errors(found, source.label, progress.say, allowed=allow_faults)
+    if not source.adapter:
+        # A file that cannot be read is refused when it is copied.
+        with contextlib.suppress(InvalidInput, UnreadableFile):
+            found = lint_files(LocalFiles(folder), quantized_only=True) or ()
+            refuse_errors(found, source.label, progress.say, allowed=allow_faults)
     plain = [name for name in source.files if not _copied(folder, name, into, files.clone)]
     needed = sum(source.files[name].bytes for name in plain)
     free = shutil.disk_usage(into).free
@@ -161,6 +165,20 @@ def _to_safetensors(folder: Path, label: str, progress: Progress) -> None:
     if len(paths) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _inspect_adapter(folder: Path, label: str) -> dict[str, Json]:
+    """Read an adapter's settings and header; what they say."""
+    from pipeline.models.tensors import TensorFiles
+
+    adapter = read_adapter(folder)
+    try:
+        TensorFiles(folder)
+    except CheckpointError as error:
+        raise SourceError(f"{label}: {str(error).replace(str(folder) + '/', '')}") from error
+    if adapter.faults:
+        raise SourceError("\n".join(f"{label}: {fault}" for fault in adapter.faults))
+    return {"base": adapter.base, "rank": adapter.rank, "parameters": adapter.parameters}
 
 
 def _inspect(folder: Path, label: str) -> dict[str, Json]:

@@ -127,7 +127,7 @@ def _write_all(prepared: Prepared, until: str, arguments: str, path: Path) -> Ha
     folders = [(one.name, one.key.name, f"$OUT/store/artifacts/{one.key.name}") for one in results]
     tools = {name: version for step in steps for name, version in step.key.tools.items()}
     pins = [f"{name}=={version}" for name, version in sorted(tools.items()) if version != "absent"]
-    needs = (need for step in steps for need in needs_of_stage(recipe, *step.name.split(".")))
+    needs = (need for step in steps for need in needs_of_stage(recipe, *step.name.split(".", 1)))
     names, following = tuple(one.name for one in results), adopt_commands(arguments, folders)
     return HandoverScript(path, names, f"{recipe.name}-build", following).write(
         __package__,

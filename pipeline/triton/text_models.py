@@ -56,6 +56,8 @@ PROMPT_LOG_PROBS = (
 )
 # How many tokens at the end of the prompt belong to the answer.
 PRIOR_OUTPUT_LEN = TensorSpec("prior_output_len", "TYPE_INT32", (1,), optional=True)
+# Name of the LoRA adapter that answers, of a package that has some.
+LORA_NAME = TensorSpec("lora_name", "TYPE_STRING", (1,), optional=True)
 # What our own engine takes beyond upstream's.
 ENGINE_INPUTS = (KV_CACHE_STATS, MIN_P, RETURN_PROMPT_LOG_PROBS, PRIOR_OUTPUT_LEN)
 
@@ -84,6 +86,7 @@ class TextSettings:
     context_logits: bool = False  # whether it returns the logits of whole prompts
     decoupled: bool = True  # an answer may come in many responses; else in one
     tokens_per_block: int = 32  # of the target's KV cache: clients count reused blocks in tokens
+    adapters: bool = False  # whether requests may name a LoRA adapter
 
     @property
     def queue(self) -> ModelDynamicBatching:
@@ -179,7 +182,7 @@ def tensorrt_llm_bls(settings: TextSettings, ids: TokenIds) -> ModelConfig:
     inputs = (*have.inputs, *older_inputs(have.inputs), KV_CACHE_STATS, *TEXT_INPUTS)
     outputs = (*have.outputs, OUTPUT_IDS)
     if settings.own_engine:
-        inputs = (*inputs, MIN_P)
+        inputs = (*inputs, MIN_P, *((LORA_NAME,) if settings.adapters else ()))
         parameters["engine_takes_prior_output"] = "true"
     if settings.own_engine or settings.context_logits:
         inputs, outputs = (*inputs, RETURN_PROMPT_LOG_PROBS), (*outputs, *PROMPT_LOG_PROBS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,9 @@ from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.study import TrialRecord, TuneStudy, open_study
+from pipeline.bench.tune.study import TuneStudy, open_study
+from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.trial import TrialRecord
 from pipeline.errors import ServerError, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
@@ -54,6 +57,31 @@ def hill(settings: Settings, _: Load) -> Fake:
 
 
 def ignore(_: object) -> None: ...
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_proposals_lead_to_the_best_settings_and_are_those_of_their_seed(
+    planned: bool, space: SearchSpace
+) -> None:
+    """A plan that knows the order of settings leads there sooner."""
+
+    def worth(settings: Settings) -> float:
+        return hill(settings, LOADS[0]).tokens_per_s
+
+    def run(trials: int) -> list[Settings]:
+        tried = [space.own]
+        known = [{**space.own, one.key: value} for one in space.dimensions for value in one.values]
+        forecasts = [(one, worth(one)) for one in known] if planned else []
+        while len(tried) < trials:
+            made = [Tried(one, math.log(worth(one))) for one in tried]
+            chosen = propose(space, made, forecasts, lambda one: one not in tried, f"0/{len(tried)}")
+            assert chosen is not None
+            tried.append(chosen)
+        return tried
+
+    tried = run(6 if planned else 12)
+    assert max(map(worth, tried)) >= 102
+    assert tried == run(len(tried))
 
 
 @pytest.mark.slow
@@ -162,7 +190,7 @@ def test_the_best_is_within_the_slo_and_smaller_loads_are_tried_for_it(
         length = settings["draft.max_draft_tokens"]
         assert isinstance(length, int)
         broken = length > 3 and load.value == 16
-        return Fake(100 + length if load.value == 16 else 20 + length, 60.0 if broken else 20.0)
+        return Fake((100 if load.value == 16 else 30) + 10 * length, 60.0 if broken else 20.0)
 
     runner = FakeRunner(does)
     with study_of(tmp_path, space) as study:
@@ -275,7 +303,7 @@ def test_what_was_found_is_recommended_only_if_rounds_show_it_again(
     gain: float, verdict: str, recipe: Recipe, space: SearchSpace, tmp_path: Path
 ) -> None:
     """The search was lucky with one trial; the rounds say what it is worth."""
-    options = SearchOptions(LOADS[:1], trials=3)
+    options = SearchOptions(LOADS[:1], trials=5)
     with study_of(tmp_path, space) as study:
         records = search(study, FakeRunner(hill), options, ignore)
         best = best_of(records, ("throughput",))

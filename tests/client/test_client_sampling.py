@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {
     "frequency_penalty": 0.5, "length_penalty": 1.0, "end_id": -1, "num_draft_tokens": 3, "log_probs": True,
     "guide_type": "regex", "guide": "[0-9]+", "min_p": 0.25, "stop_token_ids": [3, 5],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "logit_bias": {7: -1.5, 9: 100.0},
-    "prompt_log_probs": 0, "token_ids": True,
+    "prompt_log_probs": 0, "token_ids": True, "adapter": "tone",
 }  # fmt: skip
 # These go with others only.
 UNGUIDED = {"max_tokens": 4, "top_log_probs": 3, "log_probs": True, "ignore_eos": True}
@@ -51,6 +51,7 @@ def test_every_parameter_reaches_its_tensor() -> None:
         "stream": True,
     }
     expected |= {f"guided_decoding_{name}": expected.pop(name) for name in ("guide_type", "guide")}
+    expected["lora_name"] = expected.pop("adapter")
     bias = expected.pop("logit_bias")
     expected |= {"logit_bias_token_ids": list(bias), "logit_bias_values": list(bias.values())}
     expected["return_prompt_log_probs"] = expected.pop("prompt_log_probs")

@@ -11,7 +11,9 @@ import pytest
 from pipeline.client.testing import Reply
 from pipeline.gateway.api.batches.places import BatchFolder
 from pipeline.gateway.api.batches.storage import BatchStorage
+from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
 from tests.gateway.conftest import Start, starter
+from tests.gateway.test_reasoning import CALLED, SPECIAL, pieces, template_of, written
 from tests.support.programs import Program
 
 
@@ -39,3 +41,13 @@ def test_all_shapes_are_anthropics(tmp_path: Path, start: Start) -> None:
         "unknown": [],
         "batch": {"results": {"good": "succeeded", "bad": "errored"}, "listed": [True], "deleted": True},
     }
+
+
+@pytest.mark.parametrize("dialect", {one.form: one for one in dialects()}.values(), ids=lambda one: one.name)
+def test_reasoning_and_calls_of_every_form(start: Start, dialect: ToolDialect) -> None:
+    running = start(Reply(pieces(written(dialect))), template=template_of(dialect), special=SPECIAL)
+    variables = {"GATEWAY_URL": running.url, "MODEL": "tiny"}
+    said = Program.install("anthropic_python", variables).script("reasoning.py")
+    kinds = ["thinking", "text", "tool_use"]
+    assert said == {"kinds": kinds, "thinking": "Seven it is.", "signed": [True], "input": CALLED}
+    assert "Seven it is." in running.upstream.requests[-1].prompt

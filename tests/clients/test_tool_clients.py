@@ -53,6 +53,9 @@ def scripted(received: Received) -> Reply:
         text = f"They say: {', '.join(results)}"
     elif not (calls := wanted(prompt)):
         text = "This needs no tool."
+    elif prompt.endswith('"arguments": '):
+        # The call is begun.
+        text = json.dumps(calls[0]["arguments"])
     elif guide := received.tensors.get("guided_decoding_guide"):
         said = calls if json.loads(str(guide[0])).get("type") == "array" else calls[0]
         text = json.dumps(said, separators=(",", ":"))

@@ -291,3 +291,45 @@ def test_reasoning_may_hold_what_would_end_an_answer_after_its_call(borrow: Star
     )
     assert made.choices[0].message.reasoning_content == "a</tool_call>b"
     assert stop_words(running.upstream.requests[-1]) is None
+
+
+@pytest.mark.parametrize("dialect", dialects(), ids=lambda dialect: dialect.name)
+def test_a_call_that_must_come_is_written_as_the_family_does(borrow: Start, dialect: ToolDialect) -> None:
+    arguments = json.dumps(CALLED, ensure_ascii=False)
+    whole = f'{{"name": "track", "arguments": {arguments}}}'
+    running = start_of(borrow, dialect, Reply(pieces(arguments if dialect.begin else whole)))
+    chosen: Any = {"type": "function", "function": {"name": "track"}}
+    asked: Any = {"model": "tiny", "messages": ASK, "tools": [TRACK], "tool_choice": chosen}
+    choice = running.same_client().chat.completions.create(**asked).choices[0]
+    made: Any = choice.message
+    ((name, packed),) = [(call.function.name, call.function.arguments) for call in made.tool_calls]
+    assert (name, json.loads(packed), made.content) == ("track", CALLED, None)
+    assert choice.finish_reason == "tool_calls"
+    stream = running.same_client().chat.completions.create(**asked, stream=True)
+    deltas: list[Any] = [chunk.choices[0].delta for chunk in stream]
+    called = [part.function for delta in deltas for part in delta.tool_calls or ()]
+    assert ([one.name for one in called if one.name], "".join(one.arguments for one in called)) == (
+        ["track"],
+        packed,
+    )
+    assert not any(delta.content for delta in deltas)
+    request = running.upstream.requests[-1]
+    guide = json.loads(request.tensors["guided_decoding_guide"][0])
+    if dialect.begin:
+        assert request.prompt.endswith(dialect.begin.replace("{name}", "track").replace("{index}", "0"))
+        assert guide == TRACK["function"]["parameters"]
+    else:
+        assert guide["anyOf"][0]["properties"]["name"] == {"const": "track"}
+
+
+def test_what_is_held_to_a_form_does_not_begin_within_reasoning(borrow: Start) -> None:
+    running = borrow(Reply(['{"a": 1}']), template=BODY + "{# </think> #}<think>\n")
+    form: Any = {"type": "json_object"}
+    made = running.same_client().chat.completions.create(model="tiny", messages=ASK, response_format=form)
+    assert made.choices[0].message.content == '{"a": 1}'
+    assert running.upstream.requests[-1].prompt.endswith("<think></think>\n\n")
+    harmony = next(one for one in dialects() if one.form == "channels")
+    running = start_of(borrow, harmony, Reply(['{"a": 1}']))
+    made = running.same_client().chat.completions.create(model="tiny", messages=ASK, response_format=form)
+    assert made.choices[0].message.content == '{"a": 1}'
+    assert running.upstream.requests[-1].prompt.endswith("<|channel|>final<|message|>")

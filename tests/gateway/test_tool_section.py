@@ -102,13 +102,19 @@ def test_tools_that_are_not_allowed_are_left_out(borrow: Start) -> None:
 
     ask(choice("auto", "other"))
     ask(choice("required", "track"))
-    free, forced = running.upstream.requests
+    tools = [TOOL, other, {"type": "function", "function": {"name": "third"}}]
+    running.client().chat.completions.create(
+        model="tiny", messages=[ASK], tools=tools, tool_choice=choice("required", "track", "third")
+    )
+    free, only, forced = running.upstream.requests
+    assert only.prompt.endswith('{"name": "track", "arguments": ')
+    assert json.loads(only.tensors["guided_decoding_guide"][0]) == TOOL["function"]["parameters"]
     assert '"name": "other"' in free.prompt
     assert '"name": "track"' not in free.prompt
     assert "guided_decoding_guide" not in free.tensors
     assert '"const": "track"' in forced.tensors["guided_decoding_guide"][0]
     assert '"const": "other"' not in forced.tensors["guided_decoding_guide"][0]
-    for wrong in (choice("maybe", "track"), choice("auto"), choice("auto", "third")):
+    for wrong in (choice("maybe", "track"), choice("auto"), choice("auto", "fourth")):
         with pytest.raises(openai.BadRequestError, match="tool_choice"):
             ask(wrong)
 

@@ -110,3 +110,17 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UnreadableFile, match=r"config\.json:1: is not JSON"):
         Architecture.read(tmp_path)
+
+
+def test_a_decoder_within_a_composed_model_has_the_librarys_defaults() -> None:
+    """config.json of google/gemma-3-4b-it leaves out heads, vocabulary and bases; they are those of transformers."""
+    tower = {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "patch_size": 14}
+    tower |= {"num_attention_heads": 16, "num_hidden_layers": 27}
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    read = Architecture.from_config({**config, "text_config": text, "vision_config": tower})
+    assert (read.heads, read.kv_heads, read.head_dim, read.vocab) == (8, 4, 256, 262208)
+    assert (read.rope, read.local_rope) == (Rope(1e6, "linear", {"factor": 8.0}), Rope(1e4))
+    assert read.windows[:7] == (*[1024] * 5, None, 1024)
+    assert read.attention_scale == 256**-0.5

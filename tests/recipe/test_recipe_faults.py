@@ -21,15 +21,15 @@ CASES = {
     ),
     "unknown section": (
         None, "sheduler: {}\n",
-        "r.yaml:10: sheduler: is not a key (did you mean scheduler? allowed: name, model, draft, quantization, "
-        "runtime, limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, cache, "
-        "gateway, triton, deploy, kubernetes)",
+        "r.yaml:10: sheduler: is not a key (did you mean scheduler? allowed: name, model, draft, adapters, "
+        "quantization, runtime, limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, "
+        "cache, gateway, triton, deploy, kubernetes)",
     ),
     "key of another section": (
         None, "max_batch_tokens: 64\n",
         "r.yaml:10: max_batch_tokens = 64: is not a key (did you mean limits.max_batch_tokens? allowed here: name, "
-        "model, draft, quantization, runtime, limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, "
-        "golden, cache, gateway, triton, deploy, kubernetes)",
+        "model, draft, adapters, quantization, runtime, limits, guided_decoding, kv_cache, scheduler, serving, slo, "
+        "tool_prompt, golden, cache, gateway, triton, deploy, kubernetes)",
     ),
     "missing key": ("  source: local:target", "  revision: main",
         "r.yaml:2: model.source: is missing (such as hf:meta-llama/Llama-3.1-8B-Instruct)"),

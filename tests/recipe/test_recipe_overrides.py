@@ -62,7 +62,8 @@ def test_equal_however_it_was_said(load: Load, small: str) -> None:
             "--set: limits.max_concurency = 3: is not a key (did you mean max_concurrency? allowed: max_input_tokens, "
             "max_output_tokens, max_concurrency, max_batch_tokens)"),
         ("limit.max_concurrency=3",
-            "--set: limit: is not a key (did you mean limits? allowed: name, model, draft, quantization, runtime, "
+            "--set: limit: is not a key (did you mean limits? allowed: name, model, draft, adapters, quantization, "
+            "runtime, "
             "limits, guided_decoding, kv_cache, scheduler, serving, slo, tool_prompt, golden, cache, "
             "gateway, triton, deploy, kubernetes)"),
         ("name.x=3", "--set: name.x = 3: name is not a section"),

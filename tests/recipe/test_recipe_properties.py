@@ -103,7 +103,11 @@ def leaves(data: Data, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
 
 
 def sections(data: Data) -> list[tuple[str, ...]]:
-    return [(), *(path for path in leaves(data) if isinstance(at(data, path), dict))]
+    # Keys of `adapters` are names.
+    return [
+        (),
+        *(path for path in leaves(data) if isinstance(at(data, path), dict) and path != ("adapters",)),
+    ]
 
 
 def at(data: Data, path: tuple[str, ...]) -> Any:

@@ -28,6 +28,16 @@ BROKEN = {
         ["model.revision = main", "model.source is a local folder", "remove model.revision"]),
     "revision of a local draft": (
         {"draft": DRAFT | {"revision": "main"}}, ["draft.revision = main", "draft.source", "remove draft.revision"]),
+    "revision of a local adapter": (
+        {"adapters": {"tone": {"source": "local:x", "revision": "main"}}},
+        ["adapters.tone.revision = main", "adapters.tone.source is a local folder", "remove adapters.tone.revision"]),
+    "adapters of an engine": (
+        {"runtime": TRT, "adapters": {"tone": {"source": "hf:org/tone"}}},
+        ["adapters", "runtime.kind pytorch and cpu, but it is tensorrt", "set runtime.kind to pytorch"]),
+    "ranks beside adapters": (
+        {"runtime": TORCH | {"llm_args": {"lora_config": {"max_lora_rank": 8, "max_loras": 2}}},
+         "adapters": {"tone": {"source": "hf:org/tone"}}},
+        ["runtime.llm_args", "has lora_config.max_lora_rank, which adapters decide", "max_loras, max_cpu_loras"]),
     "no calibration": (
         {"quantization": {"format": "fp8"}},
         ["quantization.calibration: is missing", "quantization.format is fp8", "quantization.calibration.dataset"]),

@@ -13,12 +13,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pipeline.errors import CheckpointError
+from pipeline.models import CheckpointReader
 from pipeline.models.layers import unpack_mxfp4
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.ir import build_ir
 from tests.support.decoding import Paged, Stateful, prompt, reference, reference_logits
 from tests.support.engine import answer, load, request
-from tests.support.models import LLAMA3_SCALING, as_mxfp4, make_checkpoint
+from tests.support.models import LLAMA3_SCALING, as_mxfp4, make_checkpoint, quantize_checkpoint
 
 LENGTH = 150  # several times the window, and more than four blocks of the paged cache
 WINDOW = 24
@@ -159,6 +160,24 @@ def test_a_model_computes_what_transformers_does(tmp_path: Path, name: str) -> N
         _serves_the_same(tmp_path / "ir", model, variant.longest)
 
 
+def test_the_decoder_of_a_checkpoint_with_a_tower_is_run_alone(tmp_path: Path) -> None:
+    """Gemma 3 from 4B on is published so; transformers writes its files here, and the tower's weights are left out."""
+    import torch
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = {**sizes, "head_dim": 32, "num_hidden_layers": 3, "vocab_size": 512, "sliding_window": WINDOW}
+    tower = {**sizes, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=tower)).eval()
+    for name, weight in model.named_parameters():
+        torch.nn.init.normal_(weight, 0, 0.3 if "norm" in name else 0.2)
+    model.save_pretrained(tmp_path / "checkpoint")
+    build_ir(tmp_path / "checkpoint", tmp_path / "ir", progress=Silent())
+    tokens = prompt(60)
+    _close(Paged(tmp_path / "ir").logits(tokens, [33, *[1] * 27]), reference_logits(model, tokens))
+
+
 def _gathered(folder: Path) -> int:
     """Products of the compiled model that read the chosen experts alone."""
     nodes = Stateful(folder).compiled.get_runtime_model().get_ops()
@@ -188,6 +207,22 @@ def test_experts_in_mxfp4_are_decoded_exactly(tmp_path: Path) -> None:
     tokens = prompt(40)
     expected = reference_logits(reference(plain), tokens)
     _close(Paged(tmp_path / "ir").logits(tokens, [33, *[1] * 7]), expected)
+
+
+@pytest.mark.parametrize("form", ["fp8", "int4_awq", "int8_sq"])
+def test_experts_of_a_quantized_mixtral_are_their_codes_and_scales(tmp_path: Path, form: str) -> None:
+    plain = make_checkpoint(tmp_path / "plain", "mixtral", **SMALL, dtype="float32")
+    packed = quantize_checkpoint(plain, tmp_path / "packed", form, group_size=32)
+    build_ir(packed, tmp_path / "ir", progress=Silent())
+    assert _gathered(tmp_path / "ir") == 6
+    checkpoint, tensors = CheckpointReader(packed), load_file(plain / "model.safetensors")
+    for shape in checkpoint.architecture.linears():
+        layer = checkpoint.linear(shape.name)
+        smooth = np.float32(1) if layer.pre_quant_scale is None else layer.pre_quant_scale
+        tensors[f"{shape.name}.weight"] = layer.dequantize() * smooth
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    tokens = prompt(40)
+    _close(Paged(tmp_path / "ir").logits(tokens, [33, *[1] * 7]), reference_logits(reference(plain), tokens))
 
 
 def test_faults_of_stacked_experts_are_named_at_once(tmp_path: Path) -> None:

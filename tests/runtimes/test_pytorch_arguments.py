@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.llm_args import check, decided, versions
 from pipeline.errors import UserError
+from pipeline.models.adapter import Adapter, AdapterModule
 from pipeline.recipe import Recipe
-from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments
+from pipeline.runtimes.pytorch.artifact import draft_tokens, llm_arguments, lora_arguments
 
 GOLDEN = Path(__file__).parent / "golden" / "llm_args"
 DRAFT = {"source": "hf:a/draft", "max_draft_tokens": 5}
@@ -198,6 +200,29 @@ def test_every_argument_that_the_recipe_makes_is_named_as_decided() -> None:
         for inner in (value if isinstance(value, dict) else ("",))
     }
     assert paths <= set(decided())
+
+
+def test_arguments_of_adapters() -> None:
+    """Room for the largest rank and every kind of layer; CUDA graphs where upstream replays them with adapters."""
+    module = AdapterModule("layers.0.self_attn.v_proj", "", 4, 64, 64, 1.0)
+    known = {
+        "tone": Adapter(modules=(module,)),
+        "sql": Adapter(modules=(replace(module, name="layers.3.mlp.down_proj", rank=16),)),
+    }
+    named = {"adapters": {name: {"source": f"hf:org/{name}"} for name in known}}
+    some = recipe("1.2.1", **named)
+    made = lora_arguments(some, known)
+    assert made == {
+        "lora_config": {
+            "lora_target_modules": ["attn_k", "attn_q", "attn_v", "mlp_4h_to_h"],
+            "max_lora_rank": 16, "max_loras": 2, "max_cpu_loras": 2,
+        }
+    }  # fmt: skip
+    for version in versions():
+        assert not [*check(version, {**llm_arguments(recipe(version, **named)), **made})]
+    assert llm_arguments(some)["cuda_graph_config"] is None
+    assert llm_arguments(recipe("1.4.0rc1", **named))["cuda_graph_config"]["max_batch_size"] == 64
+    assert lora_arguments(recipe("1.2.1"), {}) == {}
 
 
 def test_a_batch_that_is_too_small_for_the_proposals_is_refused() -> None:

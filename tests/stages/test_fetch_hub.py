@@ -15,6 +15,7 @@ from pipeline.recipe import LocalSource
 from pipeline.sources import HubCheckpoint, resolve_checkpoint
 from pipeline.stages.fetch import fetch
 from pipeline.store import ArtifactKey, Store
+from tests.support.adapters import make_adapter
 from tests.support.fetching import REPO, SHARDS, Asked, Recorder, get, held
 from tests.support.hub import LoopbackHub, sharded, whole
 from tests.support.models import make_checkpoint, quantize_checkpoint
@@ -169,3 +170,41 @@ def test_a_damaged_quantized_checkpoint_is_refused_before_its_weights_come(
     get(into, progress=recorder, allow_faults=True)
     assert sum(": error: " in line for line in recorder.lines) == 2
     assert (into / "model.safetensors").exists()
+
+
+def test_an_adapter_is_its_two_files(hub: LoopbackHub, into: Path, tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base")
+    folder = make_adapter(tmp_path / "adapter", base, rank=2)
+    wanted = held(folder)
+    others = {
+        "README.md": b"#",
+        "adapter_model.bin": b"pickle",
+        "tokenizer.json": b"{}",
+        "checkpoint-9/optimizer.pt": b"x",
+    }
+    commit = hub.add(REPO, wanted | others)
+    resolved = resolve_checkpoint(Asked(), adapter=True)
+    assert resolved == HubCheckpoint(REPO, commit, adapter=True)
+    facts = fetch(resolved, into, progress=Silent())
+    assert held(into) == wanted
+    assert hub.fetched() == set(wanted)
+    assert (facts["commit"], facts["rank"]) == (commit, 2)
+    # The same commit as a checkpoint is another thing.
+    assert resolved.identity != resolve_checkpoint(Asked()).identity
+
+
+def test_what_is_no_adapter_is_refused_as_one(hub: LoopbackHub, into: Path) -> None:
+    hub.add(REPO, whole())
+    with pytest.raises(
+        SourceError, match=r"org/name.* has no adapter_config\.json and no adapter_model\.safetensors"
+    ):
+        fetch(resolve_checkpoint(Asked(), adapter=True), into, progress=Silent())
+
+
+def test_an_adapter_that_cannot_be_served_is_refused_when_it_is_here(
+    hub: LoopbackHub, into: Path, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "adapter", make_checkpoint(tmp_path / "base"), use_dora=True)
+    hub.add(REPO, held(folder))
+    with pytest.raises(SourceError, match="use_dora"):
+        fetch(resolve_checkpoint(Asked(), adapter=True), into, progress=Silent())

@@ -71,9 +71,16 @@ class Answer:
         return metrics
 
 
-def load(target: Path, draft: Path | None = None, *, guides: bool = True, **settings: Any) -> EngineCore:
+def load(
+    target: Path,
+    draft: Path | None = None,
+    *,
+    guides: bool = True,
+    adapters: Path | None = None,
+    **settings: Any,
+) -> EngineCore:
     sizes = EngineSettings(**settings)
-    model = PagedModel(target, sizes)
+    model = PagedModel(target, sizes, adapters)
     grammars = Grammars(VOCABULARY, model.vocab_size) if guides else None
     return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
 
@@ -169,14 +176,14 @@ class FakeModel:
         self._cache = np.zeros((num_blocks, self.block_size), np.int64)
 
     def forward(self, slices: list[TokenSlice]) -> Floats:
-        for tokens, past, table, wanted in slices:
+        for tokens, past, table, wanted, _ in slices:
             assert wanted <= len(tokens) > 0
             for position, token in enumerate(tokens, start=past):
                 state = _state(self._read(table, position), token)
                 self._cache[table[position // self.block_size], position % self.block_size] = state
         rows = [
             _logits(self._read(table, until), self._noise)
-            for tokens, past, table, wanted in slices
+            for tokens, past, table, wanted, _ in slices
             for until in range(past + len(tokens) - wanted + 1, past + len(tokens) + 1)
         ]
         return np.array(rows, np.float32).reshape(-1, VOCAB)

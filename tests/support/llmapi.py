@@ -18,6 +18,7 @@ from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.ports import Ports
 from pipeline.serving.server import TritonServer
 from pipeline.triton.deployment import REPOSITORY, Deployment, DeploymentLimits, Requirements
+from tests.support.adapters import make_adapter
 from tests.support.llm_standin import write_standin
 from tests.support.models import make_checkpoint
 
@@ -53,7 +54,8 @@ def package(
     """A package with a tiny checkpoint; `arguments` go to the LLM beside the usual ones."""
     settings = settings or LlmapiSettings("1.2.1", cancellation_check_period_ms=20)
     checkpoint = tiny(into / "source")
-    sources = Engines(checkpoint, tiny(into / "draft-source") if draft else None, checkpoint)
+    adapters = {name: make_adapter(into / name, checkpoint, rank=8) for name in settings.adapters}
+    sources = Engines(checkpoint, tiny(into / "draft-source") if draft else None, checkpoint, adapters)
     needs = requirements(settings.version, settings.ranks * settings.instances)
     package_llmapi(
         "tiny", settings, {**ARGUMENTS, **arguments}, LIMITS, needs, sources, into / "package", Silent()
@@ -95,6 +97,9 @@ def tensors(**inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
     made = {}
     for name, value in inputs.items():
         values = value if isinstance(value, list) else [value]
+        if isinstance(value, np.ndarray):
+            made[name] = value
+            continue
         match values[0]:
             case str() | bytes():
                 texts = [item.encode() if isinstance(item, str) else item for item in values]

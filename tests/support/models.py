@@ -331,7 +331,9 @@ def quantize_checkpoint(
     tensors: dict[str, np.ndarray] = {}
     for name, value in load_file(source / "model.safetensors").items():
         layer, part = name.rsplit(".", 1)
-        if part != "weight" or not (layer.endswith("_proj") or (head and layer == "lm_head")):
+        if part != "weight" or not (
+            layer.endswith(("_proj", ".w1", ".w2", ".w3")) or (head and layer == "lm_head")
+        ):
             tensors[name] = value
             continue
         parts = _quantize(value.astype(np.float32), layer, form, group_size, random)
@@ -342,7 +344,7 @@ def quantize_checkpoint(
     quantization = {
         "quant_algo": ALGORITHMS[form],
         "kv_cache_quant_algo": "FP8" if kv_cache else None,
-        "exclude_modules": ["model.embed_tokens"] if head else ["lm_head", "model.embed_tokens"],
+        "exclude_modules": ["model.embed_tokens", "*.gate", *([] if head else ["lm_head"])],
     }
     if form in ("int4_awq", "w4a8_awq"):
         quantization |= {"group_size": group_size, "has_zero_point": False, "pre_quant_scale": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.model_repository import TOKENS_PER_BLOCK, CpuSettings, package_cpu
 from pipeline.serving.server import TritonServer
 from tests.support import CHECKPOINTS
+from tests.support.adapters import make_adapter
 from tests.support.models import make_checkpoint
 
 ENGINE = Path(cpu.__file__).parent / "engine"
@@ -45,6 +47,21 @@ def _make_ir(checkpoint: str, into: Path) -> None:
     else:
         build_ir(CHECKPOINTS / checkpoint, into, progress=Silent())
         _BUILT[checkpoint] = into
+
+
+def package_adapted(into: Path) -> Path:
+    """The support target with adapters "tone" and "sql", and its draft."""
+    build_ir(CHECKPOINTS / "support-target", into / "target", adapters=True, progress=Silent())
+    _make_ir("support-draft", into / "draft")
+    base = CHECKPOINTS / "support-target"
+    adapters = {
+        "tone": make_adapter(into / "tone", base, rank=8, seed=1, strength=0.3),
+        "sql": make_adapter(into / "sql", base, targets=("q_proj", "v_proj"), seed=2, strength=0.5),
+    }
+    settings = replace(SETTINGS, adapters=tuple(adapters), max_draft_tokens=4)
+    sources = Engines(into / "target", into / "draft", base, adapters)
+    package_cpu("adapted", settings, sources, into / "package", Silent())
+    return into / "package"
 
 
 def package_random(into: Path, tokenizer_json: str, vocab: int, *, settings: CpuSettings = SETTINGS) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +127,10 @@ def _call(request: Any) -> Mapping[str, Any]:
 
 
 def _lora(request: Any, settings: LlmSettings) -> Mapping[str, Any] | None:
-    """The adapter that answers, read by the LLM from a folder of this machine when it is first asked for."""
+    """The adapter that answers, read by the LLM from a folder of this machine when it is first asked for.
+
+    Where the package has adapters, there are no others: a name or a number chooses one.
+    """
     given = {}
     for name in _LORA:
         value = _scalar(request, name) if name == "lora_id" else _text(request, name)
@@ -135,6 +138,8 @@ def _lora(request: Any, settings: LlmSettings) -> Mapping[str, Any] | None:
             given[name] = value
     if not given:
         return None
+    if settings.adapters:
+        return _packaged_lora(given, settings.adapters)
     if not settings.has_lora:
         raise RequestRefused(f"{next(iter(given))}: model.yaml has neither enable_lora nor lora_config")
     if missing := [name for name in list(_LORA)[:3] if name not in given]:
@@ -146,6 +151,21 @@ def _lora(request: Any, settings: LlmSettings) -> Mapping[str, Any] | None:
             f"lora_ckpt_source = {given['lora_ckpt_source']}: must be {' or '.join(_LORA_SOURCES)}"
         )
     return {_LORA[name]: value for name, value in given.items()}
+
+
+def _packaged_lora(given: Mapping[str, Any], paths: Sequence[str]) -> Mapping[str, Any]:
+    known = {os.path.basename(path): (number, path) for number, path in enumerate(paths, start=1)}
+    if strange := [name for name in ("lora_path", "lora_ckpt_source") if name in given]:
+        raise RequestRefused(
+            f"{strange[0]}: LoRA adapters are those of the package, which lora_name or lora_id names"
+        )
+    name, number = given.get("lora_name"), given.get("lora_id")
+    for one, (at, path) in known.items():
+        if name in (None, one) and number in (None, at):
+            return {"lora_name": one, "lora_int_id": at, "lora_path": path}
+    said = f"lora_name = {name[:64]}" if name is not None else f"lora_id = {number}"
+    there = ", ".join(f"{one} ({at})" for one, (at, _) in known.items())
+    raise RequestRefused(f"{said}: is unknown; there are {there}")
 
 
 def _bias(request: Any, vocab_size: int | None) -> Array | None:

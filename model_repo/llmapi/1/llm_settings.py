@@ -38,10 +38,11 @@ class LlmSettings:
     ignored_sampling: tuple[str, ...] = ()  # arguments of SamplingParams without any effect in this release
     vocab_size: int | None = None  # of the checkpoint; None: it is on a hub
     decoupled: bool = False  # as model.yaml says it; config.pbtxt decides
+    adapters: tuple[str, ...] = ()  # paths of the package's LoRA adapters, whose folders have their names
 
     @property
     def has_lora(self) -> bool:
-        """Whether requests may name LoRA adapters."""
+        """Whether requests may bring LoRA adapters of their own."""
         return bool(self.arguments.get("enable_lora") or self.arguments.get("lora_config"))
 
     @classmethod
@@ -63,7 +64,8 @@ class LlmSettings:
             raise ValueError(f"{path}: {_OWN}.multimodal: this model takes text alone")
         if _PROCESSORS in content:
             raise ValueError(f"{path}: {_PROCESSORS}: this model runs none")
-        arguments = _absolute(content, path.parent.resolve())
+        folder = path.parent.resolve()
+        arguments = _absolute(content, folder)
         return cls(
             arguments=arguments,
             cancellation_check_period_s=own.get("cancellation_check_period_ms", 100) / 1000,
@@ -71,6 +73,7 @@ class LlmSettings:
             ignored_sampling=tuple(own.get("ignored_sampling", ())),
             vocab_size=_vocab_size(Path(arguments["model"]) / "config.json"),
             decoupled=bool(own.get("decoupled", False)),
+            adapters=tuple(_path(one, folder) for one in own.get("adapters", ())),
         )
 
 

@@ -24,8 +24,9 @@ class TritonPythonModel:
         parameters = Parameters(args)
         settings = _settings(parameters)
         draft = parameters.path("cpu_draft_model_path") if parameters.has("cpu_draft_model_path") else None
+        adapters = parameters.path("cpu_adapters_path") if parameters.has("cpu_adapters_path") else None
         self._engine = engine.Engine(
-            parameters.path("gpt_model_path"), draft, settings, _vocabulary(parameters)
+            parameters.path("gpt_model_path"), draft, settings, _vocabulary(parameters), adapters
         )
         stats_period_s = parameters.number("stats_check_period_ms", 100) / 1000
         self._gauges = Gauges(
@@ -38,6 +39,7 @@ class TritonPythonModel:
                 max_input_tokens=parameters.number("cpu_max_input_tokens"),
                 max_output_tokens=parameters.number("cpu_max_output_tokens"),
                 max_draft_tokens=settings.max_draft_tokens,
+                adapters=self._engine.adapters,
             ),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
             decoupled=parameters.decoupled,

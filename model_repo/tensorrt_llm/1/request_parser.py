@@ -28,6 +28,7 @@ class RequestLimits:
     max_input_tokens: int
     max_output_tokens: int
     max_draft_tokens: int
+    adapters: tuple[str, ...] = ()  # LoRA adapters; the first has number 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ READ = frozenset(
         "presence_penalty", "frequency_penalty", "seed", "return_log_probs", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
         "guided_decoding_guide_type", "guided_decoding_guide", "return_kv_cache_reuse_stats",
-        "min_p", RETURN_PROMPT_LOG_PROBS, "prior_output_len",
+        "min_p", RETURN_PROMPT_LOG_PROBS, "prior_output_len", "lora_task_id", "lora_name",
     }
 )  # fmt: skip
 
@@ -129,6 +130,7 @@ class _Row:
             context_logits=self._array(RETURN_PROMPT_LOG_PROBS) is not None,
             speculate=self._vector("draft_input_ids") is None,
             guide=self._guide(),
+            adapter=self._adapter(limits.adapters),
             prior_output_len=self._prior_output_len(),
         )
 
@@ -180,6 +182,24 @@ class _Row:
     def _guide(self) -> engine.Guide | None:
         guide = guide_of(self._text(TYPE), self._text(GUIDE))
         return None if guide is None else engine.Guide(*guide)
+
+    def _adapter(self, known: tuple[str, ...]) -> str:
+        """The LoRA adapter, by its name or its number; empty for the base."""
+        name, number = self._text("lora_name"), self._array("lora_task_id")
+        if name is None and number is None:
+            return ""
+        given, value = ("lora_task_id", int(number[0])) if number is not None else ("lora_name", name)
+        if not known:
+            raise RequestRefused(f"{given}: {_NO_LORA}")
+        if number is not None and 1 <= int(number[0]) <= len(known):
+            numbered = known[int(number[0]) - 1]
+            if name not in (None, numbered):
+                raise RequestRefused(f"lora_name = {name}: lora_task_id {value} is {numbered}")
+            return numbered
+        if number is None and name in known:
+            return str(name)
+        there = ", ".join(f"{one} ({at})" for at, one in enumerate(known, start=1))
+        raise RequestRefused(f"{given} = {str(value)[:64]}: is unknown; there are {there}")
 
     def _text(self, name: str) -> str | None:
         array = self._array(name)
@@ -244,7 +264,8 @@ _NEUTRAL: dict[str, tuple[tuple[float, ...], str]] = {
 
 _DECODER_ONLY = "this engine runs decoder-only models"
 _TEXT_ONLY = "this engine runs text models"
-_LORA = "this engine has no LoRA adapters"
+_NO_LORA = "this engine has no LoRA adapters"
+_LORA_FILES = "LoRA adapters are those of the package, which lora_name or lora_task_id names"
 _RETENTION = "this engine frees its KV cache by last use alone"
 _LOOKAHEAD = "this engine does not decode with lookahead"
 
@@ -258,9 +279,8 @@ _ABSENT: dict[str, str] = {
     "prompt_vocab_size": _TEXT_ONLY,
     "mrope_rotary_cos_sin": _TEXT_ONLY,
     "mrope_position_deltas": _TEXT_ONLY,
-    "lora_task_id": _LORA,
-    "lora_weights": _LORA,
-    "lora_config": _LORA,
+    "lora_weights": _LORA_FILES,
+    "lora_config": _LORA_FILES,
     "context_phase_params": "this engine does not take over requests from another",
     "retention_token_range_starts": _RETENTION,
     "retention_token_range_ends": _RETENTION,

@@ -28,6 +28,7 @@ from speculation import DraftSettings
 
 _TOKENS = ("output_ids", "sequence_length")
 _TARGET_ONLY = (
+    "lora_name",
     "lora_task_id",
     "lora_weights",
     "lora_config",

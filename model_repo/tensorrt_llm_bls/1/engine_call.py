@@ -185,7 +185,7 @@ _PASSED = {
     "guided_decoding_guide": "guided_decoding_guide",
 }
 # The same beyond upstream's inputs: of the cpu engine, or answered here.
-_OWN_PASSED = {name: name for name in ("min_p", RETURN_PROMPT_LOG_PROBS)}
+_OWN_PASSED = {name: name for name in ("min_p", "lora_name", RETURN_PROMPT_LOG_PROBS)}
 _SCALARS = frozenset(_PASSED | _OWN_PASSED) - {
     "prompt_embedding_table",
     "lora_weights",

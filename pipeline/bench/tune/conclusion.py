@@ -26,7 +26,8 @@ from pipeline.bench.tune.report import (
 )
 from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads, trial_name
 from pipeline.bench.tune.search_space import Settings, Value, variant
-from pipeline.bench.tune.study import TrialRecord, TuneStudy
+from pipeline.bench.tune.study import TuneStudy
+from pipeline.bench.tune.trial import TrialRecord
 from pipeline.recipe import Recipe
 from pipeline.recipe.catalog import annotated_yaml, write_recipe, written_values
 from pipeline.recipe.validators import RecipeValues

@@ -14,7 +14,8 @@ from pipeline.bench.tune.objective import Confirmation, maximized
 from pipeline.bench.tune.search import trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Value
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.study import TrialRecord, TuneStudy
+from pipeline.bench.tune.study import TuneStudy
+from pipeline.bench.tune.trial import TrialRecord
 from pipeline.recipe import Recipe
 
 _FEW = 0.02  # gain below which a change is not worth a rollout

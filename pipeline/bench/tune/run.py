@@ -29,7 +29,8 @@ from pipeline.bench.tune.search_space import (
     variant,
 )
 from pipeline.bench.tune.settings import Objective, TuneSettings
-from pipeline.bench.tune.study import TrialRecord, open_study
+from pipeline.bench.tune.study import open_study
+from pipeline.bench.tune.trial import TrialRecord
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.elsewhere import HandoverScript
 from pipeline.machine.gpus import allowed_devices

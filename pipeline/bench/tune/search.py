@@ -20,7 +20,8 @@ from pipeline.bench.result import BenchResult, LevelResult
 from pipeline.bench.tune.objective import enough, figure, score, violations
 from pipeline.bench.tune.search_space import Settings, Value
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.study import COUNTED, TrialRecord, TuneStudy
+from pipeline.bench.tune.study import TuneStudy
+from pipeline.bench.tune.trial import COUNTED, TrialRecord
 from pipeline.errors import ServerError, StageError
 
 _FAR = 3.0  # times a target of the SLO, beyond which the first seconds end a trial
@@ -108,9 +109,10 @@ def plan_trials(study: TuneStudy, runner: Runner, options: SearchOptions) -> Ite
     With `ahead`, the next one is yielded without the figures of those before.
     """
     left, refused = list(study.planned()), 0
-    _propose(study, runner, options)
+    forecasts = [] if options.sweep else plan_forecasts(study, runner)
+    _propose(study, forecasts, options)
     while refused < _MOST_REFUSED:
-        trial = left.pop(0) if left else _begin(study, options)
+        trial = left.pop(0) if left else _begin(study, options, forecasts)
         if trial is None:
             return
         if refusal := runner.judge(trial.settings).refusal:
@@ -121,7 +123,9 @@ def plan_trials(study: TuneStudy, runner: Runner, options: SearchOptions) -> Ite
             yield trial
 
 
-def _begin(study: TuneStudy, options: SearchOptions) -> TrialRecord | None:
+def _begin(
+    study: TuneStudy, options: SearchOptions, forecasts: Sequence[tuple[Settings, float]]
+) -> TrialRecord | None:
     records = study.records()
     states = ("planned", *COUNTED) if options.ahead else tuple(COUNTED)
     count = sum(one.outcome in states for one in records)
@@ -130,43 +134,38 @@ def _begin(study: TuneStudy, options: SearchOptions) -> TrialRecord | None:
         return study.next() if tried < len(options.sweep) else None
     if count >= options.trials:
         return None
-    return study.next(uncompiled=count < _UNCOMPILED_SHARE * options.trials, ahead=options.ahead)
+    return study.next(forecasts, uncompiled=count < _UNCOMPILED_SHARE * options.trials, ahead=options.ahead)
 
 
-def _propose(study: TuneStudy, runner: Runner, options: SearchOptions) -> None:
+def _propose(study: TuneStudy, forecasts: Sequence[tuple[Settings, float]], options: SearchOptions) -> None:
     if options.sweep:
         for settings in options.sweep:
             study.propose(settings, "sweep")
         return
     study.propose(study.space.own, "recipe")
     if not any(one.origin == "forecast" for one in study.records()):
-        for settings in best_guesses(study, runner):
+        own = forecasts[0][1] if forecasts else 0.0
+        better = sorted((one for one in forecasts if one[1] > own), key=lambda one: -one[1])
+        for settings, _ in better[:_GUESSES]:
             study.propose(settings, "forecast")
 
 
-def best_guesses(study: TuneStudy, runner: Runner) -> list[Settings]:
-    """Choose the settings with the highest forecast among the recipe's neighbours and some at random.
+def plan_forecasts(study: TuneStudy, runner: Runner) -> list[tuple[Settings, float]]:
+    """Forecast the recipe as it is, its neighbours, and some settings at random; without those that are refused.
 
     Returns:
-        The best; none where the plan has no forecast (`cpu`), or none better than the recipe's.
+        Settings and tokens a second, the recipe first; none where the plan has no forecast (`cpu`).
     """
     space = study.space
-    own = runner.judge(space.own).forecast
-    if own is None:
+    if not runner.judge(space.own).forecast:
         return []
     chance = random.Random(f"{study.seed}/forecast")
     neighbours: list[dict[str, Value]] = [
         {**space.own, one.key: value} for one in space.dimensions for value in one.values if value != one.own
     ]
     drawn = [{one.key: chance.choice(one.values) for one in space.dimensions} for _ in range(_DRAWN)]
-    judgements = [(runner.judge(settings), settings) for settings in (*neighbours, *drawn)]
-    better = [
-        (judged.forecast, settings)
-        for judged, settings in judgements
-        if not judged.refusal and judged.forecast is not None and judged.forecast > own
-    ]
-    better.sort(key=lambda one: -one[0])
-    return [settings for _, settings in better[:_GUESSES]]
+    judged = [(settings, runner.judge(settings)) for settings in (space.own, *neighbours, *drawn)]
+    return [(settings, one.forecast) for settings, one in judged if not one.refusal and one.forecast]
 
 
 def trial_name(number: int) -> str:

@@ -14,19 +14,21 @@ that a search that was interrupted proposes what it would have proposed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pipeline.bench.result import BenchResult
 from pipeline.bench.tune.objective import Score, maximized
 from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
 from pipeline.bench.tune.settings import Objective
+from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.trial import COUNTED, Outcome, TrialRecord
 from pipeline.errors import StoreError, UserError
 from pipeline.extras import missing
 from pipeline.store import Store, lock
@@ -36,49 +38,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-# planned    has no figures yet
-# measured   all its loads, or those that were needed
-# refused    by the recipe's rules, preflight or the plan's memory: nothing was built
-# stopped    early, because it broke the SLO by far, or was behind the others
-# failed     was built, and did not serve
-# repeated   has the settings of a trial before, and is left out
-Outcome = Literal["planned", "measured", "refused", "stopped", "failed", "repeated"]
-COUNTED: frozenset[Outcome] = frozenset({"measured", "stopped", "failed"})
-
 _RANDOM_TRIALS = 4  # before Optuna's TPE begins to learn
 _MOST_REPEATED = 30  # in a row; then a combination that is new is drawn
-
-
-@dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """One trial of a study.
-
-    Attributes:
-        number: Trial number, from 0, which is the recipe as it is.
-        outcome: State, as in the list above.
-        reason: Why it was refused or stopped, or has failed.
-        origin: Why it was tried: `recipe`, `forecast`, `sweep` or `sampler`.
-        values: One for each objective; empty without figures.
-        load: Load that the values belong to.
-        seconds: Seconds of `build`, `serve` and `measure`.
-        compiled: Whether an engine was built for it.
-    """
-
-    number: int
-    settings: Mapping[str, Value]
-    outcome: Outcome
-    reason: str = ""
-    origin: str = "sampler"
-    values: tuple[float, ...] = ()
-    violations: Mapping[str, float] = field(default_factory=dict)
-    load: str = ""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    compiled: bool = False
-
-    @property
-    def feasible(self) -> bool:
-        """Whether it was measured within the SLO."""
-        return self.outcome == "measured" and all(value <= 0 for value in self.violations.values())
 
 
 class TuneStudy:
@@ -133,10 +94,17 @@ class TuneStudy:
         """List trials without figures: of a search that was killed, or handed over to another machine."""
         return [one for one in self.records() if one.outcome == "planned"]
 
-    def next(self, *, uncompiled: bool = False, ahead: bool = False) -> TrialRecord | None:
+    def next(
+        self,
+        forecasts: Sequence[tuple[Settings, float]] = (),
+        *,
+        uncompiled: bool = False,
+        ahead: bool = False,
+    ) -> TrialRecord | None:
         """Begin a trial, with settings that no trial before it has.
 
         Args:
+            forecasts: The plan's forecast of the objective for some settings.
             uncompiled: Vary only keys that need no other engine.
             ahead: Several are planned before the first is measured; those are not proposed again.
 
@@ -155,6 +123,8 @@ class TuneStudy:
                     if new is None:
                         return None
                     self._study.enqueue_trial(self._params(new))
+                elif not ahead and (chosen := self._chosen(seen, number, forecasts, uncompiled)) is not None:
+                    self._study.enqueue_trial(self._params(chosen))
                 elif uncompiled:
                     # Optuna samples what a trial in the queue leaves open.
                     own = self._params(self.space.own)
@@ -169,6 +139,30 @@ class TuneStudy:
                 return record
             self.finish(record.number, "repeated")
         return None
+
+    def _chosen(
+        self, seen: set[str], number: int, forecasts: Sequence[tuple[Settings, float]], uncompiled: bool
+    ) -> Settings | None:
+        """Choose settings by what trials so far are worth; None leaves it to Optuna: for several objectives."""
+        counted = [one for one in self.records() if one.outcome in COUNTED]
+        if len(self.objectives) > 1 or not any(one.feasible for one in counted):
+            return None
+        sign = 1 if maximized(self.objectives[0]) else -1
+        tried = [
+            Tried(
+                one.settings,
+                sign * math.log(one.values[0]) if one.feasible and one.values[0] > 0 else None,
+                sum(value for value in one.violations.values() if value > 0),
+            )
+            for one in counted
+        ]
+
+        def allowed(settings: Settings) -> bool:
+            if uncompiled and self.space.compiles(settings):
+                return False
+            return self.settings_digest(settings) not in seen
+
+        return propose(self.space, tried, forecasts, allowed, f"{self.seed}/{number}")
 
     def is_behind(self, number: int, step: int, value: float, *, stoppable: bool) -> bool:
         """Report the value of a load of a running trial, and ask Optuna's pruner whether it is behind the others.

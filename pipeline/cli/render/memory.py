@@ -182,6 +182,12 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
     )
     if memory.fullest_named:
         yield f"  decided by the room on {memory.fullest_named}, the least"
+    if spec.adapters is not None and spec.is_gpu:
+        host = memory.adapter_host_bytes / _GIB
+        yield (
+            f"  adapters held at a time: {spec.adapters.device:,} on each GPU, {spec.adapters.host:,} in the host's "
+            f"memory, which takes {host:.1f} GiB"
+        )
     target = spec.models[0]
     windowed = sum(1 for window in target.sizes.windows if window)
     if windowed and not target.windows:

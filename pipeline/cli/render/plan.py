@@ -78,10 +78,11 @@ def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] 
 
 def step_lines(plan: Plan, store: Store, until: str = "package") -> Iterator[str]:
     """Yield a line for each step: its state, size and artifact."""
-    yield f"  {'step':<18}{'state':<12}{'size':>10}  artifact"
+    width = max(18, *(len(step.name) + 2 for step in plan))
+    yield f"  {'step':<{width}}{'state':<12}{'size':>10}  artifact"
     for step, artifact, needed in step_states(plan, store, until):
         size = human_bytes(artifact.manifest.total_bytes) if artifact else ""
-        yield f"  {step.name:<18}{_state(artifact, needed):<12}{size:>10}  {step.key.name}"
+        yield f"  {step.name:<{width}}{_state(artifact, needed):<12}{size:>10}  {step.key.name}"
 
 
 def marked(finding: Finding) -> str:

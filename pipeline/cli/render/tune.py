@@ -15,7 +15,7 @@ from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.run import FIRST_SECONDS, SearchPlan
 from pipeline.bench.tune.search_space import SearchSpace
 from pipeline.bench.tune.settings import Objective
-from pipeline.bench.tune.study import TrialRecord
+from pipeline.bench.tune.trial import TrialRecord
 
 _SERVE_S = 15.0  # to start and stop a small model; large ones take minutes
 

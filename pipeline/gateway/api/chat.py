@@ -224,7 +224,7 @@ class Completion(ModelAnswer):
         return written
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self.generation.model.name}
+        return {"id": self.id, "object": kind, "created": self._created, "model": self.generation.model_name}
 
 
 class ChoiceBuilder:

@@ -24,7 +24,7 @@ from pipeline.gateway.blame import Work
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant
 from pipeline.gateway.lost_servers import work_digest
-from pipeline.gateway.served_model import ServedModel
+from pipeline.gateway.served_model import ServedModel, model_not_found
 from pipeline.gateway.text_processes import CpuMeter
 from pipeline.gateway.traces import Span
 
@@ -94,6 +94,7 @@ class Generation:
     request_id: str
     span: Span  # span of the request
     inputs: ModelInputs = field(init=False)
+    adapter: str | None = field(init=False)  # LoRA adapter that answers; None: the base
     stats: dict[int, Stats] = field(default_factory=dict)  # by choice, of those that began and are over
     retries: int = 0  # how often a choice was asked again, from its start or onward
     times: dict[int, ChoiceTimes] = field(default_factory=dict)  # by choice
@@ -111,6 +112,7 @@ class Generation:
     _binding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
+        self.adapter = self.model.adapter_of(self.request.model)
         self.inputs = self._inputs_for(self.model)
         self._digests = [
             work_digest(self.tenant.name, self.model.name, prompt.sent, self.sampling(first)[0])
@@ -133,8 +135,16 @@ class Generation:
             form = AnswerForm("json_schema", tools.guide, "tools")
         if model.strict and (request.output_token_limit or 0) > model.max_output_tokens:
             raise _too_many_tokens(request, model.max_output_tokens)
+        if self.adapter is not None and self.adapter not in model.adapters:
+            raise model_not_found(request.model, model.names)
         model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
-        return ModelInputs(render_prompts(request, self.contents, model, tools), tools, form)
+        prompts = render_prompts(request, self.contents, model, tools, held=form is not None)
+        return ModelInputs(prompts, tools, form)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model in answers: its own, with the adapter that the request asks for."""
+        return self.model.name if self.adapter is None else f"{self.model.name}:{self.adapter}"
 
     @property
     def operation(self) -> str:
@@ -213,8 +223,9 @@ class Generation:
         if not tools and not made.reasons:
             return None
         sent = self.prompt_of(index).sent
-        prompt = sent if isinstance(sent, str) and made.reasons else ""
-        return AnswerParser(made, tools, max_calls=self.tools.max_calls, prompt=prompt)
+        chosen = self.tools
+        prompt = sent if isinstance(sent, str) and made.reasons and not chosen.begun else ""
+        return AnswerParser(made, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
 
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices; those of long reasoning take a while."""
@@ -291,6 +302,7 @@ class Generation:
             "log_probs": request.wants_log_probs or request.candidates > request.choices or None,
             "top_log_probs": request.num_top_logprobs or None,
             "prompt_log_probs": request.num_prompt_logprobs,
+            "adapter": self.adapter,
             **({} if self.inputs.form is None else self.inputs.form.sampling),
         }
         made = self.answer_format

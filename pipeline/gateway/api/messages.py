@@ -109,7 +109,7 @@ class AnthropicMessage(ItemAnswer):
 
     def _message(self, content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self.generation.model.name,
+            "id": self._id, "type": "message", "role": "assistant", "model": self.generation.model_name,
             "content": content,
         }  # fmt: skip
 

@@ -22,13 +22,14 @@ from pipeline.gateway.web import ApiRoute
 
 
 class ModelObject(BaseModel):
-    """A model, or an alias of one; `root` is the model's own name."""
+    """A model, an alias of one, or its LoRA adapter; `root` is the model's own name, `parent` the adapter's base."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
+    parent: str | None
     max_model_len: int
 
 
@@ -74,7 +75,8 @@ class ModelEndpoints(EndpointFamily):
         for model in models:
             length = model.prompt_limit.max_tokens + model.max_output_tokens
             for name in model.names:
-                descriptions.setdefault(name, _describe(name, model.name, model.created, length))
+                parent = model.name if model.adapter_of(name) else None
+                descriptions.setdefault(name, _describe(name, model.name, model.created, length, parent))
         for model in models:
             if model.embedder is not None:
                 name = embedding_model_name(model.embedder)
@@ -82,10 +84,11 @@ class ModelEndpoints(EndpointFamily):
         return descriptions
 
 
-def _describe(name: str, root: str, created: int, length: int) -> dict[str, Any]:
+def _describe(name: str, root: str, created: int, length: int, parent: str | None = None) -> dict[str, Any]:
     """As vLLM's: `root` is the model's own name, also of an alias."""
     return {
-        "id": name, "object": "model", "created": created, "owned_by": "pipeline", "root": root, "max_model_len": length
+        "id": name, "object": "model", "created": created, "owned_by": "pipeline", "root": root, "parent": parent,
+        "max_model_len": length,
     }  # fmt: skip
 
 

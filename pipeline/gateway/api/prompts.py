@@ -23,6 +23,7 @@ from pipeline.gateway.api.bounds import MAX_DEPTH
 from pipeline.gateway.api.parsing import check_json, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pipeline.gateway.api.tools.choice import RequestTools
+from pipeline.gateway.api.tools.dialects import MESSAGE
 from pipeline.gateway.api.tools.history import reasoning_variables
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.served_model import ServedModel
@@ -159,9 +160,17 @@ class RenderedPrompt:
 
 
 def render_prompts(
-    request: GenerationRequest, contents: Sequence[Content], model: ServedModel, tools: RequestTools
+    request: GenerationRequest,
+    contents: Sequence[Content],
+    model: ServedModel,
+    tools: RequestTools,
+    *,
+    held: bool = False,
 ) -> list[RenderedPrompt]:
     """Render the prompts of a request for a model, and count their tokens.
+
+    Args:
+        held: whether answers are held to a form from their first token on: the model is told not to reason.
 
     Raises:
         ApiError: 400; a token id is unknown, or the model cannot fill gaps.
@@ -173,7 +182,8 @@ def render_prompts(
     variables: dict[str, Any] = {}
     if isinstance(request, ChatRequest):
         if model.template is not None:
-            variables |= reasoning_variables(request.reasoning_effort, request.thinks, model.template)
+            thinks = False if held else request.thinks
+            variables |= reasoning_variables(request.reasoning_effort, thinks, model.template)
         variables |= request.template_variables
     prompts = []
     for content in contents:
@@ -183,8 +193,20 @@ def render_prompts(
         else:
             rest = cast(str | Sequence[dict[str, Any]], content)
             sent, tokens = model.render_prompt(rest, tools.tools, variables)
+            if held and isinstance(request, ChatRequest) and (begun := _begun(sent, model, tools)):
+                sent += begun
+                tokens = model.prompt_limit.check(sent)
             prompts.append(RenderedPrompt(content, sent, tokens, variables))
     return prompts
+
+
+def _begun(prompt: str, model: ServedModel, tools: RequestTools) -> str:
+    """Text between a prompt and an answer that is held to a form: it ends the reasoning, and begins a call."""
+    made = model.answer_format
+    if made.channels:
+        return tools.begun or ("" if prompt.endswith(MESSAGE) else f"<|channel|>final{MESSAGE}")
+    opened = made.reasoning is not None and prompt.rstrip().endswith(made.reasoning.open)
+    return f"{made.reasoning.close}\n\n{tools.begun}" if opened and made.reasoning else tools.begun
 
 
 def echoed_text(request: GenerationRequest, prompt: RenderedPrompt, model: ServedModel) -> str:

@@ -53,6 +53,8 @@ def _changes(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, 
         yield from _limits(recipe, spec)
         return
     yield from _tensor_parallel(runtime, spec)
+    if isinstance(runtime, PyTorchRuntime):
+        yield from _for_llm_api(spec)
     yield from _formats(recipe, runtime, spec)
     yield from _kv_cache(recipe, runtime, spec)
     yield from _limits(recipe, spec)
@@ -74,6 +76,27 @@ def _tensor_parallel(
             for index, model in enumerate(spec.models)
         )
         yield (f"runtime.tensor_parallel={ways}",), replace(spec, models=models)
+
+
+def _for_llm_api(spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+    """Requests of its own for each GPU, and no more than their window of layers that see one."""
+    target = spec.models[0]
+    if target.split.tensor > 1 and target.sizes.experts and not target.split.attention_dp:
+        models = tuple(replace(one, split=replace(one.split, attention_dp=True)) for one in spec.models)
+        yield ("runtime.attention_dp=true",), replace(spec, models=models)
+    kinds = [{cache.kind for cache in block.caches} for block in target.sizes.blocks]
+    windows = target.sizes.windows
+    if target.windows or not windows or any("chunked attention" in kind for kind in kinds):
+        return
+    length = next(
+        size
+        for size in range(1, len(windows) + 1)
+        if all(window == windows[index % size] for index, window in enumerate(windows))
+    )
+    pattern = ",".join(str(window or target.sizes.max_positions) for window in windows[:length])
+    override = f"runtime.llm_args.kv_cache_config.max_attention_window=[{pattern}]"
+    bounded = replace(target, windows=windows[:length])
+    yield (override,), replace(spec, models=(bounded, *spec.models[1:]))
 
 
 def _formats(

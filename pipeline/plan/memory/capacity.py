@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.contracts import engine_memory
+from pipeline.plan.memory.adapters import adapter_lines, host_cache_bytes
 from pipeline.plan.memory.spec import DeploymentSpec, MemoryLine, ModelSpec
 from pipeline.plan.memory.tensors import (
     kv_formula,
@@ -45,6 +46,8 @@ def _load_rank(spec: DeploymentSpec, index: int) -> _LoadedRank:
     """Everything on a rank but its KV caches."""
     held = [model for model in spec.models if index < model.split.world]
     lines = [_runtime(spec), *(line for model in held for line in _model(model, index, spec.is_gpu))]
+    if spec.adapters is not None and index < spec.models[0].split.world:
+        lines += adapter_lines(spec.adapters, spec.models[0])
     lines += [line for model in held for line in _states(model, index, spec.rank_sequences)]
     left = spec.capacity - sum(line.bytes for line in lines)
     pool = spec.pool_bytes if spec.pool_bytes is not None else _share(spec, left)
@@ -213,7 +216,16 @@ class MemoryPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on what is counted without a measurement to compare it with."""
-        return tuple(warning for model in self.spec.models for warning in _warnings(model))
+        unknown = self.spec.adapters.unknown if self.spec.adapters is not None else ()
+        uncounted = (
+            (f"adapters that are not here yet are not counted: {', '.join(unknown)}",) if unknown else ()
+        )
+        return (*(warning for model in self.spec.models for warning in _warnings(model)), *uncounted)
+
+    @property
+    def adapter_host_bytes(self) -> int:
+        """Bytes of the host's memory for LoRA adapters, of all ranks."""
+        return 0 if self.spec.adapters is None else host_cache_bytes(self.spec.adapters, self.spec.models[0])
 
     @property
     def token_bytes(self) -> dict[str, int]:
@@ -228,9 +240,14 @@ def _warnings(model: ModelSpec) -> Iterator[str]:
             "at hand to compare it with"
         )
     if model.sizes.experts:
+        gathered = (
+            ", and those that gather the tokens of all GPUs are not counted"
+            if model.split.attention_dp
+            else ""
+        )
         yield (
-            f"{model.role}: buffers of models with experts are estimated; no measurement was at hand to compare them "
-            "with"
+            f"{model.role}: buffers of models with experts are estimated{gathered}; no measurement was at hand to "
+            "compare them with"
         )
     padding = mxfp4_padding(model) if model.expert_bytes is None else 0
     if padding:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.contracts import engine_memory
+from pipeline.contracts import engine_memory, llmapi
 from pipeline.contracts.gpus import gpu
 from pipeline.errors import UserError
+from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec, StepLimits
+from pipeline.plan.memory.spec import AdapterDemand, DeploymentSpec, ModelSpec, StepLimits
 from pipeline.plan.memory.tensors import kv_token_bytes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, TARGET
@@ -26,6 +27,7 @@ def deployment_spec(
     steps: Mapping[str, StepLimits] | None = None,
     ram_bytes: int | None = None,
     unexplained: Mapping[str, int] | None = None,
+    adapters: Mapping[str, Adapter] | None = None,
 ) -> DeploymentSpec | None:
     """Work out what a recipe puts on each GPU, or into memory on `cpu`.
 
@@ -33,6 +35,7 @@ def deployment_spec(
         sizes: role -> model; None is returned unless all models are among them.
         steps: role -> what the runtime works out.
         unexplained: role -> weights that a checkpoint has besides those that its sizes explain.
+        adapters: LoRA adapters of the recipe that are here, by name.
         ram_bytes: Memory of this machine, for `cpu`; None is returned where it is needed and not known.
 
     Raises:
@@ -54,9 +57,14 @@ def deployment_spec(
         )
         for role in roles
     )
-    runtime = recipe.runtime
+    runtime, target = recipe.runtime, models[0]
+    if target.partition and (
+        len(target.partition) != target.split.pipeline or sum(target.partition) != target.sizes.layers
+    ):
+        raise UserError("runtime.llm_args.pp_partition does not share out the layers of the target")
+    demand = adapter_demand(recipe, adapters or {})
     if isinstance(runtime, CpuRuntime):
-        return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes)
+        return None if ram_bytes is None else _on_cpu(recipe, runtime, models, ram_bytes, demand)
     device = gpu(runtime.gpu)
     proposed = recipe.draft.max_draft_tokens if recipe.draft is not None else 0
     own = _own(recipe, "kv_cache_config")
@@ -70,6 +78,26 @@ def deployment_spec(
         graph_sizes=_graph_sizes(recipe, models[0]),
         pool_bytes=own.get("max_gpu_total_bytes") or None,
         most_tokens=own.get("max_tokens"),
+        adapters=demand,
+    )
+
+
+def adapter_demand(recipe: Recipe, known: Mapping[str, Adapter]) -> AdapterDemand | None:
+    """Work out how many adapters are held at a time; None where a recipe has none.
+
+    A GPU holds those that may be in one batch, and the host all, unless `lora_config` of runtime.llm_args says so.
+    """
+    count, runtime = len(recipe.adapters), recipe.runtime
+    if not count:
+        return None
+    said = _own(recipe, "lora_config")
+    device, host = said.get("max_loras"), said.get("max_cpu_loras")
+    return AdapterDemand(
+        known={name: one for name, one in known.items() if one.modules and not one.faults},
+        unknown=tuple(name for name in recipe.adapters if name not in known),
+        device=device if isinstance(device, int) else min(count, recipe.limits.max_concurrency),
+        host=host if isinstance(host, int) else count,
+        version=runtime.version if isinstance(runtime, PyTorchRuntime) else None,
     )
 
 
@@ -84,6 +112,8 @@ def _graph_sizes(recipe: Recipe, target: ModelSpec) -> tuple[int, ...]:
     """Batches of a rank that CUDA graphs are captured for; upstream leaves out those that no step has."""
     runtime = recipe.runtime
     if not isinstance(runtime, PyTorchRuntime) or not runtime.cuda_graphs:
+        return ()
+    if recipe.adapters and not llmapi.graphs_adapters(runtime.version):
         return ()
     most = target.split.rank_requests(recipe.limits.max_concurrency)
     if own := _own(recipe, "cuda_graph_config").get("batch_sizes"):
@@ -180,7 +210,11 @@ def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
 
 
 def _on_cpu(
-    recipe: Recipe, runtime: CpuRuntime, models: tuple[ModelSpec, ...], ram_bytes: int
+    recipe: Recipe,
+    runtime: CpuRuntime,
+    models: tuple[ModelSpec, ...],
+    ram_bytes: int,
+    adapters: AdapterDemand | None,
 ) -> DeploymentSpec:
     """The embedded engine has a pool of a size of its own: the recipe's, or what the limits need up to a bound."""
     limits = recipe.limits
@@ -195,4 +229,5 @@ def _on_cpu(
         concurrency=limits.max_concurrency,
         pool_bytes=pool if runtime.kv_cache_mib is None else runtime.kv_cache_mib * 2**20,
         is_gpu=False,
+        adapters=adapters,
     )

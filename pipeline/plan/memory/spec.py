@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import Parallelism
 
@@ -65,6 +67,25 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterDemand:
+    """LoRA adapters of the target, as far as memory depends on them.
+
+    Attributes:
+        known: Adapters whose files are here, by name.
+        unknown: Names of the others, which are not counted.
+        device: Adapters that are held on each GPU; on `cpu`, all of them are held once.
+        host: Adapters that are held in the memory of the host, by each rank.
+        version: Release of TensorRT-LLM; None on `cpu`.
+    """
+
+    known: Mapping[str, Adapter]
+    unknown: tuple[str, ...]
+    device: int
+    host: int
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentSpec:
     """Models that lie together, in the order in which they load; ranks of all are on the same GPUs, from the first."""
 
@@ -78,6 +99,7 @@ class DeploymentSpec:
     pool_bytes: int | None = None  # most of the KV caches of a rank, where it is not a share of what is left
     most_tokens: int | None = None  # that the KV cache of a rank holds, whatever room there is
     is_gpu: bool = True
+    adapters: AdapterDemand | None = None
 
     @property
     def request_groups(self) -> int:

@@ -213,7 +213,8 @@ def _planned(context: Context) -> MemoryPlan | None:
     emitted = context.emitted
     steps: Mapping[str, StepLimits] = emitted.steps if emitted is not None else {}
     try:
-        demand = deployment_spec(context.recipe, sizes, steps)
+        adapters = context.target.facts.adapters
+        demand = deployment_spec(context.recipe, sizes, steps, adapters=adapters)
     except UserError:
         return None
     return plan_memory(demand) if demand is not None else None

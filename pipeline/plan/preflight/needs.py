@@ -19,6 +19,9 @@ from pipeline.contracts.rules import rule, rules
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
+from pipeline.plan.memory.adapters import host_cache_bytes
+from pipeline.plan.memory.recipe_spec import adapter_demand
+from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_format
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, Objection, RecipeModel, make_context
@@ -68,7 +71,7 @@ class MachineNeeds:
     calibrated_weights: int = (
         0  # of the largest model that is calibrated; 0: none is, or nothing is known of it
     )
-    host_cache_bytes: int = 0  # of the host, for the KV cache
+    host_cache_bytes: int = 0  # of the host, for the KV cache and for adapters
     bf16: bool = False  # arithmetic of the processor
 
 
@@ -90,7 +93,7 @@ def needs_of(context: Context) -> MachineNeeds:
         build_bytes=build_bytes(context),
         build_memory_bytes=build_memory_bytes(context),
         calibrated_weights=calibrated_weights(context),
-        host_cache_bytes=int(context.recipe.kv_cache.host_memory_gib * _GIB),
+        host_cache_bytes=int(context.recipe.kv_cache.host_memory_gib * _GIB) + _adapter_bytes(context),
         bf16=isinstance(runtime, CpuRuntime) and runtime.precision == "bf16",
     )
 
@@ -121,6 +124,14 @@ def needs_to_build(needs: MachineNeeds, *, compiles: bool = True, calibrates: bo
 def needs_to_serve(needs: MachineNeeds, where: Where) -> MachineNeeds:
     """Reduce needs to those of a machine that serves what is built already."""
     return replace(needs, where=where, build_bytes=None, build_memory_bytes=0, calibrated_weights=0)
+
+
+def _adapter_bytes(context: Context) -> int:
+    """Bytes of the host's memory for LoRA adapters, as far as these and their base are known."""
+    target, demand = context.target, adapter_demand(context.recipe, context.target.facts.adapters)
+    if demand is None or target.sizes is None or (context.gpu_runtime and context.release_problem):
+        return 0
+    return host_cache_bytes(demand, ModelSpec(target.role, target.sizes, target.split))
 
 
 def _serving(context: Context, rank_bytes: int | None) -> ServingNeeds | None:

@@ -13,7 +13,16 @@ from pipeline.contracts.rules import Rule, Severity, rule, rules, similar_ids
 from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, offline_facts
-from pipeline.plan.preflight import budgets, releases, serving, sourcing, speculation, splitting, support
+from pipeline.plan.preflight import (
+    adapters,
+    budgets,
+    releases,
+    serving,
+    sourcing,
+    speculation,
+    splitting,
+    support,
+)
 from pipeline.plan.preflight import machine as machines
 from pipeline.plan.preflight.context import Check, Context, GeneratedConfig, Objection, make_context
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
@@ -35,6 +44,7 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "memory": budgets.MEMORY_CHECKS,
     "serving": serving.CHECKS,
     "sourcing": sourcing.CHECKS,
+    "adapters": adapters.CHECKS,
     "caching": serving.CACHE_CHECKS,
 }
 # Group -> checks of a machine, by what is needed of it.

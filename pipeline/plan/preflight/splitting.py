@@ -203,10 +203,19 @@ def _layers(context: Context) -> Iterator[Objection]:
             f"is more than the {sizes.layers} layers of {_name(model)}",
             f"at most {sizes.layers}",
         )
+    stages = context.arguments.get("pp_partition")
+    if sizes is not None and stages and (len(stages) != model.split.pipeline or sum(stages) != sizes.layers):
+        yield Objection(
+            ("runtime.llm_args", PIPELINE),
+            f"has pp_partition {stages}, which are {sum(stages)} layers in {len(stages)} stages",
+            f"give {PIPELINE} numbers, {sizes.layers} together, or remove pp_partition",
+        )
 
 
 def _even_layers(context: Context) -> Iterator[Objection]:
     model, sizes = context.target, context.target.sizes
+    if context.arguments.get("pp_partition"):
+        return
     if sizes is not None and model.split.pipeline <= sizes.layers and sizes.layers % model.split.pipeline:
         divisors = [n for n in range(1, model.split.pipeline * 2) if sizes.layers % n == 0]
         yield Objection(

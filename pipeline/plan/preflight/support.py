@@ -13,7 +13,7 @@ from pipeline.plan.preflight.context import Check, Context, Objection, RecipeMod
 from pipeline.plan.supported import FEATURES, SupportIssue, feature_issue, why_not_listed, why_not_on
 from pipeline.recipe import PyTorchRuntime
 
-VERSION, GPU, LLM_ARGS = "runtime.version", "runtime.gpu", "runtime.llm_args"
+VERSION, GPU, LLM_ARGS, ADAPTERS = "runtime.version", "runtime.gpu", "runtime.llm_args", "adapters"
 
 
 def _listed(context: Context) -> Iterator[Objection]:
@@ -51,7 +51,7 @@ def _together(context: Context) -> Iterator[Objection]:
         if first in used and second in used:
             keys = (used[first], used[second])
             yield Objection(
-                keys if keys[0] == LLM_ARGS else keys[::-1],
+                keys if keys[0] in (LLM_ARGS, ADAPTERS) else keys[::-1],
                 f"upstream has not tested {FEATURES[first].label} together with {FEATURES[second].label}",
                 f"{FEATURES[first].without}, or {FEATURES[second].without}",
             )
@@ -86,7 +86,10 @@ def _used(context: Context) -> dict[str, str]:
         "eagle3": (proposing, way in ("Eagle", "Eagle3")),
         "kv_reuse": ("kv_cache.reuse", recipe.kv_cache.reuse),
         "guided_decoding": ("guided_decoding", recipe.guided_decoding),
-        "lora": (LLM_ARGS, given.get("enable_lora") or given.get("lora_config")),
+        "lora": (
+            ADAPTERS if recipe.adapters else LLM_ARGS,
+            recipe.adapters or given.get("enable_lora") or given.get("lora_config"),
+        ),
         "expert_parallel": ("runtime.expert_parallel", (runtime.expert_parallel or 1) > 1),
         "pipeline_parallel": ("runtime.pipeline_parallel", runtime.pipeline_parallel > 1),
         "speculation": (proposing, way is not None),

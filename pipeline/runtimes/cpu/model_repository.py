@@ -2,7 +2,7 @@
 
     model_repository/
       preprocessing/      config.pbtxt, 1/{model.py, shared/, tokenizer/}
-      tensorrt_llm/       config.pbtxt, 1/{model.py, …, shared/, engine/, target/, draft/, tokenizer/}
+      tensorrt_llm/       config.pbtxt, 1/{model.py, …, shared/, engine/, target/, draft/, tokenizer/, adapters.npz}
       postprocessing/     config.pbtxt, 1/{model.py, shared/, tokenizer/}
       ensemble/           config.pbtxt, 1/
       tensorrt_llm_bls/   config.pbtxt, 1/{model.py, …, shared/, tokenizer/}
@@ -20,11 +20,13 @@ A draft is the engine's own business, or a model of its own, `tensorrt_llm_draft
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.contracts.inflight_batcher import tensors
+from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Progress
 from pipeline.runtimes.base import Engines
@@ -50,14 +52,20 @@ from pipeline.triton.repository import (
     versions,
     write_model,
 )
-from pipeline.triton.text_models import ENGINE_INPUTS, PROMPT_LOG_PROBS, DraftLimits, TextSettings
+from pipeline.triton.text_models import (
+    ENGINE_INPUTS,
+    LORA_NAME,
+    PROMPT_LOG_PROBS,
+    DraftLimits,
+    TextSettings,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 
 CONTRACT = "1.2.1"  # version of TensorRT-LLM whose tensors the models have
-TARGET, DRAFT = f"{VERSION}/target", f"{VERSION}/draft"
+TARGET, DRAFT, ADAPTERS = f"{VERSION}/target", f"{VERSION}/draft", f"{VERSION}/adapters.npz"
 TOKENS_PER_BLOCK = 32  # of the KV cache that OpenVINO's PagedAttention keeps on a CPU
 _DRAFT_THREADS = 4  # the draft's engine gets one thread in so many
 
@@ -83,6 +91,7 @@ class CpuSettings:
     cancellation_check_period_ms: int = 20
     stats_check_period_ms: int = 500
     decoupled: bool = True  # an answer may come in many responses; else in one
+    adapters: tuple[str, ...] = ()  # LoRA adapters that requests may name
 
     @property
     def two_engines(self) -> bool:
@@ -103,6 +112,7 @@ class CpuSettings:
             own_engine=True,
             tokens_per_block=TOKENS_PER_BLOCK,
             decoupled=self.decoupled,
+            adapters=bool(self.adapters),
         )
 
 
@@ -144,7 +154,9 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
             "tokenizer_dir": TOKENIZER,
             "end_id": str(ids.end),
         }
+    adapted = bool(settings.adapters) and not is_draft
     optional = {
+        "cpu_adapters_path": ADAPTERS if adapted else None,
         "cpu_max_batch_tokens": settings.max_batch_tokens,
         "cpu_kv_cache_mib": _kv_cache_mib(settings, is_draft),
         "cpu_threads": _threads(settings, is_draft),
@@ -157,7 +169,7 @@ def _engine(name: str, settings: CpuSettings, ids: TokenIds) -> ModelConfig:
         instances=1,  # one engine batches all requests
         decoupled=settings.decoupled,
         dynamic_batching=settings.text.queue,
-        inputs=(*have.inputs, *ENGINE_INPUTS),
+        inputs=(*have.inputs, *ENGINE_INPUTS, *((LORA_NAME,) if adapted else ())),
         outputs=(*have.outputs, *PROMPT_LOG_PROBS),
         parameters=parameters,
     )
@@ -215,6 +227,8 @@ def package_cpu(
         )
         if is_engine:
             copy_sources(engine_code, version / "engine")
+        if "cpu_adapters_path" in config.parameters:
+            write_adapters(sources.adapters, facts["linears"], repository / config.name / ADAPTERS)
         if (engine := engines.get(config.name)) is not None:
             link_files(engine, repository / config.name / TARGET, _ENGINE_FILES)
         if sources.draft is not None and "cpu_draft_model_path" in config.parameters:
@@ -232,9 +246,41 @@ def package_cpu(
         stop_token_ids=ids.stop,
         digest=content_digest(repository),
         guided_decoding=settings.guided_decoding,
+        adapters=settings.adapters,
         versions=versions(CONTRACT, "openvino", "tokenizers", "llguidance"),
     )
     return finish(deployment, into, progress)
+
+
+def write_adapters(folders: Mapping[str, Path], linears: Collection[str], into: Path) -> None:
+    """Write the adapters as the engine reads them (`engine/adapters.py`), scaled, in float32.
+
+    Args:
+        folders: Name -> folder of the fetched adapter.
+        linears: Linear layers of the model.
+
+    Raises:
+        StageError: An adapter changes a layer that the model lacks.
+    """
+    import numpy as np
+
+    from pipeline.models.adapter import read_adapter
+    from pipeline.models.tensors import TensorFiles
+
+    read = {name: (read_adapter(folder), TensorFiles(folder)) for name, folder in folders.items()}
+    rank = max(adapter.rank for adapter, _ in read.values())
+    stacked: dict[str, Any] = {}
+    for number, (name, (adapter, files)) in enumerate(read.items()):
+        for module in adapter.modules:
+            layer = f"model.{module.name}"
+            if layer not in linears:
+                raise StageError(f"adapter {name}: the model has no linear layer {layer}")
+            for part, size in (("A", module.inputs), ("B", module.outputs)):
+                stack = stacked.setdefault(f"{layer}.{part}", np.zeros((len(read), rank, size), np.float32))
+                values = files[f"{module.tensor}.lora_{part}.weight"].astype(np.float32)
+                stack[number, : module.rank] = values if part == "A" else values.T * module.scale
+    flat = {name: stack.reshape(-1, stack.shape[-1]) for name, stack in stacked.items()}
+    np.savez(into, names=np.array(list(read)), rank=np.int64(rank), **flat)
 
 
 def deployment_limits(settings: CpuSettings) -> DeploymentLimits:

@@ -11,6 +11,7 @@ from pipeline import resources
 from pipeline.errors import StageError
 from pipeline.models.sizes import ModelSizes
 from pipeline.models.token_ids import TokenIds, token_ids
+from pipeline.plan.plan import TARGET
 from pipeline.progress import Progress
 from pipeline.recipe import CpuRuntime as Settings
 from pipeline.recipe import Recipe
@@ -32,12 +33,14 @@ class CpuBackend:
 
     packages = ("openvino",)
 
-    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:  # noqa: ARG002
+    def build_settings(self, recipe: Recipe, role: str) -> Mapping[str, Json]:
         settings = _runtime(recipe)
+        adapted: Mapping[str, Json] = {"adapters": True} if recipe.adapters and role == TARGET else {}
         return {
             "runtime": settings.kind,
             "precision": settings.precision,
             "simulate_activations": settings.simulate_activations,
+            **adapted,
         }
 
     def build(self, inputs: EngineBuildRequest) -> Mapping[str, Json]:
@@ -49,6 +52,7 @@ class CpuBackend:
             inputs.into,
             precision=settings.precision,
             simulate_activations=settings.simulate_activations,
+            adapters=bool(inputs.recipe.adapters) and inputs.role == TARGET,
             progress=inputs.progress,
         )
 
@@ -111,4 +115,5 @@ def serving_settings(recipe: Recipe) -> CpuSettings:
         max_queue_size=recipe.scheduler.max_queue_size,
         max_queue_delay_us=recipe.scheduler.max_queue_delay_us,
         decoupled=recipe.serving.decoupled,
+        adapters=tuple(recipe.adapters),
     )

@@ -22,8 +22,11 @@ import yaml
 from pipeline.contracts import engine_memory, llm_args, llmapi
 from pipeline.errors import Fault, InvalidInput, StageError, UserError
 from pipeline.models import CheckpointQuantization, Format, TensorFiles
+from pipeline.models.adapter import Adapter
 from pipeline.models.published import read_published
 from pipeline.models.sizes import ModelSizes
+from pipeline.plan.memory.adapters import lora_targets
+from pipeline.plan.memory.recipe_spec import adapter_demand
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
 from pipeline.reading import read_json
@@ -169,10 +172,28 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
     return config
 
 
+def lora_arguments(recipe: Recipe, adapters: Mapping[str, Adapter]) -> dict[str, Any]:
+    """Arguments for the recipe's LoRA adapters, which are known when these are here; none without adapters.
+
+    No folder of an adapter is named: then all layers and ranks would be those of this one.
+    """
+    demand = adapter_demand(recipe, adapters)
+    if demand is None:
+        return {}
+    return {
+        "lora_config": {
+            "lora_target_modules": lora_targets(_runtime(recipe).version, iter(adapters.values())),
+            "max_lora_rank": max(adapter.rank for adapter in adapters.values()),
+            "max_loras": demand.device,
+            "max_cpu_loras": demand.host,
+        }
+    }
+
+
 def _cuda_graphs(recipe: Recipe) -> dict[str, Any] | None:
     """Graphs for batches up to all requests of a rank; batches between two sizes are padded. None turns them off."""
     runtime = _runtime(recipe)
-    if not runtime.cuda_graphs:
+    if not runtime.cuda_graphs or (recipe.adapters and not llmapi.graphs_adapters(runtime.version)):
         return None
     own = runtime.llm_args.get("cuda_graph_config")
     if isinstance(own, Mapping) and own.get("batch_sizes"):

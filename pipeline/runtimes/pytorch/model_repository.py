@@ -1,7 +1,7 @@
 """A Triton model repository for the `pytorch` runtime: the config of its one model, and the folder on disk.
 
     model_repository/
-      tensorrt_llm/   config.pbtxt, 1/{model.py, …, shared/, model.yaml, checkpoint/, draft/, tokenizer/}
+      tensorrt_llm/   config.pbtxt, 1/{model.py, …, shared/, model.yaml, checkpoint/, draft/, adapters/, tokenizer/}
     deployment.json
 
 Tensors are those of TensorRT-LLM's `llmapi` model of the version. It has no batch dimension. Whether it is decoupled,
@@ -24,6 +24,8 @@ import yaml
 from pipeline.contracts import llm_args, llmapi
 from pipeline.contracts.inflight_batcher import TensorSpec
 from pipeline.errors import StageError, UserError
+from pipeline.models.adapter import WEIGHTS
+from pipeline.models.folder import ADAPTER_CONFIG
 from pipeline.models.token_ids import token_ids
 from pipeline.progress import Progress
 from pipeline.runtimes.base import Engines
@@ -73,6 +75,7 @@ class LlmapiSettings:
     guided_decoding: bool = False
     decoupled: bool = True  # an answer may come in many responses; else in one
     prompt_log_probs: bool = False  # offered, because prompts are computed without reuse of the KV cache
+    adapters: tuple[str, ...] = ()  # LoRA adapters that requests may name
 
     @property
     def gpus(self) -> tuple[tuple[int, ...], ...]:
@@ -125,13 +128,15 @@ def model_yaml(settings: LlmapiSettings, arguments: Mapping[str, Any]) -> dict[s
     }
     if ignored := llmapi.ignored_sampling(settings.version):
         own["ignored_sampling"] = list(ignored)
+    if settings.adapters:
+        own["adapters"] = [f"{ADAPTERS}/{name}" for name in settings.adapters]
     if settings.max_open_requests is not None:
         own["max_open_requests"] = settings.max_open_requests
     return {**arguments, "triton_config": own}
 
 
 SOURCES = "llmapi"  # the folder in model_repo
-CHECKPOINT, DRAFT, ARGUMENTS = "checkpoint", "draft", "model.yaml"
+CHECKPOINT, DRAFT, ADAPTERS, ARGUMENTS = "checkpoint", "draft", "adapters", "model.yaml"
 _DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 _REGION_MIB = 64  # shared memory of an instance: texts in and out
 
@@ -162,6 +167,8 @@ def package_llmapi(
     _link_all(sources.target, version / CHECKPOINT)
     if sources.draft is not None:
         _link_all(sources.draft, version / DRAFT)
+    for name in settings.adapters:
+        link_files(sources.adapters[name], version / ADAPTERS / name, (ADAPTER_CONFIG, WEIGHTS))
     copy_tokenizer(sources.tokenizer, repository / TARGET_MODEL / TOKENIZER)
     meant = model_yaml(settings, arguments)
     (version / ARGUMENTS).write_text(_yaml(settings.version, meant), encoding="utf-8")
@@ -179,6 +186,7 @@ def package_llmapi(
         pad_id=ids.pad,
         stop_token_ids=ids.stop,
         guided_decoding=settings.guided_decoding,
+        adapters=settings.adapters,
         digest=content_digest(repository),
         versions=versions(settings.version),
         requirements=requirements,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline import resources
 from pipeline.contracts import gpus, images, releases
+from pipeline.models.adapter import read_adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET
@@ -97,10 +98,14 @@ class PyTorchBackend:
 
     def package(self, recipe: Recipe, engines: Engines, into: Path, progress: Progress) -> Mapping[str, Json]:
         arguments = artifact.read_arguments(engines.target)
+        adapters = {name: read_adapter(folder) for name, folder in engines.adapters.items()}
+        for name, settings in artifact.lora_arguments(recipe, adapters).items():
+            arguments[name] = {**settings, **(arguments.get(name) or {})}
         sources = Engines(
             target=engines.target / artifact.CHECKPOINT,
             draft=engines.draft / artifact.CHECKPOINT if engines.draft is not None else None,
             tokenizer=engines.tokenizer,
+            adapters=engines.adapters,
         )
         return package_llmapi(
             recipe.name,
@@ -126,6 +131,7 @@ def serving_settings(recipe: Recipe) -> LlmapiSettings:
         guided_decoding=bool(recipe.guided_decoding),
         decoupled=recipe.serving.decoupled,
         prompt_log_probs=recipe.serving.prompt_log_probs,
+        adapters=tuple(recipe.adapters),
     )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory import DeploymentSpec, MemoryPlan, ModelSpec, deployment_spec, plan_memory
+from pipeline.plan.memory import (
+    DeploymentSpec,
+    MemoryPlan,
+    ModelSpec,
+    alternatives,
+    deployment_spec,
+    plan_memory,
+)
 from pipeline.plan.memory.tensors import kv_token_bytes, sequence_state_bytes, tensor_bytes, weight_bytes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import Recipe
@@ -200,3 +207,26 @@ def test_arguments_of_ones_own_that_bound_memory_are_counted() -> None:
     drafting = with_own(QWEN35, speculative_config={"decoding_type": "MTP", "max_draft_len": 1})
     assert any(line.name == "mtp" for line in drafting.ranks[0].lines)
     assert drafting.token_bytes["target"] > plain.token_bytes["target"]
+
+
+def test_what_would_hold_more_is_attention_dp_and_windows() -> None:
+    """Each as the same change of the recipe is planned."""
+    own = {"kv_cache_config": {"max_attention_window": [128, 131_072]}}
+    for name, gpus, change, override in [
+        (R1, 8, {"attention_dp": True}, "runtime.attention_dp=true"),
+        (
+            GPT_OSS,
+            1,
+            {"llm_args": own},
+            "runtime.llm_args.kv_cache_config.max_attention_window=[128,131072]",
+        ),
+    ]:
+        many: dict[str, Any] = {"tensor_parallel": gpus, "expert_parallel": gpus, "concurrency": 4000}
+        asked, changed = (
+            recipe("h200-sxm-141g", length=32_768, cuda_graphs=False, **many, **more) for more in ({}, change)
+        )
+        before, after = (deployment_spec(one, {"target": sizes_of(name)}) for one in (asked, changed))
+        assert before is not None
+        assert after is not None
+        found = {one.overrides: one.plan.sequences for one in alternatives(asked, before)}
+        assert found[(override,)] == plan_memory(after).sequences > plan_memory(before).sequences

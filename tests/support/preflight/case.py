@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.contracts.rules import Severity
+from pipeline.models.adapter import Adapter, AdapterModule
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, TokenizerFacts, offline_facts, tokenizer_corpus
 from pipeline.plan.preflight import Finding, GeneratedConfig, findings
@@ -88,6 +89,14 @@ def known(role: str = "target", **changes: Any) -> Models:
 def unread(architecture: str, role: str = "target") -> Models:
     """A model of which only the class is known."""
     return known(role, sizes=None, architecture=architecture)
+
+
+def adapted(
+    layer: str = "layers.0.self_attn.q_proj", shape: tuple[int, int] = (8192, 8192), **facts: Any
+) -> Models:
+    """An adapter "tone" of one layer of the target, of a shape [outputs, inputs]."""
+    module = AdapterModule(layer, f"base_model.model.model.{layer}", 8, shape[1], shape[0], 2.0)
+    return known(adapters={"tone": Adapter(modules=(module,), **facts)})
 
 
 def samples(**facts: Any) -> Emitted:

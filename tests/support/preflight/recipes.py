@@ -25,6 +25,7 @@ from tests.support.preflight.case import (
     TP,
     W4A8,
     Case,
+    adapted,
     arguments,
     flags,
     known,
@@ -52,6 +53,7 @@ UNVERIFIED = arguments(quite_another_thing=1)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
 
 MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
+TONE = ("adapters={tone: {source: 'hf:my-org/tone'}}",)
 NO_SIZE = arguments(speculative_config=SPEC)
 
 CASES = [
@@ -202,6 +204,9 @@ CASES = [
     Case("pp.layers_even", None, LLAMA_70B, (f"{PP}=5",)),
     Case("pp.layers_even", "error", LLAMA_70B, (f"{PP}=3",)),
     Case("pp.layers_even", "warning", NVFP4, (f"{PP}=3",)),
+    Case("pp.layers", "error", NVFP4, (f"{PP}=3", "runtime.llm_args={pp_partition: [30, 20]}")),
+    Case("pp.layers", None, NVFP4, (f"{PP}=3", "runtime.llm_args={pp_partition: [30, 30, 20]}")),
+    Case("pp.layers_even", None, NVFP4, (f"{PP}=3", "runtime.llm_args={pp_partition: [30, 30, 20]}")),
     Case("pp.models", None, PHI, (f"{PP}=1",)),
     Case("pp.models", "error", PHI, (f"{PP}=2",)),
     Case("pp.models", None, PHI, (f"{PP}=2", *TO_PYTORCH)),
@@ -394,4 +399,25 @@ CASES = [
     Case("llmapi.own_arguments", "note", NVFP4, ("runtime.llm_args={moe_config: {backend: TRTLLM}}",)),
     Case("llmapi.unverified", None, NVFP4, CANDIDATE, emitted=UNVERIFIED),
     Case("llmapi.unverified", "warning", NVFP4, ("runtime.version=1.4.0rc1",), emitted=UNVERIFIED),
+    Case("adapter.files", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.files", "error", NVFP4, TONE, models=adapted(faults=("holds embed_tokens",))),
+    Case("adapter.files", "error", TINY, ("adapters={tone: {source: 'local:nowhere'}}",)),
+    Case("adapter.layers", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.layers", None, NVFP4, TONE, models=unread("LlamaForCausalLM")),
+    Case("adapter.layers", "error", NVFP4, TONE, models=adapted("layers.80.self_attn.q_proj")),
+    Case("adapter.layers", "error", NVFP4, TONE, models=adapted("layers.0.mlp.experts.3.up_proj")),
+    Case("adapter.layers", "error", NVFP4, TONE, models=adapted(shape=(4096, 8192))),
+    Case("adapter.release", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.release", None, NVFP4, (*TONE, *CANDIDATE), models=adapted("layers.0.mlp.shared_expert.up_proj")),
+    Case("adapter.release", "error", NVFP4, TONE, models=adapted("layers.0.mlp.shared_expert.up_proj")),
+    Case("adapter.release", "error", NVFP4, TONE, models=adapted(has_alphas=True)),
+    Case("adapter.base", None, NVFP4, TONE, models=adapted(base="meta-llama/llama-3.3-70b-instruct")),
+    Case("adapter.base", None, NVFP4, TONE, models=adapted(base="/data/Llama-3.3-70B-Instruct/")),
+    Case("adapter.base", None, NVFP4, TONE, models=adapted()),
+    Case("adapter.base", "warning", NVFP4, TONE, models=adapted(base="meta-llama/Llama-3.1-70B-Instruct")),
+    Case("adapter.graphs", None, NVFP4),
+    Case("adapter.graphs", None, NVFP4, (*TONE, *CANDIDATE)),
+    Case("adapter.graphs", None, NVFP4, (*TONE, "runtime.cuda_graphs=false")),
+    Case("adapter.graphs", "note", NVFP4, TONE),
+    Case("feature.together", "warning", NVFP4, (*TONE, "guided_decoding=true")),
 ]  # fmt: skip

@@ -153,7 +153,7 @@ class ModelResponse(ItemAnswer):
         self._sequence = 0
         self._piece_head = ""  # beginning that the events of all pieces of the item share
         constant = {
-            "id": self.id, "object": "response", "created_at": int(time.time()), "model": context.model.name,
+            "id": self.id, "object": "response", "created_at": int(time.time()), "model": made.model_name,
             **request.echo(),
         }  # fmt: skip
         # Encoded once: what a response repeats of its request may be large.

@@ -1,10 +1,11 @@
 """`tools`, `tool_choice` and `parallel_tool_calls`: which tools stand in the prompt, and how the model may call them.
 
 `required` and a named function are enforced by guided decoding: the answer is one call, or with `required` and
-`parallel_tool_calls: true` a list of one or more. Where the engine has no guided decoding they are refused, because a
-prompt alone enforces nothing. `allowed_tools` leaves all other tools out. Tools that are no functions of the client are
-left out, and refused where one of them must be called. With `parallel_tool_calls: false` the answer
-ends with its first call.
+`parallel_tool_calls: true` a list of one or more. A call of the only tool that may be called is begun in the prompt, in
+the way of the model, which goes on with its arguments. Where the engine has no guided decoding they are refused,
+because a prompt alone enforces nothing. `allowed_tools` leaves all other tools out. Tools that are no functions of the
+client are left out, and refused where one of them must be called. With `parallel_tool_calls: false` the answer ends
+with its first call.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class RequestTools:
     dialect: ToolDialect | None = None  # None: answers are not parsed for calls
     guide: str | None = None  # JSON schema of the call, or the list of calls, that the model must make
     max_calls: int | None = None  # in one answer
+    begun: str = ""  # beginning of the call that the model must make, which stands in the prompt
 
     def stop(self, format: AnswerFormat) -> Sequence[str]:
         """Text that ends the answer after the only call that it may have, so that no others are generated in vain.
 
         A model that reasons may write it before it calls.
         """
-        stop = None if self.dialect is None or self.max_calls != 1 or format.reasons else self.dialect.stop
+        free = self.guide is None and self.max_calls == 1 and not format.reasons
+        stop = self.dialect.stop if free and self.dialect is not None else None
         return () if stop is None else (stop,)
 
 
@@ -87,6 +90,14 @@ def resolve_tools(
     for index in indices:
         parameters = json.dumps(tools[index]["function"].get("parameters") or {}, ensure_ascii=False)
         check_json_schema(parameters, f"tools.{index}.function.parameters", "tools", schema_faults)
+    own = dialect_of(template)
+    if len(indices) == 1 and not (choice == "required" and several) and own is not None and own.begin:
+        function = tools[indices[0]]["function"]
+        guide = json.dumps(function.get("parameters") or {"type": "object"})
+        check_guide("json_schema", guide, "tools", "tools")
+        earlier = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+        begun = own.begin.replace("{name}", function["name"]).replace("{index}", str(earlier))
+        return RequestTools(offered, own, guide, max_calls=1, begun=begun)
     as_list = choice == "required" and several is True
     place = "#/items/anyOf" if as_list else "#/anyOf"
     calls = {

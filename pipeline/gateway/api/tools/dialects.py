@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.models.chat_template import ChatTemplate
 
+MESSAGE = "<|message|>"  # ends the header of a message of a channel
 _KEYS = ("name", "type", "arguments", "parameters", "id", "function")
 _FIRST_KEY = re.compile(r'\{\s*"(\w+)"')
 # What may become the head of a call, or its first key.
@@ -65,6 +66,7 @@ class ToolDialect(_Entry):
     trim: bool = False
     ids: str | None = None
     section: str | None = None
+    begin: str | None = None
     stop: str | None = None
 
 
@@ -305,6 +307,19 @@ def typed_value(text: str, types: frozenset[str]) -> str:
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
     return json.dumps(text, ensure_ascii=False)
+
+
+def begins_bare(dialect: ToolDialect, start: str, tools: Iterable[str]) -> bool | None:
+    """Whether an answer begins with a call that has no mark; None if more text is needed to tell."""
+    bare = dialect.bare
+    if bare is None:
+        return False
+    if bare != "name":
+        return start.startswith(bare) or (None if bare.startswith(start) else False)
+    names = [f"{name}{{" for name in tools]
+    if any(start.replace(" ", "").startswith(name) for name in names):
+        return True
+    return None if any(name.startswith(start) for name in names) else False
 
 
 # How calls in JSON begin, without white space, up to the tool's name.

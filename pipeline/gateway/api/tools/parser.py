@@ -18,10 +18,12 @@ from typing import Any
 
 from pipeline.gateway.api.tools.arguments import ArgumentReader, argument_reader
 from pipeline.gateway.api.tools.dialects import (
+    MESSAGE,
     AnswerFormat,
     Incomplete,
     Scanner,
     ToolDialect,
+    begins_bare,
     marks_of,
     may_begin_call,
     read_head,
@@ -31,9 +33,9 @@ from pipeline.gateway.api.tools.dialects import (
 from pipeline.gateway.api.tools.parts import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 
 _BETWEEN = " \t\r\n,;[]"  # characters between two calls
-_MESSAGE, _START = "<|message|>", "<|start|>"
+_START = "<|start|>"
 _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
-_HEADERS = (_START, _MESSAGE, "<|channel|>", "<|constrain|>", "to=")  # how headers begin
+_HEADERS = (_START, MESSAGE, "<|channel|>", "<|constrain|>", "to=")  # how headers begin
 _MAX_HEADER = 1000  # characters
 # So that what is left is never long, however long the chunks are.
 _PIECE = 4096
@@ -59,6 +61,7 @@ class AnswerParser:
         *,
         max_calls: int | None = None,
         prompt: str = "",
+        begun: str = "",
     ) -> None:
         """
         Args:
@@ -66,6 +69,7 @@ class AnswerParser:
             tools: tools that may be called, as OpenAI writes them.
             max_calls: calls beyond them are left out.
             prompt: text before the answer, which may have opened the reasoning, or a message of a channel.
+            begun: beginning of the answer that stands in the prompt; its parts come with the first ones.
         """
         self.calls = 0
         self._format, self._max_calls = format, max_calls
@@ -74,12 +78,12 @@ class AnswerParser:
         self._parts: list[Part] = []
         self._buffer = ""
         self._passed = ""  # read since a call may have begun; text after all if none comes
-        self._begun = False  # whether anything but white space has come
-        self._marked = False  # whether these calls stand after a mark
+        # Whether anything but white space has come; whether these calls stand after a mark.
+        self._begun = self._marked = False
         self._kind: type[TextPart] | type[ReasoningPart] = TextPart
         self._last: type[Part] | None = None  # kind of the last part
-        self._fresh = False  # whether white space that comes now is left out
-        self._reasoned = False
+        # Whether white space that comes now is left out; whether the answer has reasoned.
+        self._fresh = self._reasoned = False
         self._empty = True  # whether the call has no arguments yet
         self._reader: ArgumentReader | None = None
         # Of a call that is read when it is complete.
@@ -97,6 +101,8 @@ class AnswerParser:
                 self.feed(rest)
         elif reasoning is not None and prompt.rstrip().endswith(reasoning.open):
             self._think()
+        if begun:
+            self._parts = self.feed(begun)
 
     def feed(self, text: str) -> list[Part]:
         """Parse a chunk, and return the parts that it completes."""
@@ -108,14 +114,9 @@ class AnswerParser:
         return parts
 
     def end(self, *, cut: bool = False) -> list[Part]:
-        """Return what is left when the answer is over.
-
-        Args:
-            cut: whether the answer was cut off at its limit of tokens. The beginning of a call is then left out.
-        """
+        """Return what is left when the answer is over; `cut`: by its limit of tokens, so that it begins no call."""
         rest = self._passed + self._buffer
-        if self._state == self._in_arguments:
-            assert self._reader is not None
+        if self._state == self._in_arguments and self._reader is not None:
             self._argue(self._reader.finish(self._buffer, cut=cut))
         elif self._state == self._whole_call:
             rest = self._head + "".join(self._pieces)
@@ -175,7 +176,7 @@ class AnswerParser:
             if not (marked and marked.start() == 0):
                 if self._marks.held(start) == len(start):
                     return False
-                if (bare := self._bare(start)) is not False:
+                if (bare := begins_bare(self._dialect, start, self._tools)) is not False:
                     if bare:
                         self._begun, self._marked, self._state = True, False, self._between
                     return bool(bare)
@@ -205,9 +206,8 @@ class AnswerParser:
 
     def _think_on(self) -> bool:
         """Within reasoning, which its closing mark ends, or a call."""
-        reasoning = self._format.reasoning
+        reasoning, mark = self._format.reasoning, self._marks.search(self._buffer)
         assert reasoning is not None
-        mark = self._marks.search(self._buffer)
         if mark is None:
             self._take(self._marks.certain(self._buffer))
             return False
@@ -243,13 +243,13 @@ class AnswerParser:
         if self._is_plain():
             self._kind, self._state, self._outer = TextPart, self._message, self._message
             return True
-        at = self._buffer.find(_MESSAGE)
-        if at > _MAX_HEADER or (at < 0 and len(self._buffer) > _MAX_HEADER + len(_MESSAGE)):
+        at = self._buffer.find(MESSAGE)
+        if at > _MAX_HEADER or (at < 0 and len(self._buffer) > _MAX_HEADER + len(MESSAGE)):
             self._buffer = self._buffer[_MAX_HEADER:]
             return True
         if at < 0:
             return False
-        header, self._buffer = self._buffer[:at], self._buffer[at + len(_MESSAGE) :]
+        header, self._buffer = self._buffer[:at], self._buffer[at + len(MESSAGE) :]
         header = header[header.rfind(_START) + 1 :]
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1] in self._tools:
@@ -282,18 +282,6 @@ class AnswerParser:
         return True
 
     # Calls.
-
-    def _bare(self, start: str) -> bool | None:
-        """Whether an answer begins with a call that has no mark; None if more text is needed to tell."""
-        bare = self._dialect.bare
-        if bare is None:
-            return False
-        if bare != "name":
-            return start.startswith(bare) or (None if bare.startswith(start) else False)
-        names = [f"{name}{{" for name in self._tools]
-        if any(start.replace(" ", "").startswith(name) for name in names):
-            return True
-        return None if any(name.startswith(start) for name in names) else False
 
     def _between(self) -> bool:
         """Where a call may begin, or the calls end."""

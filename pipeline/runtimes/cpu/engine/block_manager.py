@@ -20,9 +20,9 @@ import numpy.typing as npt
 class Pages:
     """The blocks of one sequence in the cache of one model."""
 
-    __slots__ = ("count", "digests", "filled", "reused", "table")
+    __slots__ = ("count", "digests", "filled", "reused", "salt", "table")
 
-    def __init__(self, max_blocks: int) -> None:
+    def __init__(self, max_blocks: int, salt: bytes = b"") -> None:
         self.table: npt.NDArray[np.int32] = np.zeros(
             max_blocks, np.int32
         )  # [max_blocks], the first `count` in use
@@ -30,6 +30,7 @@ class Pages:
         self.filled = 0  # tokens whose keys and values are in the blocks
         self.digests: list[bytes] = []  # of the complete blocks at the beginning
         self.reused = 0  # blocks found in the cache
+        self.salt = salt  # sequences share blocks with those of the same salt alone
 
     @property
     def reserved(self) -> int:
@@ -78,16 +79,19 @@ class BlockManager:
         """Number of blocks that hold so many tokens."""
         return -(-tokens // self.block_size)
 
-    def admit(self, prompt: abc.Sequence[int], max_tokens: int, *, reuse: bool = True) -> Pages | None:
+    def admit(
+        self, prompt: abc.Sequence[int], max_tokens: int, *, reuse: bool = True, salt: bytes = b""
+    ) -> Pages | None:
         """Pages with the cached beginning of `prompt` and room reserved for `max_tokens`; None if it does not fit.
 
         Args:
             prompt: Its tokens.
             max_tokens: Most tokens of prompt and answer.
             reuse: False computes the whole prompt, because what is wanted of its beginning is not in the cache.
+            salt: Distinguishes sequences whose keys and values differ with the same tokens.
         """
-        digests, hits = self._longest_cached(prompt) if reuse else ([], [])
-        pages = Pages(self.blocks_for(max_tokens))
+        digests, hits = self._longest_cached(prompt, salt) if reuse else ([], [])
+        pages = Pages(self.blocks_for(max_tokens), salt)
         revived = sum(not self._users[block] for block in hits)
         if len(pages.table) - len(hits) + revived > self.available:
             return None
@@ -125,7 +129,7 @@ class BlockManager:
             return
         while (len(pages.digests) + 1) * self.block_size <= filled:
             index = len(pages.digests)
-            digest = self._digest(tokens, index, pages.digests)
+            digest = self._digest(tokens, index, pages.digests, pages.salt)
             pages.digests.append(digest)
             block = int(pages.table[index])
             if digest not in self._cached:  # else another sequence computed the same; ours is freed after use
@@ -146,12 +150,12 @@ class BlockManager:
         pages.table = pages.table[:0]
         pages.count = 0
 
-    def _longest_cached(self, prompt: abc.Sequence[int]) -> tuple[list[bytes], list[int]]:
+    def _longest_cached(self, prompt: abc.Sequence[int], salt: bytes) -> tuple[list[bytes], list[int]]:
         """Digests and blocks of the cached beginning; the last token always stays out, for its logits are wanted."""
         digests: list[bytes] = []
         hits: list[int] = []
         for index in range((len(prompt) - 1) // self.block_size if self._caching else 0):
-            digest = self._digest(prompt, index, digests)
+            digest = self._digest(prompt, index, digests, salt)
             block = self._cached.get(digest)
             if block is None:
                 break
@@ -159,9 +163,9 @@ class BlockManager:
             hits.append(block)
         return digests, hits
 
-    def _digest(self, tokens: abc.Sequence[int], index: int, before: list[bytes]) -> bytes:
+    def _digest(self, tokens: abc.Sequence[int], index: int, before: list[bytes], salt: bytes) -> bytes:
         block = tokens[index * self.block_size : (index + 1) * self.block_size]
-        parent = before[index - 1] if index else b""
+        parent = before[index - 1] if index else salt
         return blake2b(parent + np.asarray(block, np.int64).tobytes(), digest_size=16).digest()
 
     def _evict(self) -> int:

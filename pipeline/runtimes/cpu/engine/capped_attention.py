@@ -13,7 +13,7 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino import Node, Output, Type
 
-CAPPED = "attention.capped."  # name of the node, by layer, as the builder of the graph gives it
+CAPPED = "attention.capped."  # beginning of the name of such a node, behind which the layer stands
 _MASKED = -65504.0  # the score of a key that must not be seen
 # Inputs of PagedAttention (OpenVINO 2026.4).
 _QUERY, _KEY, _VALUE, _KEY_CACHE, _VALUE_CACHE = range(5)

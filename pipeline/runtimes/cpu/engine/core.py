@@ -74,6 +74,11 @@ class EngineCore:
         self._counters = EngineCounters()
         self._failures = 0
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the target's LoRA adapters."""
+        return self._target.adapters
+
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest if the request could never run."""
         vocab = self._target.vocab_size
@@ -106,6 +111,10 @@ class EngineCore:
         bias = request.embedding_bias
         if bias is not None and bias.shape != (vocab,):
             raise InvalidRequest(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
+        if request.adapter and request.adapter not in self._target.adapters:
+            names = ", ".join(self._target.adapters)
+            there = f"there are {names}" if names else "this engine has no adapters"
+            raise InvalidRequest(f"adapter = {request.adapter[:64]!r}: is unknown; {there}")
         if request.guide is not None and self.grammars is None:
             raise InvalidRequest(
                 "guided_decoding_guide_type: this engine was started without guided decoding"
@@ -125,7 +134,8 @@ class EngineCore:
             sink: Called with each of its outputs.
             matcher: Holds the answer to the request's guide; None if it has none.
         """
-        sequence = Sequence(request, sink, self._target.vocab_size, matcher)
+        adapter = self._target.adapters.index(request.adapter) + 1 if request.adapter else 0
+        sequence = Sequence(request, sink, self._target.vocab_size, matcher, adapter)
         if self._draft is None or sequence.max_tokens > self._draft.max_positions:
             sequence.speculates = False
         self._sequences[request.id] = sequence
@@ -186,7 +196,8 @@ class EngineCore:
         past, end = pages.filled, pages.filled + piece.length
         self._blocks.extend(pages, end + len(piece.drafts))
         rows = piece.context_rows + piece.rows
-        return TokenSlice(sequence.tokens[past:end] + piece.drafts, past, pages.table, rows)
+        tokens = sequence.tokens[past:end] + piece.drafts
+        return TokenSlice(tokens, past, pages.table, rows, sequence.adapter)
 
     def _send_context_logits(
         self, work: list[ScheduledTokens], logits: npt.NDArray[np.float32]

@@ -33,7 +33,12 @@ class Engine:
     """
 
     def __init__(
-        self, target: Path, draft: Path | None, settings: EngineSettings, vocabulary: Vocabulary | None = None
+        self,
+        target: Path,
+        draft: Path | None,
+        settings: EngineSettings,
+        vocabulary: Vocabulary | None = None,
+        adapters: Path | None = None,
     ) -> None:
         """Load the models and start the thread.
 
@@ -42,8 +47,9 @@ class Engine:
             draft: The same of a draft model; None for no speculation.
             settings: Sizes of the engine.
             vocabulary: Tokenizer for guided decoding; None refuses requests with a guide.
+            adapters: File of LoRA adapters of the target.
         """
-        model = PagedModel(target, settings)
+        model = PagedModel(target, settings, adapters)
         self._grammars = Grammars(vocabulary, model.vocab_size) if vocabulary else None
         if self._grammars:
             self._grammars.start()
@@ -63,6 +69,11 @@ class Engine:
     def max_sequence_tokens(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._core.max_sequence_tokens
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that requests may have; that of number 1 comes first."""
+        return self._core.adapters
 
     @property
     def stopped(self) -> str | None:

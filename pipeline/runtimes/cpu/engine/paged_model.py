@@ -26,10 +26,12 @@ import openvino as ov
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from .adapters import ADAPTER_INPUTS, AdapterStack
 from .capped_attention import cap_paged_attention, uncap_attention
 from .processor import check_precision, integer_options
 from .settings import EngineSettings
 
+LONG = "rope.long"  # name of a constant of the graph: whether longrope's long factors hold
 MODEL_FILE, FACTS_FILE = "openvino_model.xml", "engine.json"
 _INPUTS = (
     "input_ids", "position_ids", "past_lens", "subsequence_begins",
@@ -48,11 +50,21 @@ class TokenSlice(NamedTuple):
     past: int  # tokens before them, already in the cache
     table: npt.NDArray[np.int32]  # the sequence's blocks, enough for past and tokens
     rows: int  # logits wanted: those after the last `rows` tokens
+    adapter: int = 0  # number of the LoRA adapter, from 1; 0: the base
 
 
 class PagedModel:
-    def __init__(self, folder: Path, settings: EngineSettings) -> None:
-        """Raises UnfitProcessor if this machine has no arithmetic of the precision that is asked for."""
+    def __init__(self, folder: Path, settings: EngineSettings, adapters: Path | None = None) -> None:
+        """Load a model.
+
+        Args:
+            folder: See `MODEL_FILE` and `FACTS_FILE`.
+            settings: Precision and threads.
+            adapters: File of LoRA adapters (`adapters.AdapterStack`).
+
+        Raises:
+            UnfitProcessor: This machine has no arithmetic of the precision that is asked for.
+        """
         facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
         self.max_positions: int = facts["max_position_embeddings"]
         self.vocab_size: int = facts["vocab_size"]
@@ -60,6 +72,9 @@ class PagedModel:
             check_precision(settings.precision)
             core = ov.Core()
             model = core.read_model(folder / MODEL_FILE)
+            self._stack = AdapterStack(adapters) if adapters else None
+            if self._stack:
+                self._stack.join(model, facts["linears"])
             # A sequence must not change its rotation as it grows, nor differ from those whose blocks it takes. So one
             # choice holds for all, as in TensorRT-LLM (RopeEmbeddingUtils, by max_seq_len).
             longest = min(self.max_positions, settings.max_sequence_tokens or self.max_positions)
@@ -80,7 +95,13 @@ class PagedModel:
         }  # name -> (type, [kv_heads, block_size, head_dim])
         self.block_size: int = next(iter(self._caches.values()))[1][1]
         self._request = compiled.create_infer_request()
-        self._inputs = {name: self._request.get_tensor(name) for name in _INPUTS}
+        names = (*_INPUTS, *(ADAPTER_INPUTS if self._stack else ()))
+        self._inputs = {name: self._request.get_tensor(name) for name in names}
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters; that of number 1 comes first."""
+        return self._stack.names if self._stack else ()
 
     @property
     def block_bytes(self) -> int:
@@ -104,9 +125,11 @@ class PagedModel:
         rows: list[int] = []
         begins, block_begins = [0], [0]
         tables: list[npt.NDArray[np.int32]] = []
+        adapters: list[tuple[int, int]] = []
         longest = 0
         slices = [*slices, *self._padding(sum(len(piece.tokens) for piece in slices))]
-        for tokens, past, table, wanted in slices:
+        for tokens, past, table, wanted, adapter in slices:
+            adapters.append((adapter, len(tokens)))
             end = past + len(tokens)
             blocks = -(-end // self.block_size)
             ids += tokens
@@ -127,6 +150,10 @@ class PagedModel:
         self._set("block_indices", np.concatenate(tables) if len(tables) > 1 else tables[0])
         self._set("logits_rows", rows)
         self._inputs["max_context_len"].data[...] = longest
+        if self._stack:
+            for name, array in zip(ADAPTER_INPUTS, self._stack.select(adapters), strict=True):
+                self._inputs[name].shape = array.shape
+                self._inputs[name].data[...] = array
         try:
             self._request.infer()
         except RuntimeError as error:
@@ -183,7 +210,7 @@ def signal_stack_kept() -> Iterator[None]:
 def turn_long(model: ov.Model) -> None:
     """Let positions turn by the long factors of longrope."""
     for node in model.get_ops():
-        if node.get_friendly_name() == "rope.long":
+        if node.get_friendly_name() == LONG:
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(ops.constant(np.array(True)).output(0))
 

@@ -143,6 +143,7 @@ class EngineRequest:
     context_logits: bool = False  # those after each token of the prompt but the last; no part of it is reused
     speculate: bool = True  # False: without the engine's draft model
     guide: Guide | None = None
+    adapter: str = ""  # name of the LoRA adapter of the target; empty: the base
     # So many tokens at the end of the prompt belong to the answer: another engine made them, and this one goes on as if
     # it had. Limits, seeds and penalties count them; outputs do not repeat them.
     prior_output_len: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from hashlib import blake2b
 from typing import NamedTuple
 
 from .block_manager import BlockManager
@@ -109,7 +110,10 @@ class BatchScheduler:
 
     def _reserve(self, sequence: Sequence) -> bool:
         computes_all = sequence.request.context_logits
-        pages = self._target.admit(sequence.tokens, sequence.max_tokens, reuse=not computes_all)
+        salt = (
+            blake2b(sequence.request.adapter.encode(), digest_size=16).digest() if sequence.adapter else b""
+        )
+        pages = self._target.admit(sequence.tokens, sequence.max_tokens, reuse=not computes_all, salt=salt)
         if pages is None:
             return False
         if self._draft is not None and sequence.speculates:

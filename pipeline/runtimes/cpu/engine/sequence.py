@@ -65,6 +65,7 @@ class Sequence:
     """The state of one request in the engine."""
 
     __slots__ = (
+        "adapter",
         "arrival_ns",
         "bad_words",
         "counts",
@@ -91,11 +92,17 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, sink: Sink, vocab_size: int, matcher: Matcher | None = None
+        self,
+        request: EngineRequest,
+        sink: Sink,
+        vocab_size: int,
+        matcher: Matcher | None = None,
+        adapter: int = 0,
     ) -> None:
         sampling = request.sampling
         self.request = request
         self.sink = sink
+        self.adapter = adapter  # its number in the target; 0: the base. The draft model has none.
         self.tokens = list(request.prompt)  # prompt and answer
         self.num_prompt_tokens = len(self.tokens) - request.prior_output_len
         drafts = request.draft_tokens or ()

@@ -29,6 +29,7 @@ def build_ir(
     *,
     precision: str = "f32",
     simulate_activations: bool = False,
+    adapters: bool = False,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write the model into `into`; return its facts, which engine.json holds too.
@@ -38,6 +39,7 @@ def build_ir(
         precision: Type of computations, keys and values: "f32" or "bf16".
         simulate_activations: Round inputs of quantized layers, keys and values by the checkpoint's scales;
             without it only the weights are quantized.
+        adapters: Name input and output of each linear layer in engine.json, between which the engine adds adapters.
 
     Raises:
         CheckpointError: All faults of the files.
@@ -69,6 +71,9 @@ def build_ir(
         "bytes": {name: (into / name).stat().st_size for name in (MODEL, WEIGHTS)},
         "openvino": ov.get_version(),
     }
+    if adapters:
+        named = weights.linears.items()
+        facts["linears"] = {name: [node.get_friendly_name() for node in ends] for name, ends in named}
     (into / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
 

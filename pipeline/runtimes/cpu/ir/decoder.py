@@ -19,6 +19,8 @@ from openvino.utils.node_factory import NodeFactory
 
 from pipeline.models import Architecture, Rope
 from pipeline.progress import Task
+from pipeline.runtimes.cpu.engine.capped_attention import CAPPED
+from pipeline.runtimes.cpu.engine.paged_model import LONG
 from pipeline.runtimes.cpu.ir.weights import (
     Node,
     Weights,
@@ -30,10 +32,6 @@ from pipeline.runtimes.cpu.ir.weights import (
     split_heads,
     swap_heads,
 )
-
-# Names of nodes that the engine looks for.
-LONG = "rope.long"  # constant: whether longrope's long factors hold
-CAPPED = "attention.capped."  # attention with capped scores, by layer
 
 
 class Decoder:

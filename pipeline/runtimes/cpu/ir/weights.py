@@ -92,6 +92,7 @@ class Weights:
         self._checkpoint, self._simulate = checkpoint, simulate
         self._linears = Linears(self.constants, round_inputs=simulate)
         self._read: set[str] = set()
+        self.linears: dict[str, tuple[Node, Node]] = {}  # layer -> its input, and its output with the bias
 
     def embed(self, token_ids: Node) -> Node:
         """[batch, tokens] i64 -> [batch, tokens, hidden] f32."""
@@ -134,7 +135,9 @@ class Weights:
 
     def linear(self, x: Node, name: str) -> Node:
         """[..., in] -> [..., out]: the linear layer `name`, its bias included."""
-        return self._apply(x, name, name)
+        product = self._apply(x, name, name)
+        self.linears[name] = (x, product)
+        return product
 
     def head(self, x: Node) -> Node:
         """[..., hidden] -> [..., vocab]: the output projection, or the embedding where they are tied."""
@@ -169,9 +172,12 @@ class Weights:
 
 
 def _expert(layer: LinearLayer) -> Array:
+    """[out, in]: as it is stored, or by its scales."""
     if layer.format is Format.NONE:
         return layer.weight
-    weight = layer.dequantize()
+    scales, (rows, columns) = layer.scales(), layer.shape
+    codes = layer.codes().astype(np.float32).reshape(rows, scales.shape[1], -1)
+    weight: Array = (codes * scales[:, :, None]).reshape(rows, columns)
     return weight if layer.pre_quant_scale is None else weight * layer.pre_quant_scale.astype(np.float32)
 
 

@@ -1,0 +1,167 @@
+"""A model of what settings are worth, from the trials so far and the plan's forecasts, that proposes the next trial.
+
+    settings = propose(space, trials, forecasts, candidates, seed)
+
+A search has a dozen trials for some ten keys, so the model is a small one: the logarithm of the objective is a sum over
+keys, a parabola of the place of each value among its neighbours, or one number for each name or switch. What the plan
+forecasts is where its coefficients begin, and each trial moves them (a Bayesian linear regression). The next trial is
+the one from which the largest gain over the best so far is expected.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.bench.statistics import Values
+from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
+
+_PRIOR = 0.15  # standard deviation of a coefficient: what a key may change, as a logarithm
+_NOISE = 0.03  # of a trial
+_FORECAST_NOISE = 0.1  # of the plan about the order of settings
+_PENALTY, _MOST_MISSED = 0.3, 2.0  # by which a trial beyond the SLO counts as worse than the worst within
+_DRAWN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One trial.
+
+    Attributes:
+        worth: Logarithm of its objective, more being better; None where it is outside the SLO, or did not serve.
+        missed: Sum of the shares by which targets were missed.
+    """
+
+    settings: Settings
+    worth: float | None
+    missed: float = 0.0
+
+
+def propose(
+    space: SearchSpace,
+    trials: Sequence[Tried],
+    forecasts: Sequence[tuple[Settings, float]],
+    allowed: Callable[[Settings], bool],
+    seed: str,
+) -> Settings | None:
+    """Choose the settings of the next trial.
+
+    Args:
+        space: Keys and values.
+        trials: Trials so far.
+        forecasts: Settings, and the objective that the plan forecasts for them, above 0.
+        allowed: Whether settings may be tried: none are tried twice.
+        seed: The same seed and trials give the same settings.
+
+    Returns:
+        The settings; None where none is found that may be tried.
+    """
+    within = [one.worth for one in trials if one.worth is not None]
+    worst = min(within, default=0.0)
+    best = max(within, default=worst)
+    worths = np.array(
+        [
+            worst - _PENALTY * (1 + min(_MOST_MISSED, one.missed)) if one.worth is None else one.worth
+            for one in trials
+        ]
+    )
+    model = _Model.of(space, forecasts).after([one.settings for one in trials], worths)
+    incumbent = max(trials, key=lambda one: -math.inf if one.worth is None else one.worth).settings
+    candidates = [one for one in _candidates(space, incumbent, random.Random(seed)) if allowed(one)]
+    if not candidates:
+        return None
+    return candidates[int(np.argmax(model.expected_gain(candidates, best)))]
+
+
+def _candidates(space: SearchSpace, incumbent: Settings, chance: random.Random) -> Iterator[Settings]:
+    """Yield the settings that differ from the best in one key or two, and some at random."""
+    dimensions = space.dimensions
+    for number, one in enumerate(dimensions):
+        for value in one.values:
+            changed = {**incumbent, one.key: value}
+            yield changed
+            for other in dimensions[:number]:
+                yield from ({**changed, other.key: second} for second in other.values)
+    for _ in range(_DRAWN):
+        yield {one.key: chance.choice(one.values) for one in dimensions}
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Normal distribution of the coefficients.
+
+    Attributes:
+        mean: [coefficients].
+        precision: Inverse of the covariance, [coefficients, coefficients].
+        level: Logarithm around which worths lie.
+    """
+
+    space: SearchSpace
+    mean: Values
+    precision: Values
+    level: float = 0.0
+
+    @classmethod
+    def of(cls, space: SearchSpace, forecasts: Sequence[tuple[Settings, float]]) -> _Model:
+        """Make the model before the first trial; of forecasts only the differences count."""
+        size = _features(space, [space.own]).shape[1]
+        # The first coefficient is the level, which the trials alone tell.
+        precision = np.diag([1e-6, *[1 / _PRIOR**2] * (size - 1)])
+        if not forecasts:
+            return cls(space, np.zeros(size), precision)
+        features = _features(space, [settings for settings, _ in forecasts])
+        logs = np.log([value for _, value in forecasts])
+        fitted = _fit(features, logs - logs.mean(), np.zeros(size), precision, _FORECAST_NOISE)[0]
+        fitted[0] = 0.0
+        return cls(space, fitted, precision)
+
+    def after(self, settings: Sequence[Settings], worths: Values) -> _Model:
+        """Take trials in."""
+        level = float(worths.mean())
+        features = _features(self.space, settings)
+        mean, precision = _fit(features, worths - level, self.mean, self.precision, _NOISE)
+        return _Model(self.space, mean, precision, level)
+
+    def expected_gain(self, settings: Sequence[Settings], best: float) -> Values:
+        """Compute the expected gain over the best worth, [settings]."""
+        from scipy.stats import norm
+
+        features = _features(self.space, settings)
+        variance = np.einsum("ij,ji->i", features, np.linalg.solve(self.precision, features.T))
+        spread = np.sqrt(np.maximum(variance, 1e-12))
+        gain = features @ self.mean + self.level - best
+        found: Values = gain * norm.cdf(gain / spread) + spread * norm.pdf(gain / spread)
+        return found
+
+
+def _fit(
+    features: Values, worths: Values, mean: Values, precision: Values, noise: float
+) -> tuple[Values, Values]:
+    """Mean and precision of coefficients after observations."""
+    updated = precision + features.T @ features / noise**2
+    return np.linalg.solve(updated, precision @ mean + features.T @ worths / noise**2), updated
+
+
+def _features(space: SearchSpace, settings: Sequence[Settings]) -> Values:
+    """Features of settings, [settings, coefficients]: 1, and those of each key."""
+    rows = [
+        [1.0, *(part for one in space.dimensions for part in _parts(one, chosen[one.key]))]
+        for chosen in settings
+    ]
+    return np.array(rows, np.float64)
+
+
+def _parts(one: Dimension, value: Value) -> list[float]:
+    places: list[Any] = list(one.values)
+    place = next(at for at, known in enumerate(places) if type(known) is type(value) and known == value)
+    if one.ordered and len(places) > 2:
+        at = place / (len(places) - 1) - 0.5
+        return [at, at * at]
+    if len(places) == 2:
+        return [place - 0.5]
+    return [float(place == number) for number in range(len(places))]
