@@ -125,6 +125,18 @@ def linear_bytes(
     )
 
 
+_SIDE = 4096  # of the matrix whose bits a weight are taken
+
+
+def format_bits(form: str, awq_block: int = 128) -> float:
+    """Bits that an engine holds for a weight of a format, its scales included.
+
+    >>> format_bits("int4_awq", 64)
+    4.254
+    """
+    return round(linear_bytes(_SIDE, _SIDE, form, awq_block=awq_block) * 8 / _SIDE**2, 3)
+
+
 def formats() -> tuple[str, ...]:
     """Formats whose bytes are known: "none" (as published), those of recipes, and published ones."""
     return ("none", "auto", *_data()["weights"]["formats"])

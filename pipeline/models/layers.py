@@ -15,7 +15,9 @@ with ModelOpt's own fake-quantized model):
     mxfp4     all experts of a layer (gpt-oss as published): blocks u8 [experts, out, in/32, 16], columns 2j low
               and 2j+1 high, e2m1; scales u8 [experts, out, in/32], powers of two with a bias of 127
     nvfp4     weight u8 [out, in/2], columns 2j low and 2j+1 high, e2m1; weight_scale e4m3 [out, in/16];
-              weight_scale_2 f32 scalar; input_scale f32 scalar
+              weight_scale_2 f32 scalar; input_scale f32 scalar; w4a16_nvfp4 has no input_scale
+
+Those of compressed-tensors are in `pipeline.models.compressed`.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from pipeline.models.quantization import Format
+from pipeline.models.quantization import AWQ, FP4, Format
 from pipeline.models.tensors import Array
 
 E4M3_MAX = 448.0
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 MX_GROUP = 32  # columns that share a scale
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,22 +48,25 @@ class LinearLayer:
     input_scale: Array | None = None
     pre_quant_scale: Array | None = None
     group_size: int | None = None
+    zeros: Array | None = None  # i8 [out, groups]: what codes are counted from; None: from 0
+    groups: Array | None = None  # [in]: group of each column; None: neighbours share one
+    dynamic: str = ""  # inputs are rounded by a scale for each token, found as it comes: to "int8" or "fp8"
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs), whatever the packing."""
         rows, columns = self.weight.shape
-        if self.format in (Format.INT4_AWQ, Format.W4A8_AWQ):
+        if self.format in AWQ:
             rows *= 2
-        if self.format is Format.NVFP4:
+        if self.format in FP4:
             columns *= 2
         return rows, columns
 
     def codes(self) -> Array:
-        """Unpack the stored numbers, [out, in]: int8 (4 and 8 bits), e4m3 (fp8), float32 (nvfp4, none)."""
-        if self.format in (Format.INT4_AWQ, Format.W4A8_AWQ):
+        """Unpack the stored numbers, [out, in]: int8 (4 and 8 bits), e4m3 (fp8), float32 (four-bit floats, none)."""
+        if self.format in AWQ:
             return unpack_rows(self.weight)
-        if self.format is Format.NVFP4:
+        if self.format in FP4:
             return unpack_e2m1(self.weight)
         if self.format is Format.NONE:
             return self.weight.astype(np.float32)
@@ -76,19 +81,18 @@ class LinearLayer:
             return np.ones((1, 1), np.float32)
         assert self.weight_scale is not None
         scale = self.weight_scale.astype(np.float32)
-        if self.format is Format.NVFP4:
-            assert self.weight_scale_2 is not None
+        if self.format in FP4 and self.weight_scale_2 is not None:
             return scale * self.weight_scale_2.astype(np.float32)
         return scale.reshape(-1, 1) if scale.ndim < 2 else scale
 
     def dequantize(self) -> Array:
         """Return the weight that the layer multiplies with, float32 [out, in]; infinite where it is beyond float32."""
         codes, scales = self.codes().astype(np.float32), self.scales()
-        rows, columns = codes.shape
-        groups = scales.shape[1]
+        columns, groups = codes.shape[1], scales.shape[1]
+        place = np.arange(columns) // (columns // groups) if self.groups is None else self.groups
+        weight: Array = codes if self.zeros is None else codes - self.zeros[:, place]
         with np.errstate(over="ignore"):
-            grouped = codes.reshape(rows, groups, columns // groups) * scales[:, :, None]
-        weight: Array = grouped.reshape(rows, columns)
+            weight *= scales[:, place]
         if self.format is Format.W4A8_AWQ:
             assert self.weight_scale_2 is not None
             weight = round_e4m3(weight, self.weight_scale_2.reshape(()).item())
@@ -110,7 +114,7 @@ def unpack_rows(packed: Array) -> Array:
 def unpack_e2m1(packed: Array) -> Array:
     """uint8 [out, in/2] -> float32 [out, in]: low nibble the even column, high nibble the odd one."""
     pairs = np.stack([packed & 0x0F, packed >> 4], axis=2).reshape(packed.shape[0], -1)
-    values: Array = _E2M1[pairs]
+    values: Array = E2M1[pairs]
     return values
 
 
@@ -125,7 +129,7 @@ def unpack_mxfp4(blocks: Array, scales: Array) -> tuple[Array, Array]:
         int8 [experts, out, groups, 32], -12 to 12, and float32 [experts, out, groups], whose products are exact.
     """
     pairs = np.stack([blocks & 0x0F, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], -1)
-    codes: Array = (2 * _E2M1).astype(np.int8)[pairs]
+    codes: Array = (2 * E2M1).astype(np.int8)[pairs]
     return codes, np.ldexp(np.float32(1), scales.astype(np.int32) - 128)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.errors import Fault
 from pipeline.models.blocks import WeightTensor
-from pipeline.models.layer_names import NamePatterns
+from pipeline.models.layer_names import NamePatterns, bare_name
 
 # Names of TensorRT-LLM's `QuantAlgo` (tensorrt_llm/quantization/mode.py @cf44a1ccee7d) and of ModelOpt 0.47
 # (torch/export/quant_utils.py, which writes some in lower case) -> formats in `contracts/data/engine_memory.yaml`.
@@ -49,6 +49,7 @@ _PACKINGS = (
     "dense", "pack-quantized", "naive-quantized", "float-quantized", "int-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
 )  # fmt: skip
+_BY_TOKEN: Mapping[Any, str] = {("int", 8, "token"): "int8", ("float", 8, "token"): "fp8"}
 _WHOLE_ROW = 2**31  # a group as wide as the matrix
 
 
@@ -58,6 +59,7 @@ class StoredFormat:
 
     name: str = "none"
     group: int = 0
+    dynamic: str = ""  # inputs are rounded by scales found as they come: "int8" or "fp8" a token, or "other"
 
 
 _PLAIN = StoredFormat()
@@ -71,10 +73,8 @@ class _Rule:
     named: NamePatterns | None = None
     experts_only: bool = False
 
-    def holds(self, weight: WeightTensor, name: str) -> bool:
-        if self.experts_only and not weight.is_expert:
-            return False
-        return self.named is None or self.named.match(name)
+    def holds(self, name: str, *, expert: bool) -> bool:
+        return (expert or not self.experts_only) and (self.named is None or self.named.match(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,14 @@ class PublishedQuantization:
         kept: Layers that no rule holds for.
         head: Whether rules without names hold for the output projection, too.
         kv_cache: Type of keys and values ("fp8"), or None where nothing is said.
+        method: `quant_method`, by whose rules the tensors are named and packed.
     """
 
     rules: tuple[_Rule, ...] = ()
     kept: NamePatterns | None = None
     head: bool = False
     kv_cache: str | None = None
+    method: str = ""
 
     def stored(self, weights: Iterable[WeightTensor]) -> tuple[WeightTensor, ...]:
         """Return the weights with their formats; experts that differ from each other come apart."""
@@ -108,11 +110,11 @@ class PublishedQuantization:
             names = (
                 weight.name.replace(".experts.0.", f".experts.{index}.") for index in range(weight.copies)
             )
-            found = Counter(self._format(weight, name) for name in names)
+            found = Counter(self._format(name, expert=True) for name in names)
             for form, count in found.items():
                 yield replace(weight, stored=form.name, group=form.group, copies=count)
         else:
-            form = self._format(weight, weight.name)
+            form = self._format(weight.name, expert=weight.is_expert, head=weight.kind == "lm_head")
             yield replace(weight, stored=form.name, group=form.group)
 
     def _patterns(self) -> Iterator[NamePatterns]:
@@ -120,12 +122,21 @@ class PublishedQuantization:
         if self.kept is not None:
             yield self.kept
 
-    def _format(self, weight: WeightTensor, name: str) -> StoredFormat:
+    @property
+    def formats(self) -> tuple[StoredFormat, ...]:
+        """Formats that layers may have, without those that keep their precision."""
+        return tuple(rule.format for rule in self.rules if rule.format != _PLAIN)
+
+    def of(self, layer: str) -> StoredFormat:
+        """Return the format of a linear layer by its name in the files."""
+        return self._format(bare_name(layer), expert=".experts." in layer, head=layer == "lm_head")
+
+    def _format(self, name: str, *, expert: bool, head: bool = False) -> StoredFormat:
         is_kept = self.kept is not None and self.kept.match(name)
         for rule in self.rules:
-            if is_kept or (rule.named is None and weight.kind == "lm_head" and not self.head):
+            if is_kept or (rule.named is None and head and not self.head):
                 continue
-            if rule.holds(weight, name):
+            if rule.holds(name, expert=expert):
                 return rule.format
         return _PLAIN
 
@@ -183,7 +194,7 @@ def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuan
     if not isinstance(method, str) or method not in METHODS:
         raise _Unreadable("is not known", f"{_KEY}.quant_method", method, f"one of {', '.join(METHODS)}")
     found = METHODS[method](settings, config)
-    return replace(found, kv_cache=_kv_cache(settings))
+    return replace(found, kv_cache=_kv_cache(settings), method=method)
 
 
 def _kv_cache(settings: Mapping[str, Any]) -> str | None:
@@ -308,6 +319,12 @@ def _compressed(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> Publ
             raise _Unreadable("is not known", f"{where}.format", packing, f"one of {', '.join(_PACKINGS)}")
         targets = _names(group, "targets")
         form = _PLAIN if group.get("weights") is None else _scheme(group["weights"], f"{where}.weights")
+        inputs = group.get("input_activations")
+        if form.name == "nvfp4" and inputs is None:
+            form = StoredFormat("w4a16_nvfp4", form.group)
+        if isinstance(inputs, Mapping) and inputs.get("dynamic") is True:
+            kind = (inputs.get("type"), inputs.get("num_bits"), inputs.get("strategy"))
+            form = replace(form, dynamic=_BY_TOKEN.get(kind, "other"))
         classes = [one for one in targets if one[:1].isupper()]
         if unknown := sorted(set(classes) - {"Linear"}):
             raise _Unreadable("names classes that are not known", f"{where}.targets", unknown, "Linear")

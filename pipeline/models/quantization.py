@@ -1,8 +1,8 @@
-"""Which layers of a checkpoint of ours are quantized, and how: `quantization_config` and hf_quant_config.json.
+"""Formats of the layers of a checkpoint whose weights are read: `quantization_config` and hf_quant_config.json.
 
-The names are ModelOpt's (0.37 to 0.47). config.json lacks the group size for AWQ as ModelOpt writes it, so
-the two files are read together, and must agree where both speak. Published checkpoints are quantized in many more ways
-(`pipeline.models.published`).
+ModelOpt's (0.37 to 0.47), with one format or one for each layer, and compressed-tensors. config.json lacks the group
+size for AWQ as ModelOpt writes it, so the two files are read together, and must agree where both speak. Published
+checkpoints are quantized in many more ways, which are planned and not read (`pipeline.models.published`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import CheckpointError
+from pipeline.models.published import PublishedQuantization, StoredFormat, read_published
 from pipeline.reading import read_json
 
 
@@ -26,8 +27,17 @@ class Format(StrEnum):
     INT4_AWQ = "int4_awq"  # weights 4-bit in groups; inputs as they are
     W4A8_AWQ = "w4a8_awq"  # weights 4-bit in groups, then e4m3; inputs e4m3
     INT8_SQ = "int8_sq"  # weights 8-bit, one scale a row; inputs 8-bit, one scale a tensor
-    MXFP4 = "mxfp4"  # experts alone: weights e2m1 in groups of 32 with powers of two; as gpt-oss is published
     NVFP4 = "nvfp4"  # weights and inputs e2m1 in groups of 16 with e4m3 scales
+    W4A16_NVFP4 = "w4a16_nvfp4"  # weights as in nvfp4; inputs as they are
+    # Weights e2m1 in groups of 32 with scales that are powers of two: gpt-oss' experts, and compressed-tensors.
+    MXFP4 = "mxfp4"
+    # Of compressed-tensors alone.
+    FP8_ROW = "fp8_row"  # weights e4m3, one scale a row
+    INT8_ROW = "int8_row"  # weights 8-bit, one scale a row
+    INT8_GROUP = "int8_group"  # weights 8-bit in groups
+    INT4 = "int4"  # weights 4-bit in groups
+    INT4_ZEROS = "int4_zeros"  # weights 4-bit in groups, each with a zero point
+    AUTO = "auto"  # layers differ
 
 
 ALGORITHMS: Mapping[str, Format] = {
@@ -36,8 +46,11 @@ ALGORITHMS: Mapping[str, Format] = {
     "W4A8_AWQ": Format.W4A8_AWQ,
     "W8A8_SQ_PER_CHANNEL": Format.INT8_SQ,
     "NVFP4": Format.NVFP4,
+    "W4A16_NVFP4": Format.W4A16_NVFP4,
 }
-GROUPED = (Format.INT4_AWQ, Format.W4A8_AWQ, Format.NVFP4)
+AWQ = (Format.INT4_AWQ, Format.W4A8_AWQ)
+FP4 = (Format.NVFP4, Format.W4A16_NVFP4, Format.MXFP4)
+GROUPED = (*AWQ, *FP4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +58,34 @@ class CheckpointQuantization:
     """How a checkpoint is quantized, by its files."""
 
     format: Format = Format.NONE
-    group_size: int | None = None  # columns that share a scale
+    group_size: int | None = None  # columns that share a scale; None where layers differ, too
     kv_cache: str | None = None  # "FP8": keys and values are rounded to e4m3, one scale each a layer
     excluded: tuple[str, ...] = ()  # patterns of layers that keep their precision
     producer: str = ""  # "modelopt 0.47.0"
+    rules: PublishedQuantization | None = None  # layer by layer, where `format` does not say it
+    compressed: bool = False  # tensors are named and packed as compressed-tensors does it
+
+    def stored(self, layer: str) -> StoredFormat:
+        """Return format and group of a linear layer ("model.layers.0.self_attn.q_proj"); "none" if it was left out.
+
+        Experts in MXFP4 as gpt-oss has them are stored in one tensor, and are no linear layers here.
+        """
+        if self.rules is not None:
+            return self.rules.of(layer)
+        stacked = self.format is Format.MXFP4
+        left_alone = stacked or any(fnmatchcase(layer, pattern) for pattern in self.excluded)
+        return StoredFormat() if left_alone else StoredFormat(str(self.format), self.group_size or 0)
 
     def format_of(self, layer: str) -> Format:
-        """Return the format of a linear layer ("model.layers.0.self_attn.q_proj"), `Format.NONE` if it was left out.
+        """Return the format of a linear layer, `Format.NONE` if it was left out."""
+        return Format(self.stored(layer).name)
 
-        Experts in MXFP4 are stored in one tensor, and are no linear layers here.
-        """
-        left_alone = self.format is Format.MXFP4 or any(
-            fnmatchcase(layer, pattern) for pattern in self.excluded
-        )
-        return Format.NONE if left_alone else self.format
+    def kv_scale_names(self, layer: int) -> tuple[str, str]:
+        """Return the names of the scales of a layer's keys and values."""
+        block = f"model.layers.{layer}.self_attn."
+        if self.compressed:
+            return block + "k_scale", block + "v_scale"
+        return block + "k_proj.k_scale", block + "v_proj.v_scale"
 
     @classmethod
     def read(cls, directory: Path) -> CheckpointQuantization:
@@ -78,14 +105,42 @@ class CheckpointQuantization:
             )
         if inside is None and outside is None:
             return cls()
-        if outside is None and inside is not None and inside.get("quant_method") == "mxfp4":
+        method = (inside or {}).get("quant_method", "modelopt")
+        if outside is None and method == "mxfp4":
             return cls(format=Format.MXFP4, producer="openai")
-        if inside is not None and outside is None and inside.get("quant_method") != "modelopt":
+        if outside is None and method not in ("modelopt", "compressed-tensors"):
             raise CheckpointError(
-                f"{directory} is quantized by {inside.get('quant_method')!r}; ModelOpt's layout and MXFP4 are read"
+                f"{directory} is quantized by {method!r}; ModelOpt's layout, compressed-tensors' and MXFP4 are read"
             )
+        if method == "compressed-tensors" or "MIXED_PRECISION" in (
+            (part or {}).get("quant_algo") for part in (inside, outside)
+        ):
+            return cls._by_layer(directory, inside, whole, compressed=method == "compressed-tensors")
         _check_agreement(directory, inside, outside)
         return cls.of(directory, {**(inside or {}), **(outside or {})}, whole.get("producer"))
+
+    @classmethod
+    def _by_layer(
+        cls, directory: Path, inside: Any, beside: Mapping[str, Any], *, compressed: bool
+    ) -> CheckpointQuantization:
+        rules, faults = read_published({"quantization_config": inside}, beside)
+        forms = set(rules.formats)
+        unread = sorted(one.name for one in forms if one.name not in tuple(Format))
+        if faults or unread:
+            told = [str(fault) for fault in faults] + [f"weights in {name} are not read" for name in unread]
+            raise CheckpointError(f"{directory}: {'; '.join(told)}")
+        only = next(iter(forms)) if len(forms) == 1 else None
+        maker = beside.get("producer") or (inside or {}).get("producer") or {}
+        if compressed:
+            maker = {"name": "compressed-tensors", "version": (inside or {}).get("version", "")}
+        return cls(
+            format=Format(only.name) if only is not None else Format.AUTO if forms else Format.NONE,
+            group_size=(only.group or None) if only is not None else None,
+            kv_cache=rules.kv_cache.upper() if rules.kv_cache else None,
+            producer=f"{maker.get('name', '')} {maker.get('version', '')}".strip(),
+            rules=rules,
+            compressed=compressed,
+        )
 
     @classmethod
     def of(

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import CheckpointError
+from pipeline.models import compressed
 from pipeline.models.architecture import Architecture, LinearShape
+from pipeline.models.compressed import FLOATS, Layout
 from pipeline.models.layers import MX_GROUP, LinearLayer
-from pipeline.models.quantization import GROUPED, CheckpointQuantization, Format
+from pipeline.models.published import StoredFormat
+from pipeline.models.quantization import AWQ, GROUPED, CheckpointQuantization, Format
 from pipeline.models.tensors import Array, DecoderTensors, TensorFiles, TensorKind, TensorMap
 
 
@@ -53,18 +57,21 @@ class CheckpointReader:
         """
         shape = self._shapes[name]
         stored = self.stored_name(shape)
-        form = self.quantization.format_of(name)
-        faults = layer_faults(shape, stored, form, self.quantization.group_size, self.tensors.headers)
+        how, packed = self.quantization.stored(name), self.quantization.compressed
+        form = Format(how.name)
+        faults = layer_faults(shape, stored, how, self.tensors.headers, compressed_tensors=packed)
         if faults:
             raise CheckpointError(
                 "\n".join([f"{self.directory}: {name} is damaged", *(f"  {f}" for f in faults)])
             )
-        parts = {
+        parts: dict[str, Any] = {
             part: self.tensors[tensor]
             for part, tensor in tensor_names(stored).items()
             if tensor in self.tensors and (form is not Format.NONE or part in ("weight", "bias"))
         }
-        return LinearLayer(name=name, format=form, group_size=self.quantization.group_size, **parts)
+        if packed and form is not Format.NONE:
+            return compressed.unpack(name, shape, how, parts)
+        return LinearLayer(name=name, format=form, group_size=how.group or None, **parts)
 
     def array(self, name: str) -> Array:
         """Read a tensor that is never quantized (norm, embedding) as float32. Raises CheckpointError if absent."""
@@ -81,8 +88,7 @@ class CheckpointReader:
         """
         if self.quantization.kv_cache is None:
             return None
-        block = f"model.layers.{layer}.self_attn."
-        key, value = (self.array(block + name) for name in ("k_proj.k_scale", "v_proj.v_scale"))
+        key, value = (self.array(name) for name in self.quantization.kv_scale_names(layer))
         return float(key.reshape(())), float(value.reshape(()))
 
     def faults(self) -> list[str]:
@@ -110,8 +116,9 @@ class CheckpointReader:
         return {shape.name: shape for shape in shapes}
 
 
-PARTS = ("weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
-FLOATS = ("BF16", "F16", "F32")
+PARTS = (
+    "weight", "bias", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", *compressed.PARTS,
+)  # fmt: skip
 _GREATEST_MX_SCALE = 252  # 6, the greatest e2m1 number, times 2^(252 - 127) is finite
 _IGNORED = ("rotary_emb.inv_freq",)  # old checkpoints carry it; it follows from the configuration
 
@@ -136,14 +143,14 @@ def faults_of(
     if not architecture.tied or "lm_head.weight" in headers:
         layers.append(architecture.output_projection())
     for layer in layers:
-        form = quantization.format_of(layer.name)
+        how, packed = quantization.stored(layer.name), quantization.compressed
         expected |= set(tensor_names(layer.name).values())
-        faults += layer_faults(layer, layer.name, form, quantization.group_size, headers)
+        faults += layer_faults(layer, layer.name, how, headers, compressed_tensors=packed)
     if quantization.kv_cache is not None:
         for layer_index in range(architecture.layers):
-            for name in _kv_names(layer_index):
+            for name in quantization.kv_scale_names(layer_index):
                 expected.add(name)
-                faults += _scalar_faults(name, headers)
+                faults += _scalar_faults(name, FLOATS if quantization.compressed else ("F32",), headers)
     for shape in architecture.stacked_experts():
         wanted = stacked_layout(shape, architecture.experts, quantization.format)
         expected |= set(wanted)
@@ -159,14 +166,25 @@ def faults_of(
 
 
 def layer_faults(
-    layer: LinearShape, stored: str, form: Format, group_size: int | None, headers: Mapping[str, TensorKind]
+    layer: LinearShape,
+    stored: str,
+    how: StoredFormat,
+    headers: Mapping[str, TensorKind],
+    *,
+    compressed_tensors: bool = False,
 ) -> list[str]:
     """List the faults of the headers of one linear layer."""
     names = tensor_names(stored)
     faults: list[str] = []
-    wanted = dict(_layout(layer, form, group_size))
-    if form in GROUPED and (not group_size or layer.columns % group_size):
-        return [f"{layer.name}: {layer.columns} columns do not divide into groups of {group_size}"]
+    form = Format(how.name)
+    whole_rows = compressed_tensors and not 0 < how.group < layer.columns
+    if not whole_rows and (form in GROUPED or how.group) and (not how.group or layer.columns % how.group):
+        return [f"{layer.name}: {layer.columns} columns do not divide into groups of {how.group or None}"]
+    wanted = dict(_layout(layer, form, how.group))
+    if compressed_tensors and form is not Format.NONE:
+        held = frozenset(part for part in PARTS if names[part] in headers)
+        wanted = {part: one for part, one in wanted.items() if part == "bias"}
+        wanted |= compressed.layout(layer, how, held)
     for part, (dtypes, shapes, needed) in wanted.items():
         header = headers.get(names[part])
         if header is None:
@@ -199,11 +217,10 @@ def stacked_layout(
     }
 
 
-_Layout = tuple[tuple[str, ...], tuple[tuple[int, ...], ...], bool]  # types, shapes, needed
 _SCALAR = ((), (1,))
 
 
-def _layout(layer: LinearShape, form: Format, group_size: int | None) -> Iterator[tuple[str, _Layout]]:
+def _layout(layer: LinearShape, form: Format, group_size: int) -> Iterator[tuple[str, Layout]]:
     rows, columns = layer.rows, layer.columns
     groups = columns // group_size if group_size else 0
     if layer.bias:
@@ -214,7 +231,7 @@ def _layout(layer: LinearShape, form: Format, group_size: int | None) -> Iterato
     if form is Format.FP8:
         yield "weight", (("F8_E4M3",), ((rows, columns),), True)
         yield "weight_scale", (("F32",), _SCALAR, True)
-    elif form in (Format.INT4_AWQ, Format.W4A8_AWQ):
+    elif form in AWQ:
         yield "weight", (("U8", "I8"), ((rows // 2, columns),), True)
         yield "weight_scale", (("F32",), ((rows, groups),), True)
         # The others' is folded into the norm before them.
@@ -226,9 +243,9 @@ def _layout(layer: LinearShape, form: Format, group_size: int | None) -> Iterato
     else:
         yield "weight", (("U8",), ((rows, columns // 2),), True)
         yield "weight_scale", (("F8_E4M3",), ((rows, groups),), True)
-    if form in (Format.W4A8_AWQ, Format.NVFP4):
+    if form in (Format.W4A8_AWQ, Format.NVFP4, Format.W4A16_NVFP4):
         yield "weight_scale_2", (("F32",), _SCALAR, True)
-    if form is not Format.INT4_AWQ:
+    if form not in (Format.INT4_AWQ, Format.W4A16_NVFP4):
         yield "input_scale", (("F32",), _SCALAR, True)
 
 
@@ -245,13 +262,8 @@ def _plain_faults(name: str, shape: tuple[int, ...], headers: Mapping[str, Tenso
     return _mismatch(headers[name], FLOATS, (shape,)) if name in headers else [f"{name} is missing"]
 
 
-def _scalar_faults(name: str, headers: Mapping[str, TensorKind]) -> list[str]:
-    return _mismatch(headers[name], ("F32",), _SCALAR) if name in headers else [f"{name} is missing"]
-
-
-def _kv_names(layer: int) -> tuple[str, str]:
-    block = f"model.layers.{layer}.self_attn."
-    return block + "k_proj.k_scale", block + "v_proj.v_scale"
+def _scalar_faults(name: str, dtypes: tuple[str, ...], headers: Mapping[str, TensorKind]) -> list[str]:
+    return _mismatch(headers[name], dtypes, _SCALAR) if name in headers else [f"{name} is missing"]
 
 
 def _fusion_faults(

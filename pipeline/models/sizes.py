@@ -48,6 +48,7 @@ class ModelSizes:
     dtype: str = "bfloat16"  # of the weights that are not quantized
     # Format of most of the published weights that are quantized: a name of `contracts/data/engine_memory.yaml`.
     stored: str = "none"
+    quantized_by: str = ""  # quant_method: "modelopt", "compressed-tensors"
     kv_cache: str | None = (
         None  # type of keys and values that the checkpoint asks for; None: it leaves it open
     )
@@ -140,7 +141,8 @@ def _read(
     )
     if quantization.unmatched((*read.weights(), *read.draft)):
         return None, (Fault("names no layer that the model has", key="quantization_config"),)
-    return replace(read, stored=next(iter(read.stored_formats), "none")), ()
+    stored = next(iter(read.stored_formats), "none")
+    return replace(read, stored=stored, quantized_by=quantization.method), ()
 
 
 def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str, Any]) -> ModelSizes:

@@ -8,6 +8,7 @@ A pure function of the recipe, its resolved sources and the versions of the tool
     fetch.draft ──────────────────────────────────── build.draft ───┤
     fetch.adapter.NAME ─────────────────────────────────────────────┘
 
+With format `auto`, sensitivity.target lies between the dataset and calibrate.target: it does not depend on the budget.
 Without quantization the checkpoint is built as it is: no dataset, no calibration, no gate. For `tensorrt` it is then
 split for the ranks first (convert.target), which calibration does for a quantized one.
 """
@@ -24,7 +25,16 @@ from pipeline.recipe import Gate, Recipe
 from pipeline.store import ArtifactKey, Json
 
 # Raised whenever a stage would make different files from the same inputs; it is part of every key.
-REVISIONS = {"fetch": 1, "dataset": 1, "calibrate": 2, "convert": 2, "evaluate": 2, "build": 1, "package": 2}
+REVISIONS = {
+    "fetch": 1,
+    "dataset": 1,
+    "sensitivity": 1,
+    "calibrate": 2,
+    "convert": 2,
+    "evaluate": 2,
+    "build": 1,
+    "package": 2,
+}
 
 TARGET, DRAFT = "target", "draft"
 
@@ -88,6 +98,9 @@ def rank_exports(recipe: Recipe, role: str) -> tuple[Parallelism, ...]:
     on `cpu`.
     """
     own, kind = parallelism(recipe, role), recipe.runtime.kind
+    form = recipe.draft.quantization if role == DRAFT and recipe.draft else recipe.quantization.format
+    if form in UNIFIED_ONLY:
+        return ()
     if role == DRAFT:
         return (own,) if kind == "tensorrt" else ()
     if recipe.quantization.export_tensor_parallel is None:
@@ -98,6 +111,7 @@ def rank_exports(recipe: Recipe, role: str) -> tuple[Parallelism, ...]:
     )
 
 
+UNIFIED_ONLY = ("auto", "w4a16_nvfp4")  # formats that no engine takes
 UNIFIED = "hf"  # folder of the Hugging Face export within a calibration
 
 
@@ -131,7 +145,9 @@ class _Planner:
             yield self._fetch(role)
         if self._formats():
             yield self._dataset()
-        for role in self._formats():
+        for role, form in self._formats().items():
+            if form == "auto":
+                yield self._sensitivity(role)
             yield self._calibrate(role)
         if TARGET in self._formats():
             yield self._evaluate()
@@ -181,6 +197,19 @@ class _Planner:
             settings["allow_sample_count"] = True  # so that the manifest says that the bounds were set aside
         return self._step("dataset", settings, {"checkpoint": f"fetch.{TARGET}"})
 
+    def _sensitivity(self, role: str) -> Step:
+        """The cost of each candidate of `auto`, which no budget changes."""
+        quantization = self._recipe.quantization
+        assert quantization.calibration is not None, "the recipe's rules ask for it"
+        assert quantization.auto is not None, "the recipe's rules ask for it"
+        settings: dict[str, Json] = {
+            "formats": sorted(quantization.auto.formats),
+            "batch_size": quantization.calibration.batch_size,
+            "awq_block_size": quantization.awq_block_size,
+        }
+        inputs = {"checkpoint": f"fetch.{role}", "dataset": "dataset"}
+        return self._step(f"sensitivity.{role}", settings, inputs)
+
     def _calibrate(self, role: str) -> Step:
         quantization, exports = self._recipe.quantization, rank_exports(self._recipe, role)
         assert quantization.calibration is not None, (
@@ -198,11 +227,11 @@ class _Planner:
             for kind in ("pipeline", "expert")
             if any(getattr(size, kind) > 1 for size in exports)
         }
+        inputs = {"checkpoint": f"fetch.{role}", "dataset": "dataset"}
         if settings["format"] == "auto" and quantization.auto is not None:
-            settings["auto"] = quantization.auto.model_dump(mode="json")
-        return self._step(
-            f"calibrate.{role}", settings, {"checkpoint": f"fetch.{role}", "dataset": "dataset"}
-        )
+            settings["effective_bits"] = quantization.auto.effective_bits
+            inputs["sensitivity"] = f"sensitivity.{role}"
+        return self._step(f"calibrate.{role}", settings, inputs)
 
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}

@@ -48,6 +48,7 @@ _ACCESS_DEADLINE_S = 3.0
 # Distributions whose versions change what a stage makes. `build` is the runtime's own.
 _PACKAGES = {
     "dataset": ("jinja2", "tokenizers"),
+    "sensitivity": ("nvidia-modelopt", "torch", "transformers"),
     "calibrate": ("nvidia-modelopt", "torch", "transformers"),
     "evaluate": ("torch",),
 }

@@ -263,7 +263,7 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
     """Distributions that making one artifact of a recipe imports; none for a stage that the recipe does without.
 
     Args:
-        stage: fetch, dataset, calibrate, convert, evaluate, build or package.
+        stage: fetch, dataset, sensitivity, calibrate, convert, evaluate, build or package.
         role: target, draft or adapter.NAME; "" stands for all.
     """
     step = f"{stage}.{role}" if role else stage
@@ -273,6 +273,8 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
             yield Need("hub", step)
         case "dataset" if calibrated or _calibrates_draft(recipe):
             yield from _needs_of_dataset(recipe, step)
+        case "sensitivity" if recipe.quantization.format == "auto":
+            yield Need("calibrate", step)
         case "calibrate" if calibrated or _calibrates_draft(recipe):
             yield Need("calibrate", step)
         case "evaluate" if calibrated:

@@ -1,7 +1,8 @@
 """How the weights and the KV cache are stored, on what they are calibrated, and what quality that may cost.
 
 The formats are those of NVIDIA ModelOpt: FP8 (W8A8), INT4 AWQ (W4A16), W4A8 AWQ (INT4 weights, FP8
-activations), INT8 SmoothQuant, NVFP4, and `auto`, which chooses per layer under a budget of bits.
+activations), INT8 SmoothQuant, NVFP4 (W4A4), W4A16 NVFP4, whose weights alone are quantized and need no calibration,
+and `auto`, which chooses per layer under a budget of bits.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pydantic import Field
 from pipeline.recipe.sections import RecipeSection
 from pipeline.recipe.source import Dataset
 
-Format = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "auto"]
-DraftFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
-LayerFormat = Literal["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
+LayerFormat = Literal["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "w4a16_nvfp4"]
+DraftFormat = Literal["none", LayerFormat]
+Format = Literal["none", LayerFormat, "auto"]
 KvCacheFormat = Literal["auto", "fp8"]
 
 MIN_SAMPLES, MAX_SAMPLES = 128, 512
@@ -63,7 +64,9 @@ class Gate(RecipeSection):
 class AutoQuantization(RecipeSection):
     """The budget of format `auto`: the best mix of formats, layer by layer."""
 
-    effective_bits: float = Field(ge=4, le=16, description="Average bits a weight of the quantized layers.")
+    effective_bits: float = Field(
+        ge=4, le=16, description="Average bits a weight of the linear layers, scales included, at most."
+    )
     formats: tuple[LayerFormat, ...] = Field(
         default=("int4_awq", "fp8"), strict=False, min_length=1, description="Formats to choose from."
     )

@@ -163,7 +163,7 @@ def _nvfp4_needs_gpu(values: RecipeValues) -> Iterator[Problem]:
         if values[key] == "nvfp4" or (isinstance(values[key], list) and "nvfp4" in values[key]):
             yield Problem(
                 (key, "runtime.kind"), "needs a GPU, but runtime.kind is cpu",
-                f"set {key} to fp8 or int4_awq, or runtime.kind to tensorrt or pytorch",
+                f"set {key} to w4a16_nvfp4, fp8 or int4_awq, or runtime.kind to tensorrt or pytorch",
             )  # fmt: skip
 
 
@@ -257,6 +257,13 @@ def _graph_batch(values: RecipeValues) -> Iterator[Problem]:
 def _exports_cover_runtime(values: RecipeValues) -> Iterator[Problem]:
     key, sizes = "quantization.export_tensor_parallel", values["quantization.export_tensor_parallel"]
     needed = values["runtime.tensor_parallel"] if values["runtime.kind"] == "tensorrt" else None
+    if sizes is not None and values["quantization.format"] in ("auto", "w4a16_nvfp4"):
+        yield Problem(
+            (key, "quantization.format"),
+            f"is given, but no engine takes quantization.format {values['quantization.format']}",
+            f"remove {key} (--set {key}=null)",
+        )
+        return
     if sizes is not None and needed is not None and needed not in sizes:
         yield Problem(
             (key, "runtime.tensor_parallel"), f"lacks runtime.tensor_parallel, which is {needed}",

@@ -162,7 +162,8 @@ class Builder:
 _PURPOSES = {
     "fetch": "files from {source}",
     "dataset": "{samples} calibration samples and the held-out text, frozen to files",
-    "calibrate": "{format} scales with ModelOpt, and the two exports",
+    "sensitivity": "{formats} and what each costs each layer, with ModelOpt's AutoQuantize",
+    "calibrate": "{format} scales with ModelOpt, and the exports",
     "convert": "TensorRT-LLM checkpoint, tensor parallel {tensor}, pipeline parallel {pipeline}",
     "evaluate": "{judged} against the original on held-out text",
     "build": "engine for the {runtime} runtime",
@@ -173,11 +174,13 @@ _PURPOSES = {
 def _purpose(step: Step) -> str:
     settings = step.key.settings
     judged: Any = settings.get("judged", [])
+    formats: Any = settings.get("formats", [])
     values = {
         **settings,
         "source": settings.get("source", ""),
         "runtime": settings.get("runtime", ""),
         "judged": " and ".join(one["folder"] for one in judged),
+        "formats": ", ".join(formats),
     }
     return _PURPOSES[step.stage].format_map(values)
 
@@ -288,6 +291,19 @@ def _dataset(work: StageInput) -> Facts:
     )
 
 
+def _sensitivity(work: StageInput) -> Facts:
+    from pipeline.stages.calibrate.calibration import measure_sensitivity
+
+    return measure_sensitivity(
+        work.inputs["checkpoint"],
+        work.inputs["dataset"],
+        work.quantization,
+        kept=work.caches / "sensitivity" / f"{work.step.key.digest}.pt",
+        into=work.into,
+        progress=work.progress,
+    )
+
+
 def _calibrate(work: StageInput) -> Facts:
     from pipeline.stages.calibrate.calibration import calibrate
 
@@ -298,6 +314,7 @@ def _calibrate(work: StageInput) -> Facts:
         exports=rank_exports(work.recipe, work.role),
         into=work.into,
         progress=work.progress,
+        sensitivity_dir=work.inputs.get("sensitivity"),
     )
 
 
@@ -366,6 +383,7 @@ def _package(work: StageInput) -> Facts:
 STAGES: Mapping[str, Callable[[StageInput], Facts]] = {
     "fetch": _fetch,
     "dataset": _dataset,
+    "sensitivity": _sensitivity,
     "calibrate": _calibrate,
     "convert": _convert,
     "evaluate": _evaluate,

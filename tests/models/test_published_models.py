@@ -260,7 +260,8 @@ def test_compressed_tensors() -> None:
     assert formats(plain, "self_attn") == {"none"}
     groups = {
         "group_0": packed(num_bits=8, type="float", strategy="channel") | {"targets": ["re:.*self_attn.*"]},
-        "group_1": packed(num_bits=4, type="float", group_size=16),
+        "group_1": packed(num_bits=4, type="float", group_size=16) | {"input_activations": {"num_bits": 4}},
+        "group_2": packed(num_bits=4, type="float", group_size=16) | {"targets": ["re:.*shared_expert.*"]},
     }
     two = quantized(quant_method="compressed-tensors", config_groups=groups, ignore=["lm_head"])
     assert formats(two, "self_attn") == {"fp8_row"}

@@ -69,16 +69,17 @@ CASES = {
     "not a number": (None, "slo: {ttft_p95_ms: .nan}\n", "r.yaml:10: slo.ttft_p95_ms = .nan: must be a finite number"),
     "unknown choice": (None, "quantization: {format: fp9}\n",
         "r.yaml:10: quantization.format = fp9: is not known (did you mean fp8? one of none, fp8, int4_awq, w4a8_awq, "
-        "int8_sq, nvfp4, auto)"),
+        "int8_sq, nvfp4, w4a16_nvfp4, auto)"),
     "null choice": (None, "quantization: {format: }\n",
-        "r.yaml:10: quantization.format: is empty (one of none, fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, auto)"),
+        "r.yaml:10: quantization.format: is empty (one of none, fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, "
+        "w4a16_nvfp4, auto)"),
     "number choice": (None, "quantization: {awq_block_size: 32}\n",
         "r.yaml:10: quantization.awq_block_size = 32: is not known (one of 64, 128)"),
     "cache format": (None, "quantization: {kv_cache: int8}\n",
         "r.yaml:10: quantization.kv_cache = int8: is not known (one of auto, fp8)"),
     "draft format": (None, "draft: {source: local:d, max_draft_tokens: 2, quantization: FP8}\n",
         "r.yaml:10: draft.quantization = FP8: is not known (did you mean fp8? one of none, fp8, int4_awq, w4a8_awq, "
-        "int8_sq, nvfp4)"),
+        "int8_sq, nvfp4, w4a16_nvfp4)"),
     "scalar for a list": (None, CALIBRATION.replace("fp8,", "fp8, export_tensor_parallel: 2,"),
         "r.yaml:10: quantization.export_tensor_parallel = 2: must be a list"),
     "item of a list": (None, CALIBRATION.replace("fp8,", "fp8, export_tensor_parallel: [1, 0],"),

@@ -90,7 +90,7 @@ def test_a_rule_broken_by_an_override_says_so(faults: Faults, small: str) -> Non
     text = text.replace("kind: cpu", "kind: pytorch\n  version: 1.2.1\n  gpu: b200")
     assert faults(text, "runtime={kind: cpu}") == [
         "r.yaml:12: quantization.format = nvfp4: needs a GPU, but runtime.kind is cpu [runtime.kind given by --set] "
-        "(set quantization.format to fp8 or int4_awq, or runtime.kind to tensorrt or pytorch)"
+        "(set quantization.format to w4a16_nvfp4, fp8 or int4_awq, or runtime.kind to tensorrt or pytorch)"
     ]
 
 

@@ -103,6 +103,9 @@ BROKEN = {
     "export without the runtime's size": (
         {"runtime": TRT | {"tensor_parallel": 2}, "quantization": FP8 | {"export_tensor_parallel": [1, 4]}},
         ["quantization.export_tensor_parallel", "runtime.tensor_parallel, which is 2", "add 2"]),
+    "ranks of a format that no engine takes": (
+        {"quantization": FP8 | {"format": "w4a16_nvfp4", "export_tensor_parallel": [1]}},
+        ["quantization.export_tensor_parallel", "no engine takes quantization.format w4a16_nvfp4"]),
     "eagle3 on tensorrt": (
         {"runtime": TRT, "draft": DRAFT | {"method": "eagle3"}},
         ["draft.method = eagle3", "runtime.kind pytorch, but it is tensorrt", "draft_target"]),
@@ -158,6 +161,7 @@ SOUND = {
         "quantization": FP8 | {"awq_block_size": 64}, "draft": DRAFT | {"quantization": "w4a8_awq"}},
     "auto with AWQ blocks": {
         "quantization": FP8 | {"format": "auto", "awq_block_size": 64, "auto": {"effective_bits": 6}}},
+    "nvfp4 of weights alone on cpu": {"quantization": FP8 | {"format": "w4a16_nvfp4"}},
     "nvfp4 on a GPU": {"quantization": FP8 | {"format": "nvfp4"}, "runtime": TORCH},
     "fp8 cache of an unquantized model on pytorch": {"quantization": {"kv_cache": "fp8"}, "runtime": TORCH},
     "draft just shorter than answers": {"draft": DRAFT | {"max_draft_tokens": 63}},

@@ -220,11 +220,12 @@ def test_a_cache_of_another_kind_is_refused(plain: Path, tmp_path: Path) -> None
         _build(folder, tmp_path / "ir")
 
 
-def test_a_format_of_other_runtimes_is_refused(plain: Path) -> None:
+def test_inputs_that_cannot_be_simulated_are_refused(plain: Path) -> None:
     checkpoint = CheckpointReader(plain)
     checkpoint.quantization = replace(checkpoint.quantization, format=Format.NVFP4)
-    with pytest.raises(UserError, match="nvfp4"):
-        Weights(checkpoint, simulate=False)
+    Weights(checkpoint, simulate=False)
+    with pytest.raises(UserError, match="inputs of nvfp4 layers are not simulated"):
+        Weights(checkpoint, simulate=True)
 
 
 def test_bf16_is_computed_in_where_asked(plain: Path, tmp_path: Path) -> None:

@@ -330,9 +330,6 @@ def test_a_float32_source_is_stored_in_float16_for_tensorrt_llm(calibrations: Ca
 
 
 def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: Path) -> None:
-    """ModelOpt measures and packs NVFP4 anywhere; only the rounded model needs a GPU, which the stage asks
-    for.
-    """
     source, samples = calibrations.source(), read_samples(calibrations.dataset() / "calibration.jsonl", 512)
     architecture, original = Architecture.read(source), CheckpointReader(source)
     with quietly("nvfp4", Notes()), torch_threads_for(0):
@@ -346,11 +343,11 @@ def test_nvfp4_is_exported_as_it_is_read(calibrations: Calibrations, tmp_path: P
             progress=Silent(),
         )
         assert len(check_scales(model, architecture, Format.NVFP4, "fp8")) == 14 * 2 + 2 * 2
-        unified.align(model, Format.NVFP4, torch.bfloat16)
+        unified.align(model, torch.bfloat16)
         modelopt_export.export(model, architecture, Parallelism(2), tmp_path / "ranks")
-        unified.export(model, Format.NVFP4, source, tmp_path / "hf")
+        unified.export(model, source, tmp_path / "hf")
     check_files(tmp_path / "ranks", CheckpointLayout(architecture, "BF16", Format.NVFP4, 16, "fp8", tensor=2))
-    unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8")
+    unified.judge(tmp_path / "hf", Format.NVFP4, 16, "fp8", {})
     exported, ranks = CheckpointReader(tmp_path / "hf"), RankCheckpoint(tmp_path / "ranks", architecture)
     for shape in architecture.linears():
         one, other = exported.linear(shape.name), ranks.linear(shape.name)

@@ -23,7 +23,7 @@ from tests.support.models import CLASSES
 # Each format and each kind of layer once: biases (Qwen 2), norms of heads (Qwen 3), experts, fused projections.
 CASES = [
     ("llama", "fp8", "fp8"), ("llama", "int4_awq", "auto"), ("qwen2", "w4a8_awq", "fp8"), ("qwen3", "int8_sq", "fp8"),
-    ("mixtral", "fp8", "auto"), ("phi3", "fp8", "fp8"),
+    ("mixtral", "fp8", "auto"), ("phi3", "fp8", "fp8"), ("llama", "w4a16_nvfp4", "auto"), ("qwen2", "nvfp4", "fp8"),
 ]  # fmt: skip
 TEXT = [[(7 * n * n + 3) % 400 + 3 for n in range(60)], [(5 * n + 11) % 400 + 3 for n in range(41)]]
 _pairs: dict[tuple[str, ...], Pair] = {}

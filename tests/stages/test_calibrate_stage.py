@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.errors import CheckpointError, InvalidInput, StageError, UserError
+from pipeline.errors import CheckpointError, StageError, UserError
 from pipeline.machine.host import Memory
 from pipeline.models import Architecture, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
@@ -121,13 +121,6 @@ def test_nothing_long_is_done_outside_a_task_and_nothing_is_printed(
     assert told["warnings"] == []
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")
-
-
-def test_nvfp4_is_refused_without_a_gpu_before_weights_are_read(
-    calibrations: Calibrations, tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidInput, match="needs a CUDA GPU"):
-        run(calibrations, tmp_path, "nvfp4", checkpoint_dir=calibrations.source())
 
 
 def test_calibration_json_holds_every_scale_and_the_answer(calibrations: Calibrations) -> None:

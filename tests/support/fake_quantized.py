@@ -49,9 +49,9 @@ def make_pair(calibrations: Calibrations, into: Path, architecture: str, form: F
             batches=make_batches(samples, 500),
             progress=Silent(),
         )
-        unified.align(model, form, torch.float32)
+        unified.align(model, torch.float32)
         fused = copy.deepcopy(model)
         requantize_resmooth_fused_llm_layers(fused)
-        unified.export(model, form, source, into)
+        unified.export(model, source, into)
     assert notes.warnings == []
     return Pair(fused, CheckpointReader(into), source)

@@ -6,14 +6,17 @@ Each function is one rule of contracts/data/rules, under its id in RELEASE_CHECK
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.contracts import gpus, llm_args, llmapi, support, trtllm_build
+from pipeline.contracts.engine_memory import format_bits
 from pipeline.contracts.releases import half
 from pipeline.contracts.rules import rule
 from pipeline.contracts.version_range import is_candidate, precedes
 from pipeline.errors import UserError
+from pipeline.plan.plan import UNIFIED_ONLY
 from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 from pipeline.recipe.validators import AWQ
@@ -232,6 +235,64 @@ def _formats(context: Context) -> Iterator[Objection]:
             )
 
 
+def _engine_formats(context: Context) -> Iterator[Objection]:
+    for model in context.models:
+        if model.format in UNIFIED_ONLY:
+            yield Objection(
+                (model.format_key, KIND),
+                "is no format of engines: they are made of one format, and of none with four-bit floats alone",
+                f"set {KIND} to pytorch, or {model.format_key} to fp8",
+            )
+
+
+def _auto_budget(context: Context) -> Iterator[Objection]:
+    """A budget that every candidate is over."""
+    quantization = context.recipe.quantization
+    if quantization.format != "auto" or quantization.auto is None:
+        return
+    bits = {form: format_bits(form, quantization.awq_block_size) for form in quantization.auto.formats}
+    least = min(bits, key=bits.__getitem__)
+    if quantization.auto.effective_bits < bits[least]:
+        yield Objection(
+            ("quantization.auto.effective_bits", "quantization.auto.formats"),
+            f"is less than the {bits[least]:.4g} bits a weight of {least}, the smallest format, scales included",
+            f"at least {math.ceil(bits[least] * 100) / 100:g}",
+        )
+
+
+def _compressed(context: Context) -> Iterator[Objection]:
+    """A checkpoint of compressed-tensors that the LLM API reads by itself."""
+    runtime, facts = context.gpu_runtime, rule("ckpt.compressed").facts
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    for model in context.models:
+        sizes = model.sizes
+        if model.format != "none" or sizes is None or sizes.quantized_by != "compressed-tensors":
+            continue
+        since: dict[str, str] = facts["since"]
+        for form in sizes.stored_formats:
+            if form not in since:
+                known = ", ".join(since)
+                yield Objection(
+                    (model.source_key, KIND),
+                    f"is stored by compressed-tensors in {form}, which no TensorRT-LLM reads (it reads {known})",
+                    f"set {KIND} to cpu, or quantize the original: {model.format_key}",
+                )
+            elif precedes(runtime.version, since[form]):
+                yield Objection(
+                    (model.source_key, VERSION),
+                    f"is stored by compressed-tensors in {form}, which TensorRT-LLM reads since {since[form]}",
+                    f"set {VERSION} to {since[form]}",
+                )
+        if len(sizes.stored_formats) > 1:
+            yield Objection(
+                (model.source_key, VERSION),
+                f"mixes {' and '.join(sizes.stored_formats)} in groups of compressed-tensors, which the main branch of "
+                "TensorRT-LLM reads; whether a release does is not known",
+                "try it before relying on it",
+                "warning",
+            )
+
+
 def _known_formats(facts: Mapping[str, Any], model: RecipeModel) -> list[str]:
     fused = model.sizes is not None and model.sizes.architecture in facts["fused"]
     return list(facts["fused_formats" if fused else "formats"])
@@ -330,6 +391,9 @@ FORMAT_CHECKS: Mapping[str, Check] = {
     "kvq.weight_combo": _kv_cache_keeps_context,
     "calib.awq_sizes": _awq_samples,
     "calibrate.formats": _formats,
+    "calibrate.engines": _engine_formats,
+    "auto.budget": _auto_budget,
+    "ckpt.compressed": _compressed,
 }
 RELEASE_CHECKS: Mapping[str, Check] = {
     "release": _release,

@@ -90,7 +90,8 @@ def _groups(context: Context) -> Iterator[Objection]:
     of_format: dict[str, int] = rule("quantization.groups").facts["sizes"]
     block = context.recipe.quantization.awq_block_size
     for model, sizes in context.sized:
-        group = block if _has_awq(context, model) else of_format.get(model.format, 1)
+        smallest = max(of_format.get(form, 1) for form in context.layer_formats(model))
+        group = block if _has_awq(context, model) else smallest
         uneven = [columns for columns in _columns(sizes) if columns % group]
         if uneven:
             smaller = (

@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, str | None] = {  # recipe's format -> quant_algo of the ch
     "w4a8_awq": "W4A8_AWQ",
     "int8_sq": "W8A8_SQ_PER_CHANNEL",
     "nvfp4": "NVFP4",
+    "w4a16_nvfp4": "W4A16_NVFP4",
     "auto": "MIXED_PRECISION",
 }
 OWN_FLAGS = "runtime.build_flags"

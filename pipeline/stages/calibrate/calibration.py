@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.contracts.rules import rule
-from pipeline.errors import Fault, InvalidInput, UserError
-from pipeline.models import Architecture, CheckpointReader, Format
+from pipeline.errors import UserError
+from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
 from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.plan import UNIFIED
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
 from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
@@ -24,6 +25,9 @@ from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.torch_device import torch_device, torch_threads_for
 from pipeline.store import Json
+
+if TYPE_CHECKING:
+    from pipeline.stages.calibrate.measurement import Batch
 
 _TOOLS = ("nvidia-modelopt", "torch", "transformers")
 _BATCH_SAMPLES = 8  # where the recipe does not say
@@ -38,57 +42,43 @@ def calibrate(
     into: Path,
     progress: Progress,
     device: str | None = None,
+    sensitivity_dir: Path | None = None,
 ) -> dict[str, Json]:
     """Quantize a checkpoint and write its exports into the folder `into`; returns the facts.
 
     Args:
         dataset_dir: Folder of frozen samples; may be None for format `none`, which measures nothing.
         exports: Sizes of each TensorRT-LLM checkpoint to write; may be empty.
+        sensitivity_dir: For format `auto`: folder that `measure_sensitivity` left.
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Raises:
         UserError: the model, the format or the parallelism cannot be done; found before the model is loaded.
         StageError: ModelOpt failed, or a scale or a file is not as it must be; everything that is wrong is listed.
     """
-    began, notes = time.monotonic(), Notes()
-    architecture = Architecture.read(checkpoint_dir)
-    if device is None:
-        with progress.task("importing torch"):
-            device = torch_device()
-    form = Format(quantization.format)
-    if form is Format.NVFP4 and device != "cuda":
-        fault = Fault(
-            "needs a CUDA GPU to calibrate: ModelOpt simulates it nowhere else",
-            key="quantization.format",
-            value="nvfp4",
-            fix="calibrate on a GPU, or use fp8 or int4_awq",
-        )
-        raise InvalidInput(f"{architecture.class_name} cannot be calibrated like this", [fault])
-    if (form is not Format.NONE or exports) and architecture.family not in MODEL_TYPES:
-        raise UserError(f"{architecture.class_name} cannot be calibrated; {', '.join(MODEL_TYPES)} can")
-    source = CheckpointReader(checkpoint_dir)
-    if form is not Format.NONE and source.quantization.format is not Format.NONE:
-        raise UserError(
-            f"{checkpoint_dir} is quantized already ({source.quantization.format}): format: none keeps it"
-        )
-    with progress.task("checking the checkpoint"):
-        source.check()
-    if form is not Format.NONE and dataset_dir is None:
-        raise UserError(f"format {form} is calibrated on samples, and no data set was given")
-    work = _Calibration(checkpoint_dir, architecture, form, quantization, device, into, progress, notes)
+    began = time.monotonic()
+    work = _open(checkpoint_dir, dataset_dir, quantization, into, progress, device)
+    form, notes = work.form, work.notes
+    if form is Format.AUTO and (sensitivity_dir is None or exports):
+        raise UserError("format auto needs measured sensitivity, and is exported for no engines")
     facts: dict[str, Json] = {
         "format": str(form),
         "kv_cache": quantization.kv_cache,
         "group_size": work.group_size,
-        "device": device,
+        "device": work.device,
         "tools": {name: metadata.version(name) for name in _TOOLS},
     }
+    source = CheckpointReader(checkpoint_dir)
+    if form is not Format.NONE and source.quantization.format is not Format.NONE:
+        if quantization.kv_cache != "auto":
+            raise UserError("weights are cast without calibration: quantization.kv_cache must be auto")
+        return facts | _cast(work, source) | {"seconds": round(time.monotonic() - began, 1)}
     if form is not Format.NONE or exports:
         work.import_libraries()
-    with torch_threads_for(source.tensors.elements):
+    with torch_threads_for(work.elements):
         model = work.load() if form is not Format.NONE or exports else None
         if form is not Format.NONE and dataset_dir is not None:
-            facts |= work.measure(model, dataset_dir)
+            facts |= work.measure(model, dataset_dir, sensitivity_dir)
         facts["exports"] = work.export(model, exports)
     facts["warnings"] = list(dict.fromkeys(notes.warnings))
     for warning in dict.fromkeys(notes.warnings):
@@ -99,6 +89,82 @@ def calibrate(
     write_json(into / "calibration.json", {k: v for k, v in facts.items() if k != "pass_seconds"})
     facts["seconds"] = round(time.monotonic() - began, 1)
     return {key: value for key, value in facts.items() if key != "scales"}
+
+
+def measure_sensitivity(
+    checkpoint_dir: Path,
+    dataset_dir: Path,
+    quantization: Quantization,
+    *,
+    kept: Path,
+    into: Path,
+    progress: Progress,
+    device: str | None = None,
+) -> dict[str, Json]:
+    """Measure what each candidate of format `auto` costs each group of layers; no budget is needed for it.
+
+    Args:
+        kept: File in which a killed measurement goes on.
+        into: Folder; gets search.pt, for `calibrate`, and sensitivity.json.
+
+    Raises:
+        UserError: The model or a candidate cannot be done.
+        StageError: ModelOpt failed.
+    """
+    began = time.monotonic()
+    work = _open(checkpoint_dir, dataset_dir, quantization, into, progress, device)
+    work.import_libraries()
+    with torch_threads_for(work.elements):
+        found = work.measure_sensitivity(work.load(), dataset_dir, kept)
+    return {
+        "formats": list(found["bits"]),
+        "groups": len(found["groups"]),
+        "device": work.device,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _open(
+    checkpoint_dir: Path,
+    dataset_dir: Path | None,
+    quantization: Quantization,
+    into: Path,
+    progress: Progress,
+    device: str | None,
+) -> _Calibration:
+    """Check the files, and that this machine can calibrate them."""
+    architecture = Architecture.read(checkpoint_dir)
+    if device is None:
+        with progress.task("importing torch"):
+            device = torch_device()
+    form = Format(quantization.format)
+    source = CheckpointReader(checkpoint_dir)
+    stored = source.quantization
+    castable = form is Format.W4A16_NVFP4 and stored.compressed and stored.format is Format.MXFP4
+    castable = castable and isinstance(source.tensors, TensorFiles)  # not a decoder below a tower for images
+    if form is not Format.NONE and stored.format is not Format.NONE and not castable:
+        raise UserError(f"{checkpoint_dir} is quantized already ({stored.format}): format: none keeps it")
+    with progress.task("checking the checkpoint"):
+        source.check()
+    if form is not Format.NONE and dataset_dir is None:
+        raise UserError(f"format {form} is calibrated on samples, and no data set was given")
+    elements = source.tensors.elements
+    return _Calibration(
+        checkpoint_dir, architecture, form, quantization, device, into, progress, Notes(), elements
+    )
+
+
+def _cast(work: _Calibration, source: CheckpointReader) -> dict[str, Json]:
+    """Four-bit floats from one kind of scales to another."""
+    from pipeline.stages.calibrate import unified
+    from pipeline.stages.calibrate.cast import cast
+
+    directory = work.into / UNIFIED
+    facts = cast(source, directory, work.progress)
+    unified.copy_companions(source.directory, directory)
+    unified.judge(directory, work.form, work.group_size, "auto", {})
+    work.progress.say(f"    {facts['blocks']} blocks cast, {facts['inexact_blocks']} of them not exact")
+    return {"cast": facts, "exports": {UNIFIED: _size(directory)}, "warnings": []}
 
 
 def _group_size(form: Format, quantization: Quantization) -> int | None:
@@ -126,20 +192,24 @@ class _Calibration:
         into: Path,
         progress: Progress,
         notes: Notes,
+        elements: int,
     ) -> None:
-        self._source, self._architecture, self._form = source, architecture, form
-        self._quantization, self._device, self._into = quantization, device, into
-        self._progress, self._notes = progress, notes
+        self._source, self._architecture, self.form = source, architecture, form
+        self._quantization, self.device, self.into = quantization, device, into
+        self.progress, self.notes, self.elements = progress, notes, elements
         self.group_size = _group_size(form, quantization)
 
     @contextlib.contextmanager
     def _phase(self, doing: str) -> Iterator[None]:
         """Work of libraries, as a task of its own: most of it takes long, and says nothing."""
-        with self._progress.task(doing), quietly(doing, self._notes):
+        with self.progress.task(doing), quietly(doing, self.notes):
             yield
 
     def import_libraries(self) -> None:
-        """Torch, transformers and ModelOpt: half a minute on a slow disk."""
+        """Torch, transformers and ModelOpt: half a minute on a slow disk. Raises UserError for other families."""
+        if self._architecture.family not in MODEL_TYPES:
+            name = self._architecture.class_name
+            raise UserError(f"{name} cannot be calibrated; {', '.join(MODEL_TYPES)} can")
         with self._phase("importing ModelOpt"):
             import modelopt.torch.export  # noqa: F401
 
@@ -150,44 +220,80 @@ class _Calibration:
         with self._phase("looking at the model"):
             check_known(self._source, self._architecture)
         with self._phase("loading the model"):
-            return load(self._source, self._architecture, self._device)
+            return load(self._source, self._architecture, self.device)
 
-    def measure(self, model: Any, dataset_dir: Path) -> dict[str, Json]:
-        """Scales, checked; and a sample answer."""
-        from pipeline.stages.calibrate.measurement import check_packing, check_scales, make_batches, measure
-        from pipeline.stages.calibrate.model import generate_sample
+    def _batches(self, model: Any, dataset_dir: Path) -> tuple[list[list[int]], list[Batch]]:
+        """The calibration samples, alone and in batches."""
+        from pipeline.stages.calibrate.measurement import check_packing, make_batches
 
         samples = read_samples(dataset_dir / "calibration.jsonl", self._architecture.vocab)
         calibration = self._quantization.calibration
         at_once = calibration.batch_size if calibration else _BATCH_SAMPLES
         longest = calibration.max_tokens if calibration else max(map(len, samples))
-        batches = make_batches(samples, at_once * longest)
         with self._phase("comparing samples alone and in one row"):
             check_packing(model, samples)
-        kv_cache = self._quantization.kv_cache
-        with self._phase("calibration"):
-            seconds = measure(
-                model,
-                self._form,
-                awq_block_size=self._quantization.awq_block_size,
-                kv_cache=kv_cache,
-                batches=batches,
-                progress=self._progress,
+        return samples, make_batches(samples, at_once * longest)
+
+    def measure_sensitivity(self, model: Any, dataset_dir: Path, kept: Path) -> dict[str, Any]:
+        """Costs of the candidates of `auto`, by group of layers."""
+        from pipeline.stages.calibrate import auto
+        from pipeline.stages.calibrate.unified import write_json
+
+        _, batches = self._batches(model, dataset_dir)
+        with self._phase("measuring sensitivity"):
+            found = auto.measure_sensitivity(
+                model, self._quantization, batches, kept, self.into, self.progress
             )
-            scales = check_scales(model, self._architecture, self._form, kv_cache)
+        write_json(self.into / auto.SENSITIVITY, found)
+        for form, bits in sorted(found["bits"].items(), key=lambda one: float(one[1])):
+            costs: dict[str, float] = {group["layers"][0]: group["scores"][form] for group in found["groups"]}
+            if form != "none":
+                most = max(costs, key=costs.__getitem__)
+                total = f"{sum(costs.values()):.2g} nats"
+                self.progress.say(
+                    f"    {form}, {bits:.4g} bits a weight: {total} by the gradients, most in {most}"
+                )
+        return found
+
+    def measure(self, model: Any, dataset_dir: Path, sensitivity_dir: Path | None) -> dict[str, Json]:
+        """Scales, checked; and a sample answer."""
+        from pipeline.stages.calibrate import auto
+        from pipeline.stages.calibrate.measurement import check_scales, measure
+        from pipeline.stages.calibrate.model import generate_sample
+
+        samples, batches = self._batches(model, dataset_dir)
+        kv_cache = self._quantization.kv_cache
+        seconds: list[float] = []
+        chosen: dict[str, Json] = {}
+        with self._phase("calibration"):
+            if sensitivity_dir is not None:
+                state, copy = sensitivity_dir / auto.STATE, self.into / auto.STATE
+                chosen = auto.choose(model, self._quantization, batches, state, copy, self.progress)
+                self.progress.say(f"    {_mix(chosen)}")
+            else:
+                seconds = measure(
+                    model,
+                    self.form,
+                    awq_block_size=self._quantization.awq_block_size,
+                    kv_cache=kv_cache,
+                    batches=batches,
+                    progress=self.progress,
+                )
+            scales = check_scales(model, self._architecture, self.form, kv_cache)
         with self._phase("the sample answer"):
             shown = generate_sample(model, dataset_dir, self._source / "tokenizer.json")
         tokens = sum(len(sample) for sample in samples)
-        self._progress.say(
+        self.progress.say(
             f"    {len(scales)} scales from {len(samples)} samples, {tokens} tokens: finite, positive"
         )
-        self._progress.say(f"    asked:    {_line(shown['prompt'])}")
-        self._progress.say(f"    answered: {_line(shown['answer'])}")
+        self.progress.say(f"    asked:    {_line(shown['prompt'])}")
+        self.progress.say(f"    answered: {_line(shown['answer'])}")
         return {
             "samples": len(samples),
             "tokens": tokens,
             "batches": len(batches),
             "pass_seconds": list(seconds),
+            **({"auto": chosen} if chosen else {}),
             "answer": shown,
             "scales": scales,
         }
@@ -198,36 +304,40 @@ class _Calibration:
         from pipeline.stages.calibrate import unified
 
         exports: dict[str, Json] = {}
-        if self._form is not Format.NONE:
+        if self.form is not Format.NONE:
             with self._phase("aligning what engines make one layer"):
-                unified.align(model, self._form, modelopt_export.torch_dtype(self._architecture))
+                unified.align(model, modelopt_export.torch_dtype(self._architecture))
         divided = bool(self._architecture.experts) or self._architecture.fused
         if not divided:
             exports |= {size.folder: self._export_ranks(model, size) for size in sizes}
         exports["hf"] = self._export_whole(model)
         if divided:
             exports |= {size.folder: self._divide(size) for size in sizes}
-        self._progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
+        self.progress.say(f"    {', '.join(f'{name}/' for name in exports)}: read again, complete")
         return exports
 
     def _export_whole(self, model: Any) -> Json:
         """The Hugging Face checkpoint. It is the last thing that is done with the model."""
         from pipeline.stages.calibrate import unified
 
-        directory = self._into / "hf"
-        if self._form is Format.NONE:
+        directory, chosen = self.into / "hf", dict[str, Format]()
+        if self.form is Format.AUTO:
+            from pipeline.stages.calibrate.measurement import layer_format, linear_layers
+
+            chosen = {name: layer_format(layer) for name, layer in linear_layers(model)}
+        if self.form is Format.NONE:
             unified.link(self._source, directory)
         else:
             with self._phase("the Hugging Face export"):
-                unified.export(model, self._form, self._source, directory)
-        with self._progress.task("reading hf/ again"):
-            unified.judge(directory, self._form, self.group_size, self._quantization.kv_cache)
+                unified.export(model, self._source, directory)
+        with self.progress.task("reading hf/ again"):
+            unified.judge(directory, self.form, self.group_size, self._quantization.kv_cache, chosen)
         return _size(directory)
 
     def _export_ranks(self, model: Any, size: Parallelism) -> Json:
         from pipeline.runtimes.tensorrt.checkpoint import modelopt_export
 
-        directory = self._into / size.folder
+        directory = self.into / size.folder
         with self._phase(f"the TensorRT-LLM export for {size.world} ranks"):
             modelopt_export.export(model, self._architecture, size, directory)
         return self._judged(directory, size)
@@ -235,21 +345,21 @@ class _Calibration:
     def _divide(self, size: Parallelism) -> Json:
         from pipeline.runtimes.tensorrt.checkpoint import split
 
-        split(CheckpointReader(self._into / "hf"), size, self._into / size.folder, self._progress)
-        return self._judged(self._into / size.folder, size)
+        split(CheckpointReader(self.into / "hf"), size, self.into / size.folder, self.progress)
+        return self._judged(self.into / size.folder, size)
 
     def _judged(self, directory: Path, size: Parallelism) -> Json:
         layout = CheckpointLayout(
             self._architecture,
             "BF16" if self._architecture.dtype == "bfloat16" else "F16",
-            self._form,
+            self.form,
             self.group_size,
             self._quantization.kv_cache,
             size.tensor,
             size.pipeline,
             size.expert,
         )
-        with self._progress.task(f"reading {directory.name}/ again"):
+        with self.progress.task(f"reading {directory.name}/ again"):
             check_files(directory, layout)
         return _size(directory)
 
@@ -257,6 +367,12 @@ class _Calibration:
 def _size(directory: Path) -> dict[str, Json]:
     files = sorted(path for path in directory.iterdir() if path.is_file())
     return {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+
+
+def _mix(chosen: Mapping[str, Any]) -> str:
+    """Say what `auto` chose: "6 bits a weight: int4_awq 8, fp8 12, none 8 layers"."""
+    counts = ", ".join(f"{form} {count}" for form, count in chosen["formats"].items())
+    return f"{chosen['effective_bits']:.4g} bits a weight: {counts} layers"
 
 
 def _line(text: Json, most: int = 160) -> str:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import StageError
 from pipeline.models import Architecture, Format
+from pipeline.models.quantization import AWQ, FP4
 from pipeline.progress import Progress
 from pipeline.stages.calibrate.model import all_experts
+from pipeline.stages.evaluate.decoder import E2M1_MAX, E4M3_MAX, round_nvfp4
 from pipeline.store import Json
 
 # ModelOpt's own defaults; the output projection stays as it is in all of them.
@@ -28,16 +30,19 @@ _CONFIGS: Mapping[Format, str] = {
     Format.W4A8_AWQ: "W4A8_AWQ_BETA_CFG",
     Format.INT8_SQ: "INT8_SMOOTHQUANT_CFG",
     Format.NVFP4: "NVFP4_DEFAULT_CFG",
+    Format.W4A16_NVFP4: "W4A16_NVFP4_CFG",
 }
-_KV_CONFIG = "FP8_KV_CFG"
+KV_CONFIG = "FP8_KV_CFG"
+_FP4_BACKEND = "nvfp4_in_torch"
 
-# AWQ measures activations in one pass and searches the best smoothing in another.
+# AWQ measures activations in one pass and searches the best smoothing in another; weights alone need no samples.
 _PASSES: Mapping[Format, int] = {
     Format.FP8: 1,
     Format.INT4_AWQ: 2,
     Format.W4A8_AWQ: 2,
     Format.INT8_SQ: 1,
     Format.NVFP4: 1,
+    Format.W4A16_NVFP4: 0,
 }
 # Formats that round inputs, and those that smooth them.
 _WITH_INPUT = (Format.FP8, Format.W4A8_AWQ, Format.INT8_SQ, Format.NVFP4)
@@ -78,28 +83,61 @@ def measure(
 
     torch.manual_seed(0)
     with torch.no_grad(), all_experts(model):
-        mtq.quantize(model, modelopt_config(form, awq_block_size, kv_cache), read_samples)
+        config = modelopt_config(form, awq_block_size, kv_cache, model.device.type)
+        needed = _PASSES[form] or kv_cache == "fp8"
+        mtq.quantize(model, config, read_samples if needed else None)
     return seconds
 
 
-def modelopt_config(form: Format, awq_block_size: int, kv_cache: str) -> dict[str, Any]:
-    """Make what `mtq.quantize` is given, a copy of its own."""
+def modelopt_config(form: Format, awq_block_size: int, kv_cache: str, device: str = "cpu") -> dict[str, Any]:
+    """Make what `mtq.quantize` is given, a copy of its own. On "cpu", four-bit floats are rounded by `_round_fp4`."""
     import modelopt.torch.quantization as mtq
 
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, _CONFIGS[form]))
-    if form in (Format.INT4_AWQ, Format.W4A8_AWQ):
-        for entry in config["quant_cfg"]:
-            steps = entry.get("cfg") or []
-            for step in steps if isinstance(steps, list) else [steps]:
-                if "block_sizes" in step:
-                    step["block_sizes"][-1] = awq_block_size
+    for entry in config["quant_cfg"]:
+        steps = entry.get("cfg") or []
+        for step in steps if isinstance(steps, list) else [steps]:
+            if form in AWQ and "block_sizes" in step:
+                step["block_sizes"][-1] = awq_block_size
+            if form in FP4 and device == "cpu":
+                step["backend"] = _fp4_backend()
     if kv_cache == "fp8":
-        config["quant_cfg"] += copy.deepcopy(getattr(mtq, _KV_CONFIG)["quant_cfg"])
+        config["quant_cfg"] += copy.deepcopy(getattr(mtq, KV_CONFIG)["quant_cfg"])
     return config
+
+
+def _fp4_backend() -> str:
+    """Register `_round_fp4` with ModelOpt, whose own rounding to four-bit floats is a CUDA kernel."""
+    from modelopt.torch.quantization.nn.modules import tensor_quantizer
+
+    if not tensor_quantizer.is_registered_quant_backend(_FP4_BACKEND):
+        tensor_quantizer.register_quant_backend(_FP4_BACKEND, _round_fp4)
+    return _FP4_BACKEND
+
+
+def _round_fp4(x: Tensor, quantizer: Any) -> Tensor:
+    return round_nvfp4(x, float(quantizer.amax) / (E4M3_MAX * E2M1_MAX)).to(x.dtype)
+
+
+def linear_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and modules of the linear layers, without the output projection."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            yield name, module
+
+
+def layer_format(layer: Any) -> Format:
+    """Tell in which format ModelOpt will export a linear layer, by its quantizers."""
+    from modelopt.torch.export.quant_utils import get_quantization_format
+
+    return Format(get_quantization_format(layer) or Format.NONE)
 
 
 def check_scales(model: Any, architecture: Architecture, form: Format, kv_cache: str) -> dict[str, Json]:
     """Check that every scale was measured, is finite and positive.
+
+    Args:
+        form: One for every layer, or AUTO: each as its quantizers are.
 
     Returns:
         Name of the scale -> its smallest and largest value, and how many there are.
@@ -138,13 +176,16 @@ def _measured(
         if linear.router:
             continue
         layer = model.get_submodule(linear.name)
+        chosen = layer_format(layer) if form is Format.AUTO else form
+        if chosen is Format.NONE:
+            continue
         weight = getattr(layer, "weight_quantizer", None)
         for step, quantizer in enumerate(_steps(weight)):
             yield f"{linear.name}.weight_amax{f'_{step + 1}' if step else ''}", _amax(quantizer)
         reader = getattr(layer, "input_quantizer", None)
-        if form in _WITH_INPUT:
+        if chosen in _WITH_INPUT:
             yield f"{linear.name}.input_amax", _amax(reader)
-        if form in _SMOOTHED:
+        if chosen in _SMOOTHED:
             yield f"{linear.name}.pre_quant_scale", getattr(reader, "_pre_quant_scale", None)
     if kv_cache == "fp8":
         for index in range(architecture.layers):

@@ -25,6 +25,8 @@ _KNOWN = (
     (r"To copy construct from a tensor", "ModelOpt's way to copy a scale"),
     (r"Model's original dtype .* differs from target dtype", "exported in float32, stored as the source was"),
     (r"dtype torch\.float32 not fully compatible", "stored as float16, which the documentation says"),
+    (r"Received custom quantization formats for search", "ModelOpt's own, with the bits that scales take"),
+    (r"AutoQuantize: Huggingface model detected", "checkpointing of gradients is turned off afterwards"),
     (r"Tied weight \(declared\)", "a tied output projection is stored once"),
 )
 _LAST_LINES = 15

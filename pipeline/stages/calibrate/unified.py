@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,20 @@ from torch import Tensor, nn
 
 from pipeline.errors import StageError
 from pipeline.models import Architecture, CheckpointReader, Format
+from pipeline.models.quantization import AWQ
 from pipeline.models.rope import rope_settings
 from pipeline.models.tensors import read_headers
+from pipeline.stages.calibrate.measurement import layer_format
 
 # Everything of a checkpoint that is neither weights nor their index.
 COMPANIONS = ("*.json", "*.jinja", "*.model", "*.txt")
 _NOT_COMPANIONS = ("config.json", "model.safetensors.index.json", "hf_quant_config.json")
-_ADDED_TO_CONFIG = ("group_size", "has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
+_ADDED_TO_CONFIG = (
+    "group_size", "has_zero_point", "pre_quant_scale", "kv_cache_quant_algo", "quantized_layers",
+)  # fmt: skip
 
 
-def export(model: Any, form: Format, source: Path, into: Path) -> None:
+def export(model: Any, source: Path, into: Path) -> None:
     """Write the checkpoint of a calibrated model. It is the last export: ModelOpt packs the weights in place.
 
     Args:
@@ -39,7 +43,7 @@ def export(model: Any, form: Format, source: Path, into: Path) -> None:
 
     dtype = getattr(torch, Architecture.read(source).dtype)
     with torch.inference_mode():
-        fold(model, form, dtype)
+        fold(model, dtype)
         export_hf_checkpoint(model, dtype=torch.float32, export_dir=into)
     for file in sorted(into.glob("*.safetensors")):
         _store_as(file, dtype)
@@ -58,8 +62,13 @@ def link(source: Path, into: Path) -> None:
                 shutil.copyfile(file, into / file.name)
 
 
-def judge(directory: Path, form: Format, group_size: int | None, kv_cache: str) -> None:
+def judge(
+    directory: Path, form: Format, group_size: int | None, kv_cache: str, chosen: Mapping[str, Format]
+) -> None:
     """Read every file of an export again.
+
+    Args:
+        chosen: Layer -> its format, for AUTO.
 
     Raises:
         StageError: Format, group size or KV cache are not those that were asked for, or the tokenizer is missing.
@@ -69,7 +78,14 @@ def judge(directory: Path, form: Format, group_size: int | None, kv_cache: str) 
     checkpoint.check()
     found = checkpoint.quantization
     asked = (form, group_size, "FP8" if kv_cache == "fp8" else None)
-    if (found.format, found.group_size, found.kv_cache) != asked:
+    stored = (found.format, found.group_size, found.kv_cache)
+    if form is Format.AUTO:
+        wrong = [name for name, one in chosen.items() if found.format_of(name) is not one]
+        if wrong or found.kv_cache != asked[2]:
+            raise StageError(
+                f"{directory} has other formats than were chosen: {', '.join(wrong) or 'KV cache'}"
+            )
+    elif stored != asked:
         raise StageError(f"{directory} is {found}, not {asked}")
     missing = [name for name in ("tokenizer.json",) if not (directory / name).exists()]
     if missing:
@@ -146,12 +162,12 @@ def write_json(path: Path, content: Any) -> None:
 # smoothing in float32, which is stored in the 16 bits of the model, beside the layer or multiplied into the norm before
 # it: the two do not cancel, by up to 0.9 of a step of INT8.
 
-_ONE_SCALE = (Format.FP8, Format.NVFP4)  # of gate and up: engines multiply them in one
-_INTO_NORM = (Format.INT4_AWQ, Format.W4A8_AWQ)  # where the Hugging Face export puts the smoothing
+# Of gate and up: engines multiply them in one. The Hugging Face export puts the smoothing of AWQ into the norm.
+_ONE_SCALE = (Format.FP8, Format.NVFP4, Format.W4A16_NVFP4)
 
 
 @torch.no_grad()
-def align(model: Any, form: Format, dtype: torch.dtype) -> None:
+def align(model: Any, dtype: torch.dtype) -> None:
     """Before any export, in place: q, k and v alike; gate and up, too, where engines want it; smoothing as stored.
 
     Args:
@@ -161,14 +177,14 @@ def align(model: Any, form: Format, dtype: torch.dtype) -> None:
 
     for layer in model.model.layers:
         for norm, modules in _sharing_an_input(layer):
-            if form in _ONE_SCALE or norm is layer.input_layernorm:
+            if layer_format(modules[0]) in _ONE_SCALE or norm is layer.input_layernorm:
                 preprocess_linear_fusion(modules)
     for module in model.modules():
         _round(module, dtype)
 
 
 @torch.no_grad()
-def fold(model: Any, form: Format, dtype: torch.dtype) -> None:
+def fold(model: Any, dtype: torch.dtype) -> None:
     """Before the Hugging Face export, in place: one smoothing for all that read the same norm, as it is stored there.
 
     Args:
@@ -179,7 +195,7 @@ def fold(model: Any, form: Format, dtype: torch.dtype) -> None:
     for layer in model.model.layers:
         for norm, modules in _sharing_an_input(layer):
             preprocess_linear_fusion(modules)
-            if form in _INTO_NORM:
+            if layer_format(modules[0]) in AWQ:
                 _into_norm(norm, modules, dtype)
             for module in modules:
                 _round(module, dtype)

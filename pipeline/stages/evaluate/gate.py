@@ -202,7 +202,8 @@ def _within(estimate: BootstrapEstimate, limit: float) -> bool:
 _GENTLER = {
     "w4a8_awq": "int4_awq (inputs stay 16-bit), or fp8",
     "int4_awq": "fp8, or int8_sq",
-    "nvfp4": "fp8",
+    "nvfp4": "w4a16_nvfp4 (inputs stay 16-bit), or fp8",
+    "w4a16_nvfp4": "int4_awq, or fp8",
     "fp8": "int8_sq, or none",
     "int8_sq": "fp8, or none",
 }
@@ -215,6 +216,8 @@ def _advice(metrics: EvaluationMetrics, checks: tuple[GateCheck, ...]) -> Iterat
     # W4A8 has groups of 128 only.
     if metrics.format == "int4_awq" and metrics.group_size == 128:
         yield "quantization.awq_block_size: 64 (twice as many scales)"
+    if metrics.format == "auto":
+        yield "quantization.auto.effective_bits: more (what was measured is kept)"
     if metrics.format in _GENTLER:
         yield f"quantization.format: {_GENTLER[metrics.format]}"
     known = metrics.calibration_samples

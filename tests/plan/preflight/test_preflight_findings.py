@@ -117,7 +117,7 @@ def test_a_mixture_of_formats_is_judged_by_each() -> None:
     said = [
         c for c in findings(load_recipe(QWEN72, (*auto, "runtime.gpu=a100-sxm-80g"))) if c.severity == "error"
     ]
-    assert [c.rule for c in said] == ["sm.fp8", "calibrate.formats", "tp.awq_block"]
+    assert [c.rule for c in said] == ["sm.fp8", "calibrate.engines", "tp.awq_block"]
     assert said[0].problem.startswith("fp8: a100-sxm-80g")
     cache = load_recipe(AWQ, (*auto, "quantization.kv_cache=fp8"))
     assert severities(cache, "kvq.weight_combo") == [

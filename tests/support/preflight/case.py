@@ -67,15 +67,15 @@ def sized(role: str = "target", **changes: Any) -> Models:
     return change
 
 
-def published(form: str) -> Models:
-    """Weights of the target that are published in a format."""
+def published(form: str, by: str = "") -> Models:
+    """Weights of the target that are published in a format, stored `by` the rules of a program."""
 
     def change(known: dict[str, ModelFacts]) -> Mapping[str, ModelFacts]:
         sizes = known["target"].sizes
         assert sizes is not None
         layer = sizes.blocks[0]
         stored = replace(layer, weights=tuple(replace(one, stored=form) for one in layer.weights))
-        changed = replace(sizes, blocks=(stored, *sizes.blocks[1:]))
+        changed = replace(sizes, blocks=(stored, *sizes.blocks[1:]), quantized_by=by)
         return known | {"target": replace(known["target"], sizes=changed)}
 
     return change

@@ -18,6 +18,7 @@ from tests.support.preflight.case import (
     PHI,
     PLAIN,
     PP,
+    QWEN3,
     QWEN72,
     TINY,
     TO_AWQ,
@@ -40,8 +41,10 @@ from tests.support.preflight.case import (
 PROMPTS, NO_REUSE = ("serving.prompt_log_probs=true",), "kv_cache.reuse=false"
 UNCHECKED = "cache={enabled: true, semantic: {guards: [], min_score: 0}}"
 FEW = ("quantization.calibration.allow_sample_count=true",)
+AUTO = ("quantization.format=auto", "quantization.auto={effective_bits: 6}")
 BLOCKS_64 = ("quantization.awq_block_size=64",)
 TO_NONE = ("quantization={}",)
+READ_BY_PYTORCH = (*TO_NONE, *TO_PYTORCH)
 CANDIDATE = ("runtime.version=1.3.0rc29",)
 H200, ATTENTION_DP = "runtime.gpu=h200-sxm-141g", ("runtime.attention_dp=true",)
 SNAPSHOTS = "runtime.llm_args={kv_cache_config: {mamba_state_config: {periodic_snapshot_interval: 1024}}}"
@@ -222,7 +225,25 @@ CASES = [
     Case("calibrate.formats", "error", PHI, ("quantization.format=int8_sq",)),
     Case("calibrate.formats", "error", PHI, TO_AWQ),
     Case("calibrate.formats", None, FP8, ("quantization.format=int8_sq",)),
-    Case("calibrate.formats", "error", FP8, ("quantization.format=auto", "quantization.auto={effective_bits: 6}")),
+    Case("calibrate.formats", None, FP8, AUTO),
+    Case("calibrate.formats", "error", PHI, AUTO),
+    Case("calibrate.engines", None, AWQ),
+    Case("calibrate.engines", "error", AWQ, (*AUTO, *PLAIN)),
+    Case("calibrate.engines", "error", AWQ, ("quantization.format=w4a16_nvfp4",)),
+    Case("calibrate.engines", None, AWQ, (*AUTO, *TO_PYTORCH)),
+    Case("auto.budget", None, TINY, ("quantization.format=auto", "quantization.auto={effective_bits: 4.13}")),
+    Case("auto.budget", "error", TINY, ("quantization.format=auto", "quantization.auto={effective_bits: 4.12}")),
+    Case("ckpt.compressed", None, QWEN3, READ_BY_PYTORCH, models=published("fp8_row", "compressed-tensors")),
+    Case("ckpt.compressed", None, QWEN3, READ_BY_PYTORCH, models=published("int4", "gptq")),
+    Case("ckpt.compressed", "error", QWEN3, READ_BY_PYTORCH, models=published("int4", "compressed-tensors")),
+    Case("ckpt.compressed", "error", QWEN3, READ_BY_PYTORCH, models=published("nvfp4", "compressed-tensors")),
+    Case(
+        "ckpt.compressed",
+        None,
+        QWEN3,
+        (*READ_BY_PYTORCH, *CANDIDATE),
+        models=published("nvfp4", "compressed-tensors"),
+    ),
     Case("moe.ep", None, MIXTRAL, (f"{TP}=8", f"{EP}=8")),
     Case("moe.ep", "error", MIXTRAL, (f"{TP}=16", f"{EP}=16")),
     Case("moe.dense", None, QWEN72, (f"{EP}=1",)),

@@ -23,6 +23,7 @@ from openvino import Type
 from pipeline.errors import UserError
 from pipeline.models import CheckpointReader, Format, LinearLayer
 from pipeline.models.layers import unpack_mxfp4
+from pipeline.models.quantization import AWQ, FP4
 from pipeline.models.reader import PARTS
 from pipeline.models.tensors import Array
 
@@ -72,7 +73,6 @@ def name_nodes(model: ov.Model) -> None:
             node.set_friendly_name(f"{kind}.{index}")
 
 
-FORMATS = (Format.NONE, Format.MXFP4, Format.FP8, Format.INT4_AWQ, Format.W4A8_AWQ, Format.INT8_SQ)
 _FOLLOWS_FROM_CONFIG = "rotary_emb.inv_freq"  # old checkpoints carry it
 
 
@@ -83,9 +83,14 @@ class Weights:
     """
 
     def __init__(self, checkpoint: CheckpointReader, *, simulate: bool) -> None:
-        form, cache = checkpoint.quantization.format, checkpoint.quantization.kv_cache
-        if form not in FORMATS:
-            raise UserError(f"{form} weights cannot be built for the cpu runtime; {', '.join(FORMATS)} can")
+        quantization, cache = checkpoint.quantization, checkpoint.quantization.kv_cache
+        kinds = {quantization.stored(shape.name) for shape in checkpoint.architecture.linears()}
+        unsimulated = sorted(one.name for one in kinds if one.name == Format.NVFP4 or one.dynamic == "other")
+        if simulate and unsimulated:
+            raise UserError(
+                f"inputs of {', '.join(unsimulated)} layers are not simulated on the cpu runtime "
+                "(set runtime.simulate_activations to false: weights are what they are)"
+            )
         if cache is not None and cache not in CACHES:
             raise UserError(f"a {cache} cache cannot be built for the cpu runtime; {', '.join(CACHES)} can")
         self.constants = Constants()
@@ -112,7 +117,7 @@ class Weights:
         """[experts, out, in] f32: weights of one linear layer of each expert, as they are or dequantized."""
         layers = [self._checkpoint.linear(name) for name in names]
         for name, layer in zip(names, layers, strict=True):
-            self._read |= {f"{name}.{part}" for part in PARTS if getattr(layer, part) is not None}
+            self._read |= self._parts(layer, name)
             if layer.format is not Format.NONE and self._simulate:
                 raise UserError(
                     f"{name}: inputs of experts cannot be rounded; simulate_activations: false builds it"
@@ -146,11 +151,11 @@ class Weights:
 
     def cached(self, layer: int, key: Node, value: Node) -> tuple[Node, Node]:
         """Keys and values as the cache of the calibrated model holds them, if it is quantized."""
-        scales, kind = self._checkpoint.kv_scales(layer), self._checkpoint.quantization.kv_cache
+        quantization = self._checkpoint.quantization
+        scales, kind = self._checkpoint.kv_scales(layer), quantization.kv_cache
         if scales is None or kind is None:
             return key, value
-        block = f"model.layers.{layer}.self_attn."
-        self._read |= {f"{block}k_proj.k_scale", f"{block}v_proj.v_scale"}
+        self._read |= {*quantization.kv_scale_names(layer)}
         if not self._simulate:
             return key, value
         return CACHES[kind](key, scales[0]), CACHES[kind](value, scales[1])
@@ -162,9 +167,15 @@ class Weights:
 
     def _apply(self, x: Node, name: str, stored: str) -> Node:
         layer = self._checkpoint.linear(name)
-        self._read |= {f"{stored}.{part}" for part in PARTS if getattr(layer, part) is not None}
+        self._read |= self._parts(layer, stored)
         product = self._linears.product(x, layer, f"{stored}.weight")
         return product if layer.bias is None else ops.add(product, widen(self._plain(f"{name}.bias")))
+
+    @staticmethod
+    def _parts(layer: LinearLayer, stored: str) -> set[str]:
+        """Names of the tensors that a layer may be made of."""
+        parts = ("weight", "bias") if layer.format is Format.NONE else PARTS
+        return {f"{stored}.{part}" for part in parts}
 
     def _plain(self, name: str) -> Node:
         self._read.add(name)
@@ -186,16 +197,16 @@ class Linears:
 
     def __init__(self, constants: Constants, *, round_inputs: bool) -> None:
         self._constants, self._round = constants, round_inputs
-        self._inputs: dict[tuple[str, bytes, float | None], Node] = {}
+        self._inputs: dict[tuple[object, ...], Node] = {}
 
     def product(self, x: Node, layer: LinearLayer, name: str) -> Node:
         """[..., in] f32 -> [..., out] f32, without the bias; `name` is that of the weight's tensor."""
         match layer.format:
             case Format.NONE:
                 return _matmul(x, widen(self._constants.add(layer.weight, name)))
-            case Format.FP8:
+            case Format.FP8 | Format.FP8_ROW:
                 return self._fp8(x, layer, name)
-            case Format.INT8_SQ:
+            case Format.INT8_SQ | Format.INT8_ROW:
                 weight = widen(self._constants.add(layer.weight, name))
                 return _matmul(self._input(x, layer), ops.multiply(weight, f32(layer.scales())))
             case Format.W4A8_AWQ if self._round:
@@ -204,28 +215,46 @@ class Linears:
                 return _matmul(self._input(x, layer), self._grouped(layer, name))
 
     def _fp8(self, x: Node, layer: LinearLayer, name: str) -> Node:
-        scale = float(layer.scales().item())
-        if self._round:
-            scale *= _input_scale(layer)
+        scale = layer.scales().reshape(-1)  # one, or one for each output
+        if self._round and layer.input_scale is not None:
+            scale = scale * np.float32(_input_scale(layer))
         product = _matmul(self._input(x, layer), widen(self._constants.add(layer.weight, name)))
         return ops.multiply(product, f32(scale))
 
     def _grouped(self, layer: LinearLayer, name: str) -> Node:
-        assert layer.group_size is not None
-        codes = widen(self._constants.add_int4(layer.codes(), layer.group_size, name))
-        weight = ops.multiply(codes, f32(layer.scales()[:, :, None]))
+        codes, scales = layer.codes(), layer.scales()
+        rows, columns = codes.shape
+        size = columns // scales.shape[1]
+        if layer.groups is not None:  # neighbours share a scale once the columns are sorted, as inputs are
+            codes = np.ascontiguousarray(codes[:, np.argsort(layer.groups, kind="stable")])
+        if layer.format in FP4:  # halves from -6 to 6
+            codes, scales = (2 * codes).astype(np.int8), scales / 2
+        if layer.zeros is not None:
+            codes = codes - np.repeat(layer.zeros, size, axis=1)
+        if layer.format in (*AWQ, Format.INT4):
+            constant = self._constants.add_int4(codes, size, name)
+        else:
+            constant = self._constants.add(codes.reshape(rows, -1, size), name)
+        weight = ops.multiply(widen(constant), f32(scales[:, :, None]))
         return ops.reshape(weight, i64(layer.shape), special_zero=False)
 
     def _input(self, x: Node, layer: LinearLayer) -> Node:
-        """x, scaled and rounded as the layer wants it: for e4m3 the codes, without `input_scale`."""
+        """x, scaled and rounded as the layer wants it: for e4m3 with an `input_scale` the codes, without that."""
         before = b"" if layer.pre_quant_scale is None else layer.pre_quant_scale.tobytes()
+        order = b"" if layer.groups is None else layer.groups.tobytes()
         scale = _input_scale(layer) if self._round and layer.input_scale is not None else None
-        key = (x.get_name(), before, scale)
+        dynamic = layer.dynamic if self._round and scale is None else ""
+        whole = layer.format in (Format.INT8_SQ, Format.INT8_ROW, Format.INT8_GROUP)
+        key = (x.get_name(), before, order, scale, dynamic)
         if key not in self._inputs:
             if layer.pre_quant_scale is not None:
                 x = ops.multiply(x, f32(layer.pre_quant_scale.astype(np.float32)))
-            if scale is not None:
-                x = quantize_int8(x, scale) if layer.format is Format.INT8_SQ else to_e4m3(x, scale)
+            if layer.groups is not None:
+                x = ops.gather(x, i64(np.argsort(layer.groups, kind="stable").tolist()), i64(-1))
+            if dynamic:
+                x = round_by_token(x, whole=dynamic == "int8")
+            elif scale is not None:
+                x = quantize_int8(x, scale) if whole else to_e4m3(x, scale)
             self._inputs[key] = x
         return self._inputs[key]
 
@@ -351,6 +380,18 @@ def quantize_int8(x: Node, scale: float) -> Node:
     """As `round_int8`, in the form by which OpenVINO multiplies 8-bit inputs and weights as integers."""
     low, high = f32(-128.0 * scale), f32(127.0 * scale)
     return ops.fake_quantize(x, low, high, low, high, 256)
+
+
+def round_by_token(x: Node, *, whole: bool) -> Node:
+    """x [..., in] as multiples of a scale for each token, by which the largest is 448 (e4m3), or 127 (`whole`).
+
+    As vLLM's kernels find it for dynamic W8A8 (csrc/quantization/compressed_tensors/int8_quant_kernels.cu).
+    """
+    largest = ops.reduce_max(ops.abs(x), i64([-1]), keep_dims=True)
+    scale = ops.divide(ops.maximum(largest, f32(1e-30)), f32(127.0 if whole else E4M3_MAX))
+    ratio = ops.divide(x, scale)
+    steps = ops.clamp(ops.round(ratio, "half_to_even"), -128.0, 127.0) if whole else to_e4m3(ratio, 1.0)
+    return ops.multiply(steps, scale)
 
 
 CACHES = {"FP8": round_e4m3, "INT8": round_int8}

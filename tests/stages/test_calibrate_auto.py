@@ -1,0 +1,139 @@
+"""Format `auto`: what is measured once, what budgets make of it, and that the files hold what was chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import StageError, UserError
+from pipeline.models import CheckpointReader
+from pipeline.progress import Silent
+from pipeline.recipe import Quantization
+from pipeline.stages.calibrate import auto
+from pipeline.stages.calibrate.calibration import calibrate, measure_sensitivity
+from pipeline.stages.evaluate.decoder import Decoder
+from tests.support.calibrated import Calibrations, facts
+
+FORMATS = ("int4_awq", "w4a16_nvfp4", "fp8")
+
+
+def budget(bits: float, kv_cache: str = "auto") -> Quantization:
+    calibration = {"dataset": "support", "samples": 12, "max_tokens": 48, "allow_sample_count": True}
+    return Quantization.model_validate(
+        {
+            "format": "auto",
+            "auto": {"effective_bits": bits, "formats": list(FORMATS)},
+            "kv_cache": kv_cache,
+            "awq_block_size": 64,
+            "calibration": calibration,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(calibrations: Calibrations, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of a measurement that was stopped at its first score, and gone on with."""
+    into, kept = tmp_path_factory.mktemp("sensitivity"), tmp_path_factory.mktemp("kept") / "search.pt"
+    arguments: dict[str, Any] = {"kept": kept, "into": into, "progress": Silent(), "device": "cpu"}
+    inputs = (calibrations.source(), calibrations.dataset(), budget(6))
+    batches: list[object] = []
+
+    def counted(*given: Any) -> Any:
+        batches.append(given)
+        return forward(*given)
+
+    def stopped(*_: Any) -> None:
+        raise RuntimeError("stopped here")
+
+    forward = auto.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "forward", counted)
+        loss = auto._loss
+        patch.setattr(auto, "_loss", stopped)
+        with pytest.raises(StageError, match="stopped here"):
+            measure_sensitivity(*inputs, **arguments)
+        patch.setattr(auto, "_loss", loss)
+        first, batches[:] = len(batches), []
+        told = measure_sensitivity(*inputs, **arguments)
+    assert first == 4 * len(batches) + 1  # two passes of AWQ, one each of NVFP4 and FP8
+    assert told["groups"] == 2 * 4
+    assert not kept.exists()
+    return into
+
+
+def test_every_group_has_a_cost_for_every_format_that_falls_with_its_bits(measured: Path) -> None:
+    found = json.loads((measured / auto.SENSITIVITY).read_text(encoding="utf-8"))
+    assert found["bits"].keys() == {"none", *FORMATS}
+    groups = {tuple(name.split(".", 3)[3] for name in group["layers"]) for group in found["groups"]}
+    assert groups == {
+        ("self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj"),
+        ("self_attn.o_proj",),
+        ("mlp.gate_proj", "mlp.up_proj"),
+        ("mlp.down_proj",),
+    }
+    for group in found["groups"]:
+        by_bits = sorted(group["scores"], key=found["bits"].__getitem__)
+        scores = [group["scores"][form] for form in by_bits]
+        assert scores == sorted(scores, reverse=True)
+        assert scores[-1] == 0 < scores[0]
+
+
+@pytest.mark.parametrize(("bits", "kv_cache"), [(5.0, "auto"), (9.0, "fp8")])
+def test_a_budget_measures_nothing_and_its_choice_is_in_the_files(
+    calibrations: Calibrations,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bits: float,
+    kv_cache: str,
+) -> None:
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("a batch went through the model again")
+
+    monkeypatch.setattr(auto._Forward, "__call__", forbidden)
+    calibrate(
+        calibrations.source(),
+        calibrations.dataset(),
+        budget(bits, kv_cache),
+        exports=(),
+        into=tmp_path,
+        progress=Silent(),
+        device="cpu",
+        sensitivity_dir=measured,
+    )
+    chosen = facts(tmp_path)["auto"]
+    assert bits - 1.5 < chosen["effective_bits"] <= bits
+    assert not (tmp_path / auto.STATE).exists()
+    checkpoint = CheckpointReader(tmp_path / "hf")
+    checkpoint.check()
+    assert (checkpoint.quantization.kv_cache == "FP8") == (kv_cache == "fp8")
+    formats = {
+        shape.name: str(checkpoint.quantization.format_of(shape.name))
+        for shape in checkpoint.architecture.linears()
+    }
+    assert {form: list(formats.values()).count(form) for form in set(formats.values())} == chosen["formats"]
+    assert len(chosen["formats"]) > 1
+    for layer in range(2):
+        block = f"model.layers.{layer}."
+        assert len({formats[f"{block}self_attn.{part}_proj"] for part in "qkv"}) == 1
+        assert len({formats[f"{block}mlp.{part}_proj"] for part in ("gate", "up")}) == 1
+    text = [[(7 * n * n + 3) % 400 + 3 for n in range(40)]]
+    exact = Decoder(CheckpointReader(calibrations.source()), text, "cpu").hidden_states(lambda: None).numpy()
+    rounded = Decoder(checkpoint, text, "cpu").hidden_states(lambda: None).numpy()
+    assert 1e-4 < np.sqrt(np.mean((rounded - exact) ** 2)) / exact.std() < 0.4
+
+
+def test_a_budget_without_what_was_measured_is_refused(calibrations: Calibrations, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs measured sensitivity"):
+        calibrate(
+            calibrations.source(),
+            calibrations.dataset(),
+            budget(6),
+            exports=(),
+            into=tmp_path,
+            progress=Silent(),
+        )
