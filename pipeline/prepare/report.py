@@ -158,7 +158,9 @@ def make_report(
     )
 
 
-def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) -> Comparison:
+def compare_recipe(
+    recipe: Recipe, store: Store, workload: ComparisonOptions, *, lifted: bool = True
+) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
 
     Raises:
@@ -182,7 +184,8 @@ def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) ->
         return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
 
     steps = read_settings(recipe).steps
-    return compare(recipe, sizes, comparison_settings(workload, recipe.limits), steps=steps, judge=judge)
+    question = comparison_settings(workload, recipe.limits)
+    return compare(recipe, sizes, question, steps=steps, judge=judge, lifted=lifted)
 
 
 def _probes(

@@ -16,7 +16,7 @@ from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import DeploymentSpec, StepLimits, deployment_spec, plan_memory
 from pipeline.plan.performance.forecast import Forecast, forecast_recipe
-from pipeline.plan.performance.queueing import Workload
+from pipeline.plan.performance.queueing import WAVES, Workload
 from pipeline.plan.performance.service import Cost, LoadPoint, token_cost
 from pipeline.plan.plan import TARGET
 from pipeline.plan.settings import ComparisonOptions
@@ -140,6 +140,7 @@ def compare(
     *,
     steps: Mapping[str, StepLimits] | None = None,
     judge: Callable[[Recipe], Sequence[str]] = lambda _: (),
+    lifted: bool = True,
 ) -> Comparison:
     """Compare all GPUs, splits, formats and drafts that a recipe could have.
 
@@ -147,11 +148,12 @@ def compare(
         sizes: role -> model, of all of the recipe's models.
         steps: role -> what its runtime asks of an engine.
         judge: Gives further objections to a recipe (preflight), as sentences; asked about those that would serve.
+        lifted: Let every deployment take what it holds, whatever the recipe's limit of requests at a time.
     """
     assert not isinstance(recipe.runtime, CpuRuntime), "the caller looked"
     drafts = question.acceptance is not None
     changed = candidates(recipe, sizes[TARGET], question.devices, drafts=drafts)
-    options = [_option(one, sizes, question, steps, judge) for one in changed]
+    options = [_option(one, sizes, question, steps, judge, lifted) for one in changed]
     serving = sorted((one for one in options if one.best is not None), key=_rank(question))
     refused = tuple(one for one in options if one.best is None)
     places = tuple(place for option in serving for place in _places(option, question))
@@ -165,13 +167,14 @@ def _option(
     question: ComparisonSettings,
     steps: Mapping[str, StepLimits] | None,
     judge: Callable[[Recipe], Sequence[str]],
+    lifted: bool,
 ) -> DeploymentOption:
     spec = deployment_spec(recipe, sizes, steps)
     assert spec is not None, "sizes are of all models"
     assert not isinstance(recipe.runtime, CpuRuntime), "candidates are for GPUs"
     memory = plan_memory(spec)
-    # Every GPU may take what it holds: limits of the recipe are those of another.
-    spec = replace(spec, concurrency=max(1, min(memory.sequences, _MOST)))
+    if lifted:
+        spec = replace(spec, concurrency=max(1, min(memory.sequences, _MOST)))
     work = question.work
     seen = forecast_recipe(
         recipe,
@@ -180,7 +183,7 @@ def _option(
         prompt_tokens=work.prompt_tokens,
         output_tokens=work.output_tokens,
         sequences=memory.sequences,
-        waves=_WAVES,
+        waves=_WAVES if lifted else WAVES,
     )
     best = seen.within_slo if seen is not None else None
     reasons = tuple(_reasons(spec, seen)) or tuple(judge(recipe))
