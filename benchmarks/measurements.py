@@ -154,6 +154,12 @@ MEASUREMENTS = {
         "the engine alone: tokens/s and TTFT for 1, 8, 16 streams, with and without draft",
         2,
     ),
+    "auto_front": Measurement(
+        "python benchmarks/auto_front.py --json",
+        "--formats fp8 --bits",
+        "format `auto` over budgets of bits, beside every uniform format",
+        3,
+    ),
     "fleet": Measurement(
         "python benchmarks/fleet.py --json",
         "--small",

@@ -29,6 +29,7 @@ EXAMPLES: Mapping[str, Any] = {
     "ignore_eos": True, "logit_bias": {7: 1.0}, "bad_words": "a", "repetition_penalty": 1.5, "presence_penalty": 0.5,
     "frequency_penalty": 0.5, "length_penalty": 0.5, "end_id": 7, "num_draft_tokens": 7, "log_probs": True,
     "top_log_probs": 7, "prompt_log_probs": 0, "token_ids": True, "priority": 0.75, "guide_type": "json", "guide": "a",
+    "adapter": "a",
 }  # fmt: skip
 # Parameter -> fields of the gateway, where those have other names; and what a recipe must have for it.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -38,10 +39,16 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "prompt_log_probs": ("prompt_logprobs", "echo"),
     "guide_type": ("response_format", "guided_json", "guided_regex", "guided_grammar"),
     "guide": ("response_format", "guided_json", "guided_regex", "guided_grammar"),
+    "adapter": ("model",),
 }
 # What the engine, or the gateway, refuses although the entry model has an input for it: beams, and logits of answers.
 _REFUSED = (("cpu", "length_penalty"), ("tensorrt", "top_log_probs"))
-_NEEDS = {"guide_type": "guided_decoding", "guide": "guided_decoding", "num_draft_tokens": "draft"}
+_NEEDS = {
+    "guide_type": "guided_decoding",
+    "guide": "guided_decoding",
+    "num_draft_tokens": "draft",
+    "adapter": "adapters",
+}
 _IDS = TokenIds(0, 0, (), 8)
 # Title of a column -> the entry model of a package, with or without `serving.prompt_log_probs`.
 _RUNTIMES: Mapping[str, Callable[[bool], ModelSignature]] = {
@@ -111,7 +118,7 @@ def _meanings() -> Iterator[tuple[str, str]]:
 
 
 def _cpu() -> ModelSignature:
-    return _entry(cpu_models(CpuSettings(512, 256, 8, guided_decoding=True), _IDS))
+    return _entry(cpu_models(CpuSettings(512, 256, 8, guided_decoding=True, adapters=("a",)), _IDS))
 
 
 def _tensorrt(version: str, prompts: bool) -> ModelSignature:

@@ -23,7 +23,6 @@ from pipeline.client.testing import Ending, Received, Reply
 from pipeline.gateway.api.bounds import MAX_BODY_BYTES
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.served_model import ModelTokenizer
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.text_processes import (
     LONG_CHARS,
@@ -34,6 +33,7 @@ from pipeline.gateway.text_processes import (
     TextProcesses,
 )
 from pipeline.gateway.text_server import schema_faults
+from pipeline.gateway.tokenizer import ModelTokenizer
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.reading import read_tokenizer
 from tests.gateway.conftest import Running, Start

@@ -13,10 +13,12 @@ from pipeline.errors import StageError, UserError
 from pipeline.models import CheckpointReader
 from pipeline.progress import Silent
 from pipeline.recipe import Quantization
+from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.stages.calibrate import auto
 from pipeline.stages.calibrate.calibration import calibrate, measure_sensitivity
 from pipeline.stages.evaluate.decoder import Decoder
 from tests.support.calibrated import Calibrations, facts
+from tests.support.decoding import Stateful
 
 FORMATS = ("int4_awq", "w4a16_nvfp4", "fp8")
 
@@ -121,10 +123,19 @@ def test_a_budget_measures_nothing_and_its_choice_is_in_the_files(
         block = f"model.layers.{layer}."
         assert len({formats[f"{block}self_attn.{part}_proj"] for part in "qkv"}) == 1
         assert len({formats[f"{block}mlp.{part}_proj"] for part in ("gate", "up")}) == 1
-    text = [[(7 * n * n + 3) % 400 + 3 for n in range(40)]]
-    exact = Decoder(CheckpointReader(calibrations.source()), text, "cpu").hidden_states(lambda: None).numpy()
-    rounded = Decoder(checkpoint, text, "cpu").hidden_states(lambda: None).numpy()
+    prompts = np.random.default_rng(4).integers(3, 400, (24, 6)).tolist()
+    exact = (
+        Decoder(CheckpointReader(calibrations.source()), prompts, "cpu").hidden_states(lambda: None).numpy()
+    )
+    judged = Decoder(checkpoint, prompts, "cpu")
+    rounded = judged.hidden_states(lambda: None).numpy()
     assert 1e-4 < np.sqrt(np.mean((rounded - exact) ** 2)) / exact.std() < 0.4
+    build_ir(tmp_path / "hf", tmp_path / "ir", simulate_activations=True, progress=Silent())
+    engine, wanted = Stateful(tmp_path / "ir"), (rounded @ judged.head().numpy().T).reshape(24, 6, -1)
+    logits = np.stack([engine.logits(prompt) for prompt in prompts])
+    # Where noise carries a rounded input over the edge of a step, the rest of that prompt differs.
+    error = np.abs(logits - wanted).max(axis=(1, 2)) / np.abs(wanted).max()
+    assert np.median(error) < 2e-5
 
 
 def test_a_budget_without_what_was_measured_is_refused(calibrations: Calibrations, tmp_path: Path) -> None:

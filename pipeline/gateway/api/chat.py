@@ -176,6 +176,8 @@ class Completion(ModelAnswer):
         deltas = choice.deltas(chunk)
         reason = choice.finish_reason(chunk)
         log_probs = choice.log_probs([chunk]) if chunk.log_probs or chunk.prompt_log_probs else None
+        if not reason and not log_probs and len(deltas) == 1 and deltas[0].keys() == {"content"}:
+            return encoder.text(index, deltas[0]["content"])
         if (reason or log_probs) and not deltas:
             deltas = [{} if self.chat else {"text": ""}]
         last = len(deltas) - 1

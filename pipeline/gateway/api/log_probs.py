@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.client import Chunk, PromptLogProbs
-from pipeline.gateway.served_model import ModelTokenizer
+from pipeline.gateway.tokenizer import ModelTokenizer
 
 # JSON has no infinity; vLLM writes the same number.
 _LEAST = -9999.0
