@@ -95,7 +95,7 @@ def test_a_price_moves_the_ranking_and_nothing_else() -> None:
 
 def test_without_prices_gpu_time_ranks_and_without_acceptance_no_draft_is_there() -> None:
     seen = ask(replace(QUESTION, prices={"l4-24g": 0.5}, acceptance=None))
-    times = [option.gpu_seconds for option in seen.serving]
+    times = [(bool(option.unchecked), option.gpu_seconds) for option in seen.serving]
     assert times == sorted(times)
     assert not any(option.draft for option in (*seen.serving, *seen.refused))
     assert [option.gpu for option in seen.serving if option.cost] == ["l4-24g"] * sum(
