@@ -7,6 +7,7 @@
     │   ├── SourceError                    a checkpoint cannot be had as asked (missing, gated, wrong hash, …)
     │   └── CheckpointError                a model's files are damaged, or not of the layout they claim
     ├── GateFailed                exit 3   quantization cost more quality than the recipe allows
+    ├── SloMissed                 exit 4   a forecast misses the recipe's SLO
     ├── StoreError                         the store, or an artifact in it, cannot be read or written
     │   └── DamagedArtifact       exit 2   files are not those that were published
     ├── StageError                         a stage left something other than what it promised
@@ -132,6 +133,12 @@ class GateFailed(PipelineError):
     """The quantized model is further from the original than the recipe allows."""
 
     exit_code: ClassVar[int] = 3
+
+
+class SloMissed(PipelineError):
+    """The forecast of a deployment misses the SLO of its recipe."""
+
+    exit_code: ClassVar[int] = 4
 
 
 class StoreError(PipelineError):

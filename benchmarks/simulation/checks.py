@@ -13,17 +13,11 @@ import numpy as np
 
 from benchmarks.simulation.outcome import FleetResult, FleetSettings
 from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, RandomRouting, Routing
-from benchmarks.simulation.service import Service, StepTimes, cpu_service
+from benchmarks.simulation.service import cpu_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.accuracy import (
-    PublishedFigure,
-    compute_figure,
-    figures,
-    full_load_requests,
-    max_requests,
-)
-from pipeline.plan.performance.engine import EngineSpeed
+from pipeline.plan.performance.accuracy import figures, full_load_requests, served_figure
+from pipeline.plan.performance.scheduler import ServedEngine, StepTimes
 
 _T_95 = 2.262  # 95 % of Student's t with nine degrees of freedom lie within
 _RUNS = 10
@@ -56,7 +50,7 @@ def random_queue(servers: int, load: float, requests: int, seed: int) -> FleetRe
     chance = np.random.default_rng(seed)
     times = accumulate(chance.exponential(1 / load, requests).tolist())
     lengths = chance.exponential(1.0, requests).tolist()
-    service = Service("M/M/c", StepTimes(lambda *_: 1.0), slots=1, blocks=1_000_000)
+    service = ServedEngine("M/M/c", StepTimes(lambda *_: 1.0), slots=1, blocks=1_000_000)
     conversations = (
         Conversation(number, start, 0, 0, 0, (0,), (length,), ())
         for number, (start, length) in enumerate(zip(times, lengths, strict=True))
@@ -90,7 +84,7 @@ def against_erlang_c(servers: int = 4, load: float = 3.2, requests: int = 20_000
     }
 
 
-def all_at_once(service: Service, count: int, prompt: int, answer: int) -> FleetResult:
+def all_at_once(service: ServedEngine, count: int, prompt: int, answer: int) -> FleetResult:
     """Run one replica on requests that all wait at the start.
 
     Args:
@@ -118,45 +112,23 @@ def against_published(model: str, gpu: str) -> Iterator[dict[str, Any]]:
         gpu: Name in recipes.
 
     Yields:
-        For each figure the measurement, the plan's and the simulation's value, in tokens a second.
+        For each figure the measurement and the simulation's value, in tokens a second.
     """
     for figure in figures():
         if (figure.kind, figure.model, figure.gpu, figure.split.pipeline) == ("full-load", model, gpu, 1):
-            slots = max_requests(figure)
-            service = _service(figure, slots)
-            count = full_load_requests(figure)
-            run = all_at_once(service, count, figure.prompt_tokens, figure.output_tokens)
+            run = all_at_once(
+                served_figure(figure), full_load_requests(figure), figure.prompt_tokens, figure.output_tokens
+            )
             yield {
                 "figure": figure.label,
-                "use": figure.use,
-                "measured": figure.measured,
-                "plan": round(compute_figure(figure), 1),
+                "measured": figure.measured["throughput"],
                 "simulated": round(tokens_per_s(run), 1),
             }
 
 
-def _service(figure: PublishedFigure, slots: int) -> Service:
-    engine = EngineSpeed.of(figure.need, figure.gpu, figure.track)
-    tokens = figure.prompt_tokens + figure.output_tokens
-    return Service(
-        name=figure.label,
-        times=StepTimes.of(engine),
-        slots=slots,
-        blocks=slots * -(-tokens // 32),
-        step_tokens=engine.step_tokens,
-        max_prompt=tokens,
-        gpus=engine.gpus,
-    )
-
-
-def errors(rows: Sequence[Mapping[str, Any]], of: str) -> dict[str, float]:
-    """Summarize relative errors of a column.
-
-    Args:
-        rows: Rows of `against_published`.
-        of: `plan` or `simulated`.
-    """
-    off = sorted(abs(row[of] / row["measured"] - 1) for row in rows)
+def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Summarize relative errors of rows of `against_published`."""
+    off = sorted(abs(row["simulated"] / row["measured"] - 1) for row in rows)
     return {"count": len(off), "median": statistics.median(off), "worst": off[-1]} if off else {"count": 0}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.simulation.autoscaler import ScalingRule
-from benchmarks.simulation.service import Service
+from pipeline.plan.performance.scheduler import ServedEngine
 
 SERVED, REFUSED, BROKEN = 0, 1, 2
 
@@ -48,7 +48,7 @@ class FleetSettings:
         losses: Nodes that are lost.
     """
 
-    service: Service
+    service: ServedEngine
     replicas: int
     rule: ScalingRule | None = None
     queue_limit: int | None = None

@@ -14,10 +14,11 @@ import numpy as np
 from benchmarks.simulation.autoscaler import ScalingRule
 from benchmarks.simulation.outcome import FleetResult, FleetSettings, Loss
 from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, RandomRouting, Routing
-from benchmarks.simulation.service import Service, recipe_service
+from benchmarks.simulation.service import recipe_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import PEOPLE, Arrivals, Kind, Traffic
 from pipeline.client.spreading import LOAD_BOUND, LOAD_FLOOR
+from pipeline.plan.performance.scheduler import ServedEngine
 
 Way = Literal["random", "least load", "affinity"]
 _LINE_S = 600.0  # between points of a time line
@@ -120,7 +121,7 @@ def _size(scenario: Scenario) -> float:
     return scenario.arrivals.requests_per_s * scenario.arrivals.length_s
 
 
-def full_rate(service: Service, kind: Kind) -> float:
+def full_rate(service: ServedEngine, kind: Kind) -> float:
     """Requests a second that fill a replica if nothing of any prompt is in its cache: the unit of loads."""
     return service.requests_per_s(kind.mean_prompt, kind.answer, 0)
 

@@ -16,9 +16,9 @@ from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, Lev
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.extras import missing
 from pipeline.plan.performance.calibration import MeasuredLoad, model_name, recipe_model
-from pipeline.plan.performance.engine import Workload, token_acceptance
+from pipeline.plan.performance.engine import token_acceptance
 from pipeline.plan.performance.fit import CalibrationFit, fit_calibration
-from pipeline.plan.performance.forecast import UNDER_LOAD
+from pipeline.plan.performance.queueing import Workload
 from pipeline.plan.performance.service import DeploymentModel
 from pipeline.prepare.calibrations import calibrated_device, stored_calibration
 from pipeline.prepare.report import make_report
@@ -82,7 +82,6 @@ class LoadForecaster:
             device=self.device,
             source=self.source,
             points=tuple(self._point(level, self.model) for level in levels),
-            warnings=(UNDER_LOAD,),
         )
 
     def _point(self, level: LevelResult, model: DeploymentModel) -> ForecastPoint | None:

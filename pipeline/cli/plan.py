@@ -19,7 +19,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.output import note
 from pipeline.cli.settings_options import options_of
-from pipeline.errors import UserError
+from pipeline.errors import SloMissed, UserError
 from pipeline.plan.settings import CompareSettings, PlanSettings
 
 if TYPE_CHECKING:
@@ -69,10 +69,11 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     `pipeline build` would make, and what is wrong. Only config.json and the headers of models that are not known are
     downloaded.
 
-    Exit code 2 if it does not fit, or a build would be refused.
+    Exit code 2 if it does not fit, or a build would be refused; 4 if it misses its SLO.
 
     \b
     pipeline plan llama-3.1-8b-fp8
+    pipeline plan llama-3.1-8b-fp8 --prompt-tokens 1000 --output-tokens 300 --rate 20 --output sized.yaml
     pipeline plan llama-3.3-70b-fp8 --set runtime.gpu=h200-sxm-141g --set runtime.tensor_parallel=2
     pipeline plan tiny-cpu --json
     pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --acceptance 0.8 --price h100-sxm=2.5
@@ -81,6 +82,8 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     from pipeline.cli.render.plan import document, page
     from pipeline.prepare.calibrations import stored_calibration
     from pipeline.prepare.report import make_report
+    from pipeline.prepare.sizing import sized_recipe
+    from pipeline.recipe.catalog import write_recipe
     from pipeline.serving.deployments import recipe_of
 
     artifacts = open_store()
@@ -91,6 +94,14 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     click.echo(document(outlook, artifacts) if as_json else page(outlook, artifacts, Look.of_output()))
     if outlook.refused:
         sys.exit(UserError.exit_code)
+    if settings.output is not None:
+        text = sized_recipe(outlook, settings.output.absolute().parent)
+        write_recipe(text, settings.output, force=False)
+        note(
+            f"wrote {settings.output}; next: pipeline deploy {settings.output} --target kubernetes --output cluster"
+        )
+    if outlook.meets_slo is False:
+        sys.exit(SloMissed.exit_code)
 
 
 @command.command()

@@ -58,6 +58,7 @@ class GpuRates:
     pcie_gb_s: float  # 16 lanes, one direction
     nvlink_gb_s: float = 0.0  # one direction; 0: it has no NVLink
     nvlink_gpus: int = 1  # that NVLink joins
+    tdp_w: float | None = None  # the highest that the product allows
     unverified: tuple[str, ...] = ()  # fields that no source was at hand for
 
     def link_gb_s(self, gpus: int) -> float:
@@ -134,6 +135,7 @@ def gpu_rates(name: str) -> GpuRates:
         pcie_gb_s=float(_data()["pcie_gb_s"][facts["pcie"]]),
         nvlink_gb_s=float(facts.get("nvlink_gb_s", 0)),
         nvlink_gpus=facts.get("nvlink_gpus", 1),
+        tdp_w=facts.get("tdp_w"),
         unverified=tuple(facts.get("unverified", ())),
     )
 

@@ -194,6 +194,17 @@ class WorkloadOptions(Settings):
 class PlanSettings(WorkloadOptions):
     """Settings of `pipeline plan RECIPE`."""
 
+    rate: Annotated[float | None, Option(metavar="PER_SECOND")] = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="Requests a second at the day's peak: how many replicas meet the SLO, and what they take.",
+    )
+    output: Annotated[Path | None, Option(metavar="FILE.yaml")] = Field(
+        default=None,
+        description="Write the recipe with what the plan found: the requests at a time that meet the SLO, or the "
+        "replicas of --rate, from which `pipeline deploy` makes manifests.",
+    )
     calibration: Annotated[Literal["none"] | Path | None, Option(metavar="FILE|none")] = Field(
         default=None,
         description="Forecast with these constants instead of the store's; none: with those of published figures.",

@@ -313,7 +313,7 @@ class _Draft:
 
     def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
         options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
-        return compare_recipe(self._recipe(**sections), self.store, options)
+        return compare_recipe(self._recipe(**sections), self.store, options, lifted=False)
 
     def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:
         """The first format that serves; of its splits, the smallest that serves enough, or else the most."""

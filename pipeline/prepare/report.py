@@ -25,7 +25,7 @@ from pipeline.plan.performance.calibration import SpeedCalibration
 from pipeline.plan.performance.compare import Comparison, compare, comparison_settings
 from pipeline.plan.plan import DRAFT, TARGET, Plan
 from pipeline.plan.preflight import Finding, GeneratedConfig, allow, findings
-from pipeline.plan.settings import ComparisonOptions, WorkloadOptions
+from pipeline.plan.settings import ComparisonOptions, PlanSettings, WorkloadOptions
 from pipeline.prepare.facts import (
     RecipeFacts,
     read_access,
@@ -84,16 +84,11 @@ class PlanReport:
         words = [_memory_words(self.memory)]
         if self.meets_slo is not None:
             missed = "does not meet the SLO with so many requests of such lengths"
-            words.append(f"meets the SLO{self._if_formula_holds}" if self.meets_slo else missed)
+            words.append("meets the SLO" if self.meets_slo else missed)
         errors = sum(finding.stops for finding in self.findings)
         if errors:
             words.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
         return "; ".join(words)
-
-    @property
-    def _if_formula_holds(self) -> str:
-        late = self.recipe.slo.ttft_p95_ms is not None and self.recipe.limits.max_concurrency > 1
-        return ", if the formula for first tokens under load holds" if late else ""
 
 
 def _memory_words(memory: MemoryPlan | None) -> str:
@@ -163,7 +158,9 @@ def make_report(
     )
 
 
-def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) -> Comparison:
+def compare_recipe(
+    recipe: Recipe, store: Store, workload: ComparisonOptions, *, lifted: bool = True
+) -> Comparison:
     """Rank GPUs, splits, formats and drafts for a recipe, each judged by preflight.
 
     Raises:
@@ -187,7 +184,8 @@ def compare_recipe(recipe: Recipe, store: Store, workload: ComparisonOptions) ->
         return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
 
     steps = read_settings(recipe).steps
-    return compare(recipe, sizes, comparison_settings(workload, recipe.limits), steps=steps, judge=judge)
+    question = comparison_settings(workload, recipe.limits)
+    return compare(recipe, sizes, question, steps=steps, judge=judge, lifted=lifted)
 
 
 def _probes(
@@ -324,6 +322,7 @@ def _performance(
             output_tokens=workload.output_tokens,
             sequences=memory.sequences,
             gpu_hour=workload.prices.get(memory.spec.device),
+            requests_per_s=workload.rate if isinstance(workload, PlanSettings) else None,
             calibration=calibration,
         )
     except UserError as error:  # the GPU's peak rates are not among the data

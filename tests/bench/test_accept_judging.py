@@ -13,7 +13,7 @@ from pipeline.bench.accept.judging import held_to_forecast, memory_checks, slo_c
 from pipeline.machine import gpus
 from pipeline.machine.probe import CommandOutput
 from pipeline.plan.memory import MemoryPlan
-from pipeline.plan.performance.accuracy import Estimate
+from pipeline.plan.performance.estimates import Estimate
 from pipeline.prepare.report import make_report
 from pipeline.recipe import Slo, load_recipe
 from pipeline.serving.served import gpu_memory_mib

@@ -62,7 +62,7 @@ def run(*words: str) -> Result:
             InitRequest(source=LLAMA_8B, gpu="b300-sxm-288g"),
             "1 x b300-sxm-288g",
             "fp8",
-            True,
+            False,
         ),
         (InitRequest(source=LLAMA_70B, gpu="a100-sxm-80g", gpus=1), "1 x a100-sxm-80g", "int4_awq", False),
         (

@@ -14,7 +14,7 @@ from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchForecast, BenchResult, LevelResult, ServerFigures
 from pipeline.bench.summary import summarize
 from pipeline.client import Stats
-from pipeline.plan.performance.engine import Workload
+from pipeline.plan.performance.queueing import Workload
 from pipeline.recipe import Slo
 
 SLO = Slo(ttft_p95_ms=500, itl_p95_ms=50)

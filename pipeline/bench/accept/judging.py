@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.bench.accept.report import AcceptanceCheck, Outcome
 from pipeline.plan.memory import MemoryPlan
 from pipeline.plan.memory.accuracy import capacity_accuracy
-from pipeline.plan.performance.accuracy import Estimate
+from pipeline.plan.performance.estimates import Estimate
 from pipeline.recipe import Slo
 
 

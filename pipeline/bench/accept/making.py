@@ -21,7 +21,7 @@ from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.client import Sampling
 from pipeline.machine.gpus import allowed_devices
 from pipeline.machine.packages import Need, missing_text
-from pipeline.plan.performance.accuracy import Estimate, interval_estimate, rate_estimate, unchecked
+from pipeline.plan.performance.estimates import Estimate
 from pipeline.plan.settings import WorkloadOptions
 from pipeline.prepare import prepare
 from pipeline.prepare.report import make_report
@@ -195,25 +195,24 @@ def load(run: AcceptanceRun) -> Checks:
         yield from _no_fault(level)
         if not figures["requests"]:
             continue
-        point, checked = points.get(streams), _is_checked(run, streams)
-        known = point is not None
+        point = points.get(streams)
         yield held_to_forecast(
             f"tokens a second, {streams} streams",
             figures["tokens_per_s"],
-            rate_estimate(point.tokens_per_s, checked=checked) if known and point else None,
+            forecast.estimate("throughput", point.tokens_per_s) if forecast and point else None,
             "tokens/s",
             less_is_better=False,
         )
         yield held_to_forecast(
             f"time between tokens, {streams} streams, mean",
             figures["tpot_ms"],
-            interval_estimate(point.itl_ms, checked=checked) if known and point else None,
+            forecast.estimate("tpot", point.itl_ms) if forecast and point else None,
             "ms",
         )
         yield held_to_forecast(
             f"first token, {streams} streams, p95",
             figures["ttft_p95_ms"],
-            Estimate(point.ttft_ms) if known and point else None,
+            Estimate(point.ttft_ms) if point else None,
             "ms",
         )
     as_deployed = figures
@@ -286,13 +285,3 @@ def _no_fault(level: LevelResult) -> Checks:
         f"{asked - done} of {asked}",
         "; ".join(list(level.errors)[:3]),
     )
-
-
-def _is_checked(run: AcceptanceRun, streams: int) -> bool:
-    """Whether published figures cover this load: none is of a draft, and some engines cannot answer without theirs."""
-    if run.recipe.draft is not None and not run.separate_draft:
-        return False
-    memory, kind = (run.plan.memory if run.plan is not None else None), run.recipe.runtime.kind
-    if memory is None or kind == "cpu":
-        return False
-    return not unchecked("throughput", memory.spec.models[0], memory.spec.device, kind, batch=streams)

@@ -13,17 +13,13 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from pipeline.cli.render.speed import basis, number, wrapped
-from pipeline.plan.performance.accuracy import (
-    Estimate,
-    four_digits,
-    interval_estimate,
-    rate_estimate,
-)
 from pipeline.plan.performance.compare import Comparison, DeploymentOption, FrontPoint
+from pipeline.plan.performance.estimates import Estimate, four_digits
+from pipeline.plan.performance.forecast import Forecast
 from pipeline.plan.performance.service import LoadPoint
 
 _WIDTH = 110  # of running text
-_ENDS = {"memory": "memory, limits", "steps": "full steps", "ttft": "first token", "itl": "between tokens"}
+_ENDS = {"memory": "memory", "limits": "memory", "ttft": "first token", "itl": "between tokens"}
 
 
 def comparison_lines(comparison: Comparison, *, rows: int) -> Iterator[str]:
@@ -53,8 +49,7 @@ def comparison_lines(comparison: Comparison, *, rows: int) -> Iterator[str]:
 
 def notes(comparison: Comparison, width: int) -> Iterator[str]:
     """Yield how sure the figures are, and which are unchecked."""
-    bracketed = any(not option.unchecked for option in comparison.serving)
-    yield from basis(width, throughput=bracketed, first_token=False)
+    yield from basis(width)
     for warning in comparison.warnings:
         yield from wrapped(f"warning: {warning}", width)
 
@@ -72,9 +67,10 @@ def measure_label(comparison: Comparison) -> str:
 
 def spent(option: DeploymentOption, comparison: Comparison) -> Estimate:
     """Cost of a million output tokens at the largest load."""
+    assert option.forecast is not None, "it serves"
     if comparison.question.priced and option.cost is not None:
-        return interval_estimate(option.cost.per_million_output, checked=not option.unchecked)
-    return interval_estimate(option.gpu_seconds, checked=not option.unchecked)
+        return option.forecast.interval(option.cost.per_million_output)
+    return option.forecast.interval(option.gpu_seconds)
 
 
 def _measure(comparison: Comparison) -> str:
@@ -152,7 +148,7 @@ class LoadRow:
     """Figures with so many requests at a time."""
 
     requests: int
-    ttft_p95_ms: float  # a queueing formula of unknown error
+    ttft_p95_ms: float  # simulated; no measurement checks it
     itl_ms: Estimate
     itl_p95_ms: float
     tokens_per_s: Estimate  # output, of all GPUs
@@ -182,9 +178,9 @@ class OptionRow:
     sequences: int  # of the recipe's longest that memory holds
     unverified_rates: bool  # peak rates of the GPU without a source at hand
     reasons: list[str]
-    unchecked: list[str]  # parts without a published figure, so that estimates have no ends
+    unchecked: list[str]  # parts that no measurement is of, so that estimates have no ends
     load: LoadRow | None  # the largest within the SLO
-    ended_by: Literal["memory", "steps", "ttft", "itl"] | None
+    ended_by: Literal["memory", "limits", "ttft", "itl"] | None
     gpu_seconds_per_million_output: Estimate | None
     cost: CostRow | None
 
@@ -217,7 +213,7 @@ class ComparisonDocument:
     acceptance: float | None
     slo: SloRow
     unit: Literal["price", "gpu_seconds"]  # figure of the ranking
-    serving: list[OptionRow]  # the best first
+    serving: list[OptionRow]  # those that measurements check first, and of them the best
     refused: list[OptionRow]
     front: list[PlaceRow]
     warnings: list[str]
@@ -252,8 +248,8 @@ def comparison_document(comparison: Comparison) -> ComparisonDocument:
 
 
 def _option_row(option: DeploymentOption) -> OptionRow:
-    load, cost, seen, checked = option.best, option.cost, option.forecast, not option.unchecked
-    serves = load is not None
+    load, cost, seen = option.best, option.cost, option.forecast
+    serves = load is not None and seen is not None
     return OptionRow(
         label=option.label,
         gpu=option.gpu,
@@ -266,32 +262,34 @@ def _option_row(option: DeploymentOption) -> OptionRow:
         unverified_rates=option.unverified,
         reasons=list(option.reasons),
         unchecked=list(option.unchecked),
-        load=_load_row(load, checked=checked) if load is not None else None,
+        load=_load_row(load, seen) if load is not None and seen is not None else None,
         ended_by=seen.ended_by if serves and seen is not None else None,
-        gpu_seconds_per_million_output=interval_estimate(option.gpu_seconds, checked=checked).shortened()
-        if serves
+        gpu_seconds_per_million_output=seen.interval(option.gpu_seconds).shortened()
+        if serves and seen is not None
         else None,
         cost=CostRow(
-            interval_estimate(cost.per_million_output, checked=checked).shortened(),
+            seen.interval(cost.per_million_output).shortened(),
             four_digits(cost.input_part),
             four_digits(cost.output_part),
         )
-        if cost is not None and serves
+        if cost is not None and serves and seen is not None
         else None,
     )
 
 
-def _load_row(load: LoadPoint, *, checked: bool) -> LoadRow:
+def _load_row(load: LoadPoint, seen: Forecast) -> LoadRow:
     return LoadRow(
         requests=load.batch,
         ttft_p95_ms=four_digits(load.ttft_ms),
-        itl_ms=interval_estimate(load.itl_ms, checked=checked).shortened(),
+        itl_ms=seen.estimate("tpot", load.itl_ms).shortened(),
         itl_p95_ms=four_digits(load.itl_p95_ms),
-        tokens_per_s=rate_estimate(load.tokens_per_s, checked=checked).shortened(),
+        tokens_per_s=seen.estimate("throughput", load.tokens_per_s).shortened(),
         user_tokens_per_s=four_digits(load.user_tokens_per_s),
     )
 
 
 def _place_row(place: FrontPoint) -> PlaceRow:
-    spent = interval_estimate(place.spent, checked=place.checked).shortened()
-    return PlaceRow(place.option.label, _load_row(place.load, checked=place.checked), spent)
+    seen = place.option.forecast
+    assert seen is not None, "it serves"
+    spent = seen.interval(place.spent).shortened()
+    return PlaceRow(place.option.label, _load_row(place.load, seen), spent)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.render.speed import number, wrapped
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
-from pipeline.plan.performance.accuracy import (
-    FigureError,
-    Use,
-    error_summary,
-    figure_errors,
-    figure_source,
-    quantile,
-)
+from pipeline.plan.performance.accuracy import figure_source, figures
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
+from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, figure_classes
 from pipeline.plan.performance.fit import FitRow
 from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.store import Json
@@ -26,11 +20,9 @@ from pipeline.store import Json
 if TYPE_CHECKING:
     from pipeline.bench.forecast import BenchCalibration
 
-_Group = tuple[str, str, str, str]  # source, kind, model with its format, GPUs
-
 
 def accuracy_page(*, as_json: bool) -> str:
-    """Render every point of memory with its error, and the figures of speed that were held aside, set by set."""
+    """Render every point of memory with its error, and the errors of speed, class by class."""
     parts = {"capacity": capacity_accuracy(), "load_log": load_log_accuracy()}
     if as_json:
         rows = {name: _row(part) for name, part in parts.items()}
@@ -64,59 +56,36 @@ def _table(part: MeasurementErrors, what: str) -> Iterator[str]:
 
 
 def _speed_lines() -> Iterator[str]:
-    """Yield the errors of speed for people."""
-    held, on = figure_errors("held-out"), fitted_constants()["fitted"]["on"]
-    yield f"speed, of published figures that no constant was fitted to (constants of {on})"
-    yield f"  {'kind':<12} {'model':<22} {'GPUs':<26} {'figures':>7} {'median':>7} {'lowest':>7} {'highest':>8}"
-    for (name, kind, model, gpus), ones in _sets(held).items():
-        errors = sorted(one.error for one in ones)
-        typical = quantile(sorted(abs(error) for error in errors), 0.5)
-        yield (
-            f"  {kind:<12} {model:<22} {gpus:<26} {len(ones):>7} {typical:>7.1%} {errors[0]:>+7.0%}"
-            f" {errors[-1]:>+8.0%}  {name}"
-        )
-    yield ""
-    yield f"  {'all':<12} {'figures':>7} {'median':>7} {'9 of 10':>8}   measured / computed, four of five"
-    titles: tuple[tuple[Use, str], ...] = (("held-out", "held aside"), ("calibrate", "fitted to"))
-    for use, title in titles:
-        for kind, one in error_summary(use).items():
+    """Yield the errors of speed, class by class, for people."""
+    on = fitted_constants()["fitted"]["on"]
+    yield f"speed: errors of measurements whose set-up was left out of the fit (constants of {on})"
+    for quantity in QUANTITIES:
+        found = [one for one in figure_classes() if one.quantity == quantity]
+        yield ""
+        yield f"{QUANTITY_NAMES[quantity]}, by model, format and GPU"
+        head = f"  {'class':<34} {'count':>5} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
+        yield f"{head}   measured / computed, four of five   model left out, median"
+        for one in found:
             yield (
-                f"  {kind:<12} {one['count']:>7} {one['median']:>7.1%} {one['p90']:>8.1%}"
-                f"   {one['low']:.2f} to {one['high']:.2f}   {title}"
+                f"  {one.name:<34} {one.count:>5} {one.mean:>6.1%} {one.median:>7.1%} {one.p90:>8.1%} {one.bias:>+6.1%}"
+                f"   {f'{one.low:.2f} to {one.high:.2f}':<33}   {one.unseen:.1%}"
             )
-    yield "  full-steps: full loads where prompts fill the steps before requests fill the memory"
     yield ""
-    yield from sorted({f"{one.figure.source}: {figure_source(one.figure)}" for one in held})
+    yield from wrapped(
+        "Set-ups (model, format, GPU, split, lengths) are left out together; in the last column all of a model in a "
+        "format on GPUs of a generation. What no class is of is not checked: it has no brackets.",
+        120,
+    )
+    yield ""
+    yield from sorted({f"{figure.source}: {figure_source(figure)}" for figure in figures()})
 
 
 def _speed_json() -> Mapping[str, Json]:
-    """Every figure that was held aside, and the summaries of both parts, for JSON."""
+    """Classes with their errors, for JSON."""
     return {
-        "held_out": dict(error_summary("held-out").items()),
-        "fitted_to": dict(error_summary("calibrate").items()),
-        "figures": [
-            {
-                "what": one.figure.label,
-                "kind": one.figure.kind,
-                "measured": one.figure.measured,
-                "computed": float(f"{one.computed:.4g}"),
-                "error": round(one.error, 4),
-                "source": figure_source(one.figure),
-            }
-            for one in figure_errors("held-out")
-        ],
+        "fitted": dict(fitted_constants()["fitted"]),
+        "classes": [asdict(one) for one in figure_classes()],
     }
-
-
-def _sets(figures: Sequence[FigureError]) -> dict[_Group, list[FigureError]]:
-    groups: dict[_Group, list[FigureError]] = {}
-    for one in figures:
-        figure = one.figure
-        ways = figure.split.world
-        stages = f" PP{figure.split.pipeline}" if figure.split.pipeline > 1 else ""
-        key = (figure.source, figure.kind, f"{figure.model} {figure.form}", f"{ways} x {figure.gpu}{stages}")
-        groups.setdefault(key, []).append(one)
-    return groups
 
 
 _UNITS = {"memory": "GB/s", "cache": "GB/s", "arithmetic": "10^9/s", "attention": "10^9/s"}

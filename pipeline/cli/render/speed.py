@@ -5,15 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from pipeline.plan.performance.accuracy import Estimate
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, SpeedCalibration
-from pipeline.plan.performance.forecast import Forecast
-from pipeline.plan.performance.roofline import fitted_constants
+from pipeline.plan.performance.estimates import QUANTITY_NAMES, Estimate, Trust
+from pipeline.plan.performance.forecast import Forecast, RatePlan
+from pipeline.plan.performance.queueing import Percentiles
 from pipeline.plan.performance.service import LoadPoint
 
 _ENDS = {
-    "memory": "memory or the limits hold no more",
-    "steps": "prompts of new requests leave no more room in a step",
+    "memory": "memory holds no more",
+    "limits": "the limits let no more in",
     "ttft": "with more, first tokens are late",
     "itl": "with more, tokens are too slow",
 }
@@ -60,43 +60,69 @@ def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
             money = figure(forecast.interval(forecast.cost.per_million_output))
             parts = f"{number(forecast.cost.input_part)} and {number(forecast.cost.output_part)}"
             yield f"  a million output tokens   {money}; or input and output apart, {parts}"
+        if forecast.kwh_per_million is not None:
+            watts = f"{forecast.gpus} x {forecast.gpu_w:g} W, the most that the GPUs may take"
+            yield f"  energy of a million       {number(forecast.kwh_per_million)} kWh ({watts})"
+        if forecast.lifted is not None and forecast.lifted.batch > load.batch:
+            more = (
+                f"{forecast.lifted.batch} requests at a time, {number(forecast.lifted.tokens_per_s)} tokens/s"
+            )
+            yield f"  with limits lifted        {more} (--set limits.max_concurrency={forecast.lifted.batch})"
     else:
         yield "  within the SLO            not even one request at a time"
+    if forecast.rate is not None:
+        yield from _rate_lines(forecast, forecast.rate)
     yield ""
-    yield "  requests   first token p95   between tokens   p95        tokens/s   tokens/s a user"
+    yield "             first token                 between tokens"
+    yield "  requests   mean          p95           mean       p95         tokens/s   tokens/s a user"
     yield from (_row(load, forecast) for load in forecast.curve)
     yield from _gain_lines(forecast)
     yield ""
+    yield from wrapped(
+        "mean: of ten requests a client, from a start of all at once; p95: of those after the start, which the SLO is "
+        "held to. Lengths lie within a fifth of their mean.",
+        width,
+    )
     if forecast.calibration is not None:
         yield from _calibrated(forecast.calibration, width)
-    else:
-        yield from basis(width, throughput=not forecast.unchecked, first_token=not forecast.unchecked_first)
+    elif forecast.trust is not None:
+        yield from basis(width, forecast.trust)
     for warning in forecast.warnings:
         yield from wrapped(f"warning: {warning}", width)
 
 
-def basis(width: int, *, throughput: bool, first_token: bool) -> Iterator[str]:
-    """Yield a paragraph on where figures come from, and how far they were off.
+def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
+    """Yield the replicas that requests at the day's peak need, with what they take and cost."""
+    asked = f"{plan.requests_per_s:g} requests/s"
+    if plan.replicas is None or plan.load is None:
+        yield f"  for {asked:<21} no number of replicas: one request alone misses the SLO"
+        return
+    gpus = plan.replicas * forecast.gpus
+    several = "s" if plan.replicas > 1 else ""
+    parts = [f"{plan.replicas} replica{several}, {gpus} GPUs; one takes {number(plan.each)} requests/s"]
+    if forecast.gpu_hour is not None:
+        parts.append(f"{number(gpus * forecast.gpu_hour)} an hour")
+    if forecast.gpu_w is not None:
+        parts.append(f"at most {number(gpus * forecast.gpu_w / 1e3)} kW")
+    yield f"  for {asked:<21} {'; '.join(parts)}"
+    yield f"  ... first token           {_percentiles(plan.load.settled_ttft)}"
+    yield f"  ... between tokens        {_percentiles(plan.load.itl)}"
 
-    Args:
-        width: Columns of the text.
-        throughput: Whether published figures cover the throughput that is shown.
-        first_token: Whether they cover the first token that is shown.
-    """
-    held = fitted_constants()["errors"]["held-out"]
-    met = [
-        f"{held[kind]['count']} {what} to {held[kind]['median']:.0%}"
-        for kind, what, applies in (
-            ("throughput", "of throughput", throughput),
-            ("first-token", "of first tokens on an idle engine", first_token),
-        )
-        if applies
-    ]
-    text = "a roofline, fitted to published figures"
-    if met:
-        text += f"; of those held aside it meets {' and '.join(met)} (median); brackets hold four of five"
-        text += " (pipeline plan accuracy)"
-    yield from wrapped(f"{text}. Not in it: network, tokenizer, prefixes that are reused.", width)
+
+def _percentiles(found: Percentiles) -> str:
+    return f"mean {number(found.mean)}, p95 {number(found.p95)}, p99 {number(found.p99)} ms"
+
+
+def basis(width: int, trust: Trust | None = None) -> Iterator[str]:
+    """Yield a paragraph on where figures come from, and how far those of their classes were off."""
+    text = "simulated on a roofline that is fitted to published figures"
+    if trust is not None and trust.classes and not trust.doubts:
+        met = [
+            f"{QUANTITY_NAMES[name]} to {one.median:.0%} ({one.count})" for name, one in trust.classes.items()
+        ]
+        text += f"; {trust.name} were left out of a fit and met: {', '.join(met)}, median"
+    text += "; brackets hold four of five measurements of their class (pipeline plan accuracy)"
+    yield from wrapped(f"{text}. Not in it: prefixes that are reused.", width)
 
 
 def _calibrated(calibration: SpeedCalibration, width: int) -> Iterator[str]:
@@ -129,8 +155,8 @@ def _row(load: LoadPoint, forecast: Forecast) -> str:
     first = f"{number(load.ttft_ms)} ms{' !' if late else ''}"
     p95 = f"{number(load.itl_p95_ms)} ms{' !' if slow else ''}"
     return (
-        f"  {load.batch:>8}   {first:<15}   {number(load.itl_ms) + ' ms':<14}   {p95:<9}"
-        f"  {number(load.tokens_per_s):<10} {number(load.user_tokens_per_s)}"
+        f"  {load.batch:>8}   {number(load.ttft.mean) + ' ms':<11}   {first:<11}   {number(load.itl_ms) + ' ms':<8}"
+        f"   {p95:<9}   {number(load.tokens_per_s):<8}   {number(load.user_tokens_per_s)}"
     )
 
 

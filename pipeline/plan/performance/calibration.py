@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,9 +22,10 @@ from pipeline.contracts import llm_args
 from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
 from pipeline.document_faults import read_yaml
+from pipeline.plan.memory import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec
-from pipeline.plan.performance.accuracy import Estimate, quantile
-from pipeline.plan.performance.engine import Workload
+from pipeline.plan.performance.estimates import Estimate
+from pipeline.plan.performance.queueing import Workload
 from pipeline.plan.performance.roofline import Efficiency, efficiency
 from pipeline.plan.performance.service import DeploymentModel
 from pipeline.recipe import PyTorchRuntime, Recipe
@@ -45,7 +47,7 @@ _CPU_PEAKS = GpuRates("cpu", 1.0, {"bf16": 1e-3}, 1.0, 0)
 # Where the fit of a processor begins.
 _CPU_GUESS = Efficiency(
     memory=10.0, cache=10.0, arithmetic=30.0, attention=10.0, link=1.0, exchange_s=0.0, layer_s=20e-6, step_s=1e-3,
-    hides_step=False, sequence_s=3e-4, prompt_s=5e-3, overlap=2.0,
+    hides_step=False, sequence_s=3e-4, eager=0.0, prompt_s=5e-3, overlap=2.0, request_s=1e-3,
 )  # fmt: skip
 
 
@@ -107,6 +109,17 @@ class CalibratedConstants(_Section):
     prompt_us: float = Field(ge=0)
     overlap: float = Field(ge=1)
     hides_step: bool
+    eager: float = Field(default=0.0, ge=0)
+    fp8_memory: float = Field(default=1.0, gt=0)
+    fp8_arithmetic: float = Field(default=1.0, gt=0)
+    fp4_memory: float = Field(default=1.0, gt=0)
+    fp4_arithmetic: float = Field(default=1.0, gt=0)
+    expert_memory: float = Field(default=1.0, gt=0)
+    expert_arithmetic: float = Field(default=1.0, gt=0)
+    expert_layer_us: float = Field(default=0.0, ge=0)
+    latent_layer_us: float = Field(default=0.0, ge=0)
+    request_us: float = Field(default=0.0, ge=0)
+    admit_us: float = Field(default=0.0, ge=0)
 
     def efficiency(self) -> Efficiency:
         """The same in seconds."""
@@ -271,7 +284,9 @@ def deployment_model(
     else:
         rates, constants = gpu_rates(spec.device), efficiency(spec.device, track)
         constants = replace(constants, hides_step=constants.hides_step and overlaps)
-    return DeploymentModel(spec, rates, constants, chunked, draft_tokens)
+    memory = plan_memory(spec)
+    blocks = memory.blocks * spec.request_groups
+    return DeploymentModel(spec, rates, constants, chunked, draft_tokens, blocks, memory.block_tokens)
 
 
 def recipe_model(
@@ -283,9 +298,17 @@ def recipe_model(
         None if recipe.runtime.kind == "cpu" else recipe.runtime.kind,
         calibration,
         chunked=recipe.scheduler.chunked_context,
-        draft_tokens=recipe.draft.max_draft_tokens if recipe.draft else 0,
+        draft_tokens=proposed_tokens(recipe),
         overlaps=overlaps_steps(recipe),
     )
+
+
+def proposed_tokens(recipe: Recipe) -> int:
+    """Tokens that a round proposes: by a draft, or by the target's own prediction layers (MTP); 0 without either."""
+    if recipe.draft is not None:
+        return recipe.draft.max_draft_tokens
+    chosen = recipe.runtime.speculation if isinstance(recipe.runtime, PyTorchRuntime) else None
+    return chosen.layers if chosen is not None and chosen.method == "mtp" else 0
 
 
 def overlaps_steps(recipe: Recipe) -> bool:
@@ -320,7 +343,7 @@ def error_interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 def median_error(ratios: Sequence[float]) -> float:
     """Median of relative errors, from measured over forecast."""
-    return round(quantile(sorted(abs(1 / ratio - 1) for ratio in ratios), 0.5), 4)
+    return round(statistics.median(abs(1 / ratio - 1) for ratio in ratios), 4)
 
 
 def _near(value: float, measured: tuple[int, int]) -> bool:

@@ -7,7 +7,7 @@ the mean time between tokens, and what a token takes: money where every GPU has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pipeline.contracts import engine_memory
@@ -15,13 +15,15 @@ from pipeline.contracts.gpus import format_issues, gpu, gpu_rates, gpus
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import DeploymentSpec, StepLimits, deployment_spec, plan_memory
-from pipeline.plan.performance.accuracy import min_checked_requests
-from pipeline.plan.performance.engine import Workload
-from pipeline.plan.performance.forecast import UNDER_LOAD, Forecast, forecast_recipe
+from pipeline.plan.performance.forecast import Forecast, forecast_recipe
+from pipeline.plan.performance.queueing import WAVES, Workload
 from pipeline.plan.performance.service import Cost, LoadPoint, token_cost
 from pipeline.plan.plan import TARGET
 from pipeline.plan.settings import ComparisonOptions
 from pipeline.recipe import CpuRuntime, Limits, PyTorchRuntime, Recipe, TensorRTRuntime
+
+_MOST = 1024  # requests at a time; beyond that, tokens are too slow for people
+_WAVES = 4  # requests of each client in a simulation: many deployments are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class DeploymentOption:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """Parts of it that no held-out figure of throughput covers."""
+        """Parts of it that no measurement of throughput is of."""
         return self.forecast.unchecked if self.forecast is not None else ()
 
     @property
@@ -103,8 +105,8 @@ class FrontPoint:
 
     @property
     def checked(self) -> bool:
-        """Whether held-out figures cover it."""
-        return not self.option.unchecked and self.load.batch >= min_checked_requests()
+        """Whether measurements check it."""
+        return not self.option.unchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class Comparison:
 
     recipe: Recipe
     question: ComparisonSettings
-    serving: tuple[DeploymentOption, ...]  # that meet the SLO with at least one request, the best first
+    # That meet the SLO with at least one request: those that measurements check first, and of them the best.
+    serving: tuple[DeploymentOption, ...]
     refused: tuple[DeploymentOption, ...]  # the others, with reasons
     places: tuple[FrontPoint, ...]  # all loads within the SLO, of all that serve
     front: tuple[FrontPoint, ...]  # the quickest first
@@ -125,11 +128,9 @@ class Comparison:
         counted = [
             f"{doubt} ({sum(doubt in option.unchecked for option in self.serving)})" for doubt in doubts
         ]
-        named = (
-            f"no bracket where no published figure is of the like: {', '.join(counted)}" if counted else ""
+        return (
+            (f"not checked, and ranked apart: no measurement is of {', '.join(counted)}",) if counted else ()
         )
-        crowded = any(option.best is not None and option.best.batch > 1 for option in self.serving)
-        return tuple(filter(None, (named, UNDER_LOAD if crowded else "")))
 
 
 def compare(
@@ -139,6 +140,7 @@ def compare(
     *,
     steps: Mapping[str, StepLimits] | None = None,
     judge: Callable[[Recipe], Sequence[str]] = lambda _: (),
+    lifted: bool = True,
 ) -> Comparison:
     """Compare all GPUs, splits, formats and drafts that a recipe could have.
 
@@ -146,11 +148,12 @@ def compare(
         sizes: role -> model, of all of the recipe's models.
         steps: role -> what its runtime asks of an engine.
         judge: Gives further objections to a recipe (preflight), as sentences; asked about those that would serve.
+        lifted: Let every deployment take what it holds, whatever the recipe's limit of requests at a time.
     """
     assert not isinstance(recipe.runtime, CpuRuntime), "the caller looked"
     drafts = question.acceptance is not None
     changed = candidates(recipe, sizes[TARGET], question.devices, drafts=drafts)
-    options = [_option(one, sizes, question, steps, judge) for one in changed]
+    options = [_option(one, sizes, question, steps, judge, lifted) for one in changed]
     serving = sorted((one for one in options if one.best is not None), key=_rank(question))
     refused = tuple(one for one in options if one.best is None)
     places = tuple(place for option in serving for place in _places(option, question))
@@ -164,11 +167,14 @@ def _option(
     question: ComparisonSettings,
     steps: Mapping[str, StepLimits] | None,
     judge: Callable[[Recipe], Sequence[str]],
+    lifted: bool,
 ) -> DeploymentOption:
     spec = deployment_spec(recipe, sizes, steps)
     assert spec is not None, "sizes are of all models"
     assert not isinstance(recipe.runtime, CpuRuntime), "candidates are for GPUs"
     memory = plan_memory(spec)
+    if lifted:
+        spec = replace(spec, concurrency=max(1, min(memory.sequences, _MOST)))
     work = question.work
     seen = forecast_recipe(
         recipe,
@@ -177,6 +183,7 @@ def _option(
         prompt_tokens=work.prompt_tokens,
         output_tokens=work.output_tokens,
         sequences=memory.sequences,
+        waves=_WAVES if lifted else WAVES,
     )
     best = seen.within_slo if seen is not None else None
     reasons = tuple(_reasons(spec, seen)) or tuple(judge(recipe))
@@ -207,10 +214,13 @@ def _reasons(spec: DeploymentSpec, seen: Forecast | None) -> Iterator[str]:
             yield f"{alone.itl_p95_ms:.1f} ms between tokens even alone; slo.itl_p95_ms is {slo.itl_p95_ms:g}"
 
 
-def _rank(question: ComparisonSettings) -> Callable[[DeploymentOption], float]:
-    if question.priced:
-        return lambda option: option.cost.per_million_output if option.cost is not None else float("inf")
-    return lambda option: option.gpu_seconds
+def _rank(question: ComparisonSettings) -> Callable[[DeploymentOption], tuple[bool, float]]:
+    def spent(option: DeploymentOption) -> float:
+        if not question.priced:
+            return option.gpu_seconds
+        return option.cost.per_million_output if option.cost is not None else float("inf")
+
+    return lambda option: (bool(option.unchecked), spent(option))
 
 
 def _places(option: DeploymentOption, question: ComparisonSettings) -> Iterator[FrontPoint]:

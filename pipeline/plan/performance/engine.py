@@ -1,10 +1,8 @@
-"""One engine on its GPUs, alone or with a draft: steps put together into prompts, answers and long runs, in seconds.
+"""One engine on its GPUs, alone or with speculation: the times of its steps, as the scheduler's simulation takes them.
 
-Requests are alike: so many tokens in the prompt, so many in the answer. With chunked context a long prompt is done in
-pieces, beside the sequences that generate; each piece and they share one step.
-
-A draft proposes k tokens with k steps of its own, and the target verifies them with one step over k + 1 tokens a
-sequence. If each proposal is accepted with probability a, whatever came before it, such a round yields
+With speculation, k tokens are proposed, by k steps of a draft or of the checkpoint's own prediction layers (MTP), and
+the target verifies them with one step over k + 1 tokens a sequence. If each proposal is accepted with probability a,
+whatever came before it, such a round yields
 
     1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)   tokens                (Leviathan et al., 2023, eq. 1)
 
@@ -19,9 +17,8 @@ proposes fewer tokens by itself; here it proposes as many as the recipe says.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,23 +30,13 @@ from pipeline.plan.performance.roofline import (
     EngineStep,
     ModelLoad,
     StepTime,
+    attention_rates,
     efficiency,
+    host_time,
     model_load,
     step_time,
 )
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Requests that are all alike."""
-
-    prompt_tokens: int
-    output_tokens: int
-
-    @property
-    def mean_context(self) -> float:
-        """Tokens that a sequence has behind it, on average over its answer."""
-        return self.prompt_tokens + self.output_tokens / 2
+from pipeline.plan.performance.scheduler import StepTimes
 
 
 @dataclass(frozen=True)
@@ -59,7 +46,7 @@ class EngineSpeed:
     load: ModelLoad
     rates: GpuRates
     efficiency: Efficiency
-    step_tokens: int = 8192  # most in one step
+    step_tokens: int = 8192  # most in one step, of each rank that has sequences of its own
     chunked: bool = True  # prompts may be split over steps
 
     @classmethod
@@ -86,6 +73,16 @@ class EngineSpeed:
     def gpus(self) -> int:
         return self.load.ranks * self.load.stages
 
+    @property
+    def progress(self) -> float:
+        """Tokens that a step brings a sequence."""
+        return 1.0
+
+    @property
+    def target(self) -> EngineSpeed:
+        """The engine that answers."""
+        return self
+
     def step(self, step: EngineStep) -> StepTime:
         """Compute the time of one step."""
         return step_time(step, self.load, self.rates, self.efficiency)
@@ -94,94 +91,34 @@ class EngineSpeed:
         """Compute the seconds of a step that only generates; with several tokens each, it verifies drafts."""
         return self.step(EngineStep(sequences, context, tokens_each)).total
 
-    def prefill(self, prompts: float, tokens: float) -> float:
-        """Compute the seconds of prompts that are done together while nothing else runs.
+    def attention_s(self, tokens_each: float = 1) -> tuple[float, float]:
+        """Compute the seconds for each token that is read, of all sequences together, and for each pair of a prompt."""
+        read_s, pair_s = attention_rates(self.load, self.rates, self.efficiency)
+        # Stages share the sequences, and work on them one after the other.
+        return tokens_each * read_s / self.load.attention_ranks, pair_s * self.load.stages
 
-        They are done in pieces of the same size, one after the other.
-        """
-        whole, size = prompts * tokens, self._piece(0, tokens)
-        pieces = max(1, math.ceil(whole / size))
-        each = whole / pieces
-        before = max(0.0, min(tokens - each, tokens / 2)) if pieces > 1 else 0.0
-        spread = EngineStep(prompt=each, prompt_before=before)
-        one = self.step(spread)
-        # Attention of short prompts that share a step stays within each of them.
-        within = self.step(EngineStep(prompt=min(each, tokens), prompt_before=before)).attention
-        attention = within * max(1.0, each / max(tokens, 1))
-        return self.efficiency.prompt_s + pieces * (one.total - one.attention + attention)
+    def work_s(self, sequences: float, prompt: float, tokens_each: float = 1) -> float:
+        """Compute the seconds of a step without attention over what came before, and without the host."""
+        bare = replace(self.efficiency, step_s=0.0, sequence_s=0.0)
+        time = step_time(EngineStep(sequences, 0, tokens_each, prompt), self.load, self.rates, bare)
+        return time.total - time.attention
 
-    def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
-        """Compute the seconds from the start of a prompt to its first token, beside sequences that generate."""
-        size = self._piece(sequences, prompt_tokens)
-        pieces = math.ceil(prompt_tokens / size)
-        total = self.efficiency.prompt_s
-        for index in range(pieces):
-            done = index * size
-            piece = min(size, prompt_tokens - done)
-            total += self.step(EngineStep(sequences, context, 1, piece, done)).total
-        return total
+    def host_s(self, sequences: float) -> float:
+        """Compute the seconds of the host for a step."""
+        return host_time(EngineStep(sequences), self.load, self.efficiency)
 
-    def mixed_step(self, sequences: float, work: Workload) -> tuple[float, float]:
-        """Compute the seconds of a step with a piece of prompt, and how often such a step comes.
-
-        In the steady state, as many prompts begin as answers end.
-
-        Returns:
-            Seconds of one such step, and the number of such steps for each token of an answer.
-        """
-        arriving = sequences * work.prompt_tokens / work.output_tokens
-        piece = min(self._piece(sequences, work.prompt_tokens), max(float(work.prompt_tokens), arriving))
-        before = max(0.0, work.prompt_tokens - piece) / 2
-        whole = EngineStep(sequences, work.mean_context, 1, piece, before)
-        seconds = self.step(whole)
-        within = self.step(EngineStep(prompt=min(piece, work.prompt_tokens), prompt_before=before)).attention
-        alone = self.step(EngineStep(sequences, work.mean_context)).attention
-        attention = alone + within * max(1.0, piece / work.prompt_tokens)
-        return seconds.total - seconds.attention + attention, arriving / piece
-
-    def most_decoding(self, work: Workload, tokens_each: float = 1, progress: float = 1) -> int:
-        """Return the most sequences that generate at a time for long.
-
-        As many prompts begin as answers end, so a step in which each sequence generates does, on average,
-        `prompt_tokens / output_tokens` tokens of prompts for each of them; all of that has to fit into `step_tokens`.
-        What memory holds beyond so many sequences waits.
-
-        Args:
-            tokens_each: Tokens that a sequence takes up in a step: more than one where drafts are verified.
-            progress: tokens of the answer that a step brings a sequence.
-        """
-        each = tokens_each + progress * work.prompt_tokens / work.output_tokens
-        return max(1, int(self.step_tokens / each))
-
-    def token_interval(self, sequences: float, work: Workload) -> float:
-        """Mean seconds between tokens of each sequence, prompts of new ones included."""
-        return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
-
-    def prompt_share(self, sequences: float, work: Workload) -> float:
-        """Seconds that the prompts of new sequences add to the mean time between tokens."""
-        mixed, often = self.mixed_step(sequences, work)
-        alone = self.decode(sequences, work.mean_context)
-        return often * mixed - min(often, 1.0) * alone
-
-    def static_batch(self, batch: int, work: Workload) -> float:
-        """Compute the seconds of a batch that starts and ends together: all prompts, then all answers."""
-        generating = (work.output_tokens - 1) * self.decode(batch, work.mean_context)
-        return self.prefill(batch, work.prompt_tokens) + generating
-
-    def run(self, requests: int, most: int, work: Workload) -> float:
-        """Compute the seconds until the last of so many requests ends that all wait at the start.
-
-        At most `most` run at a time; fewer do if `most_decoding` is lower.
-        """
-        together = min(requests, most, self.most_decoding(work))
-        waves, rest = divmod(requests, together)
-        seconds = waves * work.output_tokens * self.token_interval(together, work)
-        return seconds + (work.output_tokens * self.token_interval(rest, work) if rest else 0.0)
-
-    def _piece(self, sequences: float, prompt_tokens: float) -> float:
-        """Tokens of prompts that fit into a step beside the sequences; a prompt that may not be split is one piece."""
-        room = max(1.0, self.step_tokens - sequences)
-        return room if self.chunked else max(room, float(prompt_tokens))
+    @cached_property
+    def times(self) -> StepTimes:
+        """Times of steps for the scheduler's simulation."""
+        read_s, pair_s = self.attention_s()
+        return StepTimes(
+            self.work_s,
+            read_s=read_s,
+            pair_s=pair_s,
+            host=self.host_s,
+            hides_host=self.efficiency.hides_step,
+            prompt_s=self.efficiency.prompt_s,
+        )
 
 
 def tokens_per_round(acceptance: float, proposed: int) -> float:
@@ -213,17 +150,31 @@ def token_acceptance(accepted: float, proposed: int) -> float:
 
 @dataclass(frozen=True)
 class SpeculativeEngine:
-    """A target with its draft."""
+    """A target with what proposes its tokens."""
 
     target: EngineSpeed
     draft: EngineSpeed
     proposed: int  # tokens a round
     acceptance: float  # of each, 0 to 1
 
+    @classmethod
+    def with_layers(cls, target: EngineSpeed, layers: int, acceptance: float) -> SpeculativeEngine:
+        """Let a target's own prediction layers propose: each costs one of its layers, with the output projection."""
+        one = replace(target, load=target.load.scaled(1 / target.load.layers))
+        # They run within the target's step, which the host prepares once.
+        bare = replace(one.efficiency, step_s=0.0, sequence_s=0.0, prompt_s=0.0)
+        draft = replace(one, efficiency=bare)
+        return cls(target, draft, layers, acceptance)
+
     @property
     def progress(self) -> float:
         """Tokens that a round yields, on average."""
         return tokens_per_round(self.acceptance, self.proposed)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes; a draft lies on those of its target."""
+        return max(self.target.gpus, self.draft.gpus)
 
     def round(self, sequences: float, context: float) -> float:
         """Seconds of a round."""
@@ -234,21 +185,35 @@ class SpeculativeEngine:
         """Seconds for each token, on average."""
         return self.round(sequences, context) / self.progress
 
-    def token_interval(self, sequences: float, work: Workload) -> float:
-        """Mean seconds between tokens with prompts of new sequences, which both models read."""
-        return self.decode(sequences, work.mean_context) + self.prompt_share(sequences, work)
-
-    def prompt_share(self, sequences: float, work: Workload) -> float:
-        """Seconds that the prompts of new sequences add to the mean time between tokens."""
-        return sum(engine.prompt_share(sequences, work) for engine in (self.target, self.draft))
-
-    def first_token(self, prompt_tokens: int, sequences: float = 0, context: float = 0) -> float:
-        """Seconds: the target computes it, and the draft reads the prompt meanwhile."""
-        return self.target.first_token(prompt_tokens, sequences, context)
-
     def gain(self, sequences: float, context: float) -> float:
         """Times as fast as the target alone; below 1 it is slower."""
         return self.target.decode(sequences, context) / self.decode(sequences, context)
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """Times of rounds for the scheduler's simulation; prompts are read by both."""
+        (read_s, pair_s), (draft_read_s, draft_pair_s) = (
+            self.target.attention_s(self.proposed + 1), self.draft.attention_s()
+        )  # fmt: skip
+
+        def host(sequences: float) -> float:
+            return self.target.host_s(sequences) + self.proposed * self.draft.host_s(sequences)
+
+        def work(sequences: float, prompt: float) -> float:
+            proposing = self.proposed * (sequences > 0) * self.draft.work_s(sequences, 0)
+            reading = (prompt > 0) * self.draft.work_s(0, prompt)
+            return self.target.work_s(sequences, prompt, self.proposed + 1) + proposing + reading
+
+        return StepTimes(
+            work,
+            read_s=read_s + self.proposed * draft_read_s,
+            pair_s=pair_s + draft_pair_s,
+            host=host,
+            hides_host=self.target.efficiency.hides_step,
+            prompt_s=self.target.efficiency.prompt_s,
+            progress=self.progress,
+            width=self.proposed + 1,
+        )
 
 
 def best_length(

@@ -28,20 +28,22 @@ from pipeline.plan.performance.calibration import (
     error_interval,
     median_error,
 )
+from pipeline.plan.performance.queueing import LoadTrace, closed_loop
 from pipeline.plan.performance.roofline import Efficiency
 from pipeline.plan.performance.service import DeploymentModel
 
 __all__ = ["CalibrationFit", "FitRow", "fit_calibration"]
 
 _SHARES = ("memory", "cache", "arithmetic", "attention")
-_TIMES = ("layer_s", "step_s", "sequence_s", "prompt_s")
+_TIMES = ("layer_s", "step_s", "sequence_s", "prompt_s", "request_s")
 _BETWEEN = ("link", "exchange_s")  # where there are several GPUs
 # Natural logarithms by which constants may well be off before anything was measured.
 _SHARE_WIDTH, _TIME_WIDTH, _CPU_WIDTH = 0.25, 0.8, 1.5
-# ... and by which a figure may well be off although all constants are right: first tokens under load come from a
-# queueing formula.
+# ... and by which a figure may well be off although all constants are right: first tokens under load depend on when
+# clients ask.
 _NOISE: Mapping[Figure, float] = {"ttft_alone": 0.05, "ttft_loaded": 0.4, "itl": 0.05, "tokens_per_s": 0.05}
 _UNMOVED = 0.8  # of its width before: a constant that is as uncertain afterwards was not measured
+_SIMULATIONS = 2  # of each load, with constants ever nearer
 _CLOSE = 1e-5  # relative change at which a fit ends
 _ODD = 3.0  # noise beyond which a figure counts less (soft L1)
 
@@ -121,10 +123,32 @@ def _computed(model: DeploymentModel, load: MeasuredLoad, constants: Efficiency)
     """The model's figures in place of those measured under a load."""
     point = model.service(load.acceptance, constants).at(load.concurrency, load.work)
     computed: dict[Figure, float] = {
-        "ttft_alone": point.ttft_ms,
+        "ttft_alone": point.settled_ttft.p50,
         "ttft_loaded": point.ttft_ms,
         "itl": point.itl_ms,
         "tokens_per_s": point.tokens_per_s,
+    }
+    return {figure: computed[figure] for figure in load.figures()}
+
+
+def _trace(model: DeploymentModel, load: MeasuredLoad, constants: Efficiency) -> LoadTrace:
+    """Simulate a load once, so that its figures can be recomputed for constants nearby."""
+    service = model.service(load.acceptance, constants)
+    return LoadTrace.of(closed_loop(service.served, load.concurrency, load.work))
+
+
+def _retraced(
+    model: DeploymentModel, load: MeasuredLoad, trace: LoadTrace, constants: Efficiency
+) -> dict[Figure, float]:
+    found = trace.figures(model.engine(load.acceptance, constants).times)
+    moved_s = constants.request_s - trace.request_s
+    answer = load.work.output_tokens
+    lasting_s = found["ttft"] + moved_s + (answer - 1) * found["tpot"]
+    computed: dict[Figure, float] = {
+        "ttft_alone": 1e3 * (found["ttft"] + moved_s),
+        "ttft_loaded": 1e3 * (found["ttft_p95"] + moved_s),
+        "itl": 1e3 * found["tpot"],
+        "tokens_per_s": load.concurrency * answer / lasting_s,
     }
     return {figure: computed[figure] for figure in load.figures()}
 
@@ -155,28 +179,34 @@ def _fit(model: DeploymentModel, loads: Sequence[MeasuredLoad]) -> tuple[Efficie
         changed = {name: begun[name] * math.exp(by) for name, by in zip(names, moved * widths, strict=True)}
         return replace(start, **changed)
 
-    def residuals(moved: Vector) -> Vector:
-        constants = at(moved)
-        return np.array([*_off(model, loads, constants), *moved])
+    found: Any = None
+    for _ in range(_SIMULATIONS):
+        nearby = start if found is None else at(found.x)
+        traces = [_trace(model, load, nearby) for load in loads]
 
-    found: Any = least_squares(
-        residuals,
-        np.zeros(len(names)),
-        bounds=(-np.inf, np.array(most)),
-        loss="soft_l1",
-        f_scale=_ODD,
-        ftol=_CLOSE,
-        xtol=_CLOSE,
-    )
+        def residuals(moved: Vector, traces: Sequence[LoadTrace] = traces) -> Vector:
+            return np.array([*_off(model, loads, traces, at(moved)), *moved])
+
+        found = least_squares(
+            residuals,
+            np.zeros(len(names)) if found is None else found.x,
+            bounds=(-np.inf, np.array(most)),
+            loss="soft_l1",
+            f_scale=_ODD,
+            ftol=_CLOSE,
+            xtol=_CLOSE,
+        )
     # Standard deviations after, where each was 1 before.
     left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
     unmoved = tuple(name for name, width in zip(names, left, strict=True) if width > _UNMOVED)
     return at(found.x), unmoved
 
 
-def _off(model: DeploymentModel, loads: Sequence[MeasuredLoad], constants: Efficiency) -> Iterator[float]:
-    for load in loads:
-        computed = _computed(model, load, constants)
+def _off(
+    model: DeploymentModel, loads: Sequence[MeasuredLoad], traces: Sequence[LoadTrace], constants: Efficiency
+) -> Iterator[float]:
+    for load, trace in zip(loads, traces, strict=True):
+        computed = _retraced(model, load, trace, constants)
         for figure, measured in load.figures().items():
             yield math.log(computed[figure] / measured) / _NOISE[figure]
 

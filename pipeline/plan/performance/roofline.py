@@ -4,16 +4,20 @@ Bytes and operations are counted from the same matrices as the memory plan (`pla
 and biases, which are small, and the embedding, of which a step reads a few rows. A step costs what its slowest part
 costs, and parts follow each other:
 
-    matrices    weights over the memory bandwidth, or operations over the tensor cores' rate, whichever is longer
-    attention   keys and values over the memory bandwidth, and the operations of long prompts
+    matrices    weights over the memory bandwidth, or operations over the tensor cores' rate, whichever is longer:
+                those that every token passes, and routed experts, of which a step reads those that its tokens chose
+    attention   keys and values over the memory bandwidth, and operations: of MLA also while generating
     activations what goes to memory and back between matrices
-    exchange    all-reduces of the ranks that share a layer
+    exchange    all-reduces of the ranks that share a layer; with attention data parallelism, tokens to experts and back
     overhead    kernels too small to be limited by either, and what the host needs for a step
+
+All of it is plain arithmetic, so that the fields of a step may be numbers or numpy arrays of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -21,10 +25,11 @@ from typing import Any
 
 from pipeline.contracts.gpus import Arithmetic, GpuRates, gpu_generation
 from pipeline.contracts.releases import Track
-from pipeline.models.blocks import WeightTensor
+from pipeline.models.blocks import Cache, WeightTensor
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import (
-    kv_token_bytes,
+    cache_state_bytes,
+    cache_token_bytes,
     rank_part,
     served_format,
     stage_layers,
@@ -48,8 +53,22 @@ class Efficiency:
     step_s: float  # of the host for a step: scheduling, launching, sampling
     hides_step: bool  # whether that runs beside the step before, so that only what is longer shows
     sequence_s: float  # ... for each sequence in the step
+    eager: (
+        float  # times by which small kernels take longer in steps with prompts, which no CUDA graph replays
+    )
     prompt_s: float  # once for a prompt, or for those that are done together
     overlap: float  # how sharply the slower of memory and arithmetic hides the other: 1 adds them, many hides
+    # Factors of `memory` and `arithmetic` for weights that are not in 16 bits, by what they are computed in.
+    fp8_memory: float = 1.0
+    fp8_arithmetic: float = 1.0
+    fp4_memory: float = 1.0
+    fp4_arithmetic: float = 1.0
+    expert_memory: float = 1.0  # ... for routed experts, many small matrices
+    expert_arithmetic: float = 1.0
+    expert_layer_s: float = 0.0  # routing, sorting and adding up in a layer of experts
+    latent_layer_s: float = 0.0  # further projections in a layer of multi-head latent attention
+    request_s: float = 0.0  # of a request outside the engine: HTTP and tokens; in its first token alone
+    admit_s: float = 0.0  # from one request to the next, which a front end hands over one by one
 
 
 def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) -> Efficiency:
@@ -76,8 +95,18 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
         step_s=facts["shared"]["step_us"] * 1e-6,
         hides_step=track == "pytorch",  # its overlap scheduler, on by default
         sequence_s=of_track["sequence_us"] * 1e-6,
+        eager=of_track["eager"],
         prompt_s=facts["shared"]["prompt_us"] * 1e-6,
         overlap=facts["shared"]["overlap"],
+        **{
+            f"{name}_{part}": value
+            for name, parts in facts["formats"].items()
+            for part, value in parts.items()
+        },
+        expert_layer_s=facts["shared"]["expert_layer_us"] * 1e-6,
+        latent_layer_s=facts["shared"]["latent_layer_us"] * 1e-6,
+        request_s=facts["shared"]["request_us"] * 1e-6,
+        admit_s=facts["shared"]["admit_us"] * 1e-6,
     )
 
 
@@ -120,27 +149,45 @@ class ModelLoad:
     """
 
     layers: int  # of the stage
+    expert_layers: int  # ... with routed experts
+    latent_layers: int  # ... with multi-head latent attention
     stages: int
-    ranks: int  # that share each layer
+    ranks: int  # that share each layer, or with attention data parallelism the experts
+    attention_ranks: int  # ... that have sequences of their own; 1: all work on the same
     dense_bytes: float  # weights that every step reads
     expert_bytes: float  # weights of all experts there
     experts: int  # of the whole model; 0: none
     experts_per_token: int
-    quantized_ops: float  # for each token, in `arithmetic`
+    quantized_ops: float  # for each token, in `arithmetic`, without experts
+    expert_ops: float  # ... of experts
     plain_ops: float  # for each token, in bf16
     output_ops: float  # for each sequence: the output projection, in bf16
     arithmetic: Arithmetic
-    kv_bytes: float  # keys and values of one token
-    pair_ops: float  # attention of one token to another
+    kv_bytes: float  # keys and values of one token, in layers that see all
+    held_bytes: float  # what windows and states of one sequence read in a step
+    pair_ops: float  # attention of a prompt's token to another, in layers that see all
+    window_ops: float  # ... of a prompt's token, in layers that see a window
+    read_ops: float  # ... of a generated token to another
     activation_bytes: float  # read and written for each token, between matrices
     exchange_bytes: float  # of one all-reduce, for each token
     exchanges: int  # all-reduces in a step
 
     def expert_share(self, tokens: float) -> float:
         """Share of the experts' weights that a step of so many tokens reads, if tokens choose alike often."""
-        if not self.experts:
-            return 0.0
-        return float(1 - (1 - self.experts_per_token / self.experts) ** tokens)
+        left: float = (1 - self.experts_per_token / self.experts) ** tokens if self.experts else 1.0
+        return 1 - left
+
+    def scaled(self, share: float) -> ModelLoad:
+        """Make the load of so many of its layers (a share), with the whole output projection."""
+        names = (
+            "dense_bytes", "expert_bytes", "quantized_ops", "expert_ops", "plain_ops", "kv_bytes", "held_bytes",
+            "pair_ops", "window_ops", "read_ops", "activation_bytes",
+        )  # fmt: skip
+        counts = {
+            name: round(getattr(self, name) * share)
+            for name in ("layers", "expert_layers", "latent_layers", "exchanges")
+        }
+        return replace(self, **{name: getattr(self, name) * share for name in names}, **counts)
 
 
 def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
@@ -152,29 +199,73 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
     experts = [tensor for tensor in matrices if tensor.is_expert]
     share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
     heads = _output(model)
+    attention = [_attention_work(sizes.blocks[index].caches, model) for index in held]
+    kv_bytes, held_bytes, pair_ops, window_ops, read_ops = (
+        sum(part) for part in zip(*attention, strict=True)
+    )
+    blocks = [sizes.blocks[index].weights for index in held]
     return ModelLoad(
         layers=len(held),
+        expert_layers=sum(any(tensor.is_expert for tensor in weights) for weights in blocks),
+        latent_layers=sum(
+            any(cache.kind == "latent attention" for cache in sizes.blocks[index].caches) for index in held
+        ),
         stages=split.pipeline,
         ranks=split.tensor,
+        attention_ranks=split.request_groups,
         dense_bytes=sum(tensor_bytes(tensor, model) for tensor in (*dense, *heads)),
         expert_bytes=sum(tensor_bytes(tensor, model) for tensor in experts),
         experts=sizes.experts,
         experts_per_token=sizes.experts_per_token,
-        quantized_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) != "none")
-        + share * sum(_ops(tensor, model) for tensor in experts),
+        quantized_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) != "none"),
+        expert_ops=share * sum(_ops(tensor, model) for tensor in experts),
         plain_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) == "none"),
         output_ops=sum(_ops(tensor, model) for tensor in heads),
         arithmetic=_arithmetic(model.format, rates),
-        kv_bytes=kv_token_bytes(model),
-        pair_ops=4 * sizes.heads * sizes.head_dim * len(held) / split.tensor,
+        kv_bytes=kv_bytes,
+        held_bytes=held_bytes,
+        pair_ops=pair_ops,
+        window_ops=window_ops,
+        read_ops=read_ops,
         activation_bytes=sum(_activations(tensor, model, share) for tensor in matrices),
         exchange_bytes=sizes.hidden * _ACTIVATION_BYTES,
         exchanges=2 * len(held) if split.tensor > 1 else 0,
     )
 
 
+def _attention_work(caches: Sequence[Cache], model: ModelSpec) -> tuple[float, float, float, float, float]:
+    """A layer's bytes for each token before and for each sequence; operations of a prompt's pair, of its token within
+    windows, and of a generated token's pair.
+    """
+    sizes, ways = model.sizes, model.split.shared
+    heads = math.ceil(sizes.heads / ways)
+    found = [0.0] * 5
+    for kept in caches:
+        each = replace(kept, is_bounded=False)
+        numbers = cache_token_bytes(each, model.kv_cache, ways)
+        pair = 4.0 * heads * sizes.head_dim
+        if kept.kind == "latent attention" and sizes.latent is not None:
+            # Prompts are attended to in full heads; while generating, matrices are absorbed into the latent space.
+            latent = sizes.latent
+            prompt = 2.0 * heads * (latent.nope + latent.rope + latent.value)
+            read = 2.0 * heads * (2 * latent.kv_rank + latent.rope)
+            found = [a + b for a, b in zip(found, (numbers, 0.0, prompt, 0.0, read), strict=True)]
+        elif kept.window:
+            parts = (0.0, kept.window * numbers, 0.0, kept.window * pair, 0.0)
+            found = [a + b for a, b in zip(found, parts, strict=True)]
+        elif kept.state:
+            found[1] += 2.0 * cache_state_bytes(kept, model.kv_cache, ways)
+        elif kept.kind == "sparse index":
+            found[0] += numbers
+        else:
+            found = [a + b for a, b in zip(found, (numbers, 0.0, pair, 0.0, pair), strict=True)]
+    return found[0], found[1], found[2], found[3], found[4]
+
+
 def _arithmetic(form: str, rates: GpuRates) -> Arithmetic:
     wanted = _ARITHMETIC[form]
+    if form == "mxfp4" and "fp4" in rates.tflops:
+        wanted = "fp8"  # activations in MXFP8, where the tensor cores take both
     return wanted if wanted in rates.tflops else "bf16"
 
 
@@ -196,7 +287,7 @@ def _activations(tensor: WeightTensor, model: ModelSpec, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """Sequences that generate, and a piece of a prompt beside them."""
+    """Sequences that generate, and pieces of prompts beside them."""
 
     sequences: float = 0  # that generate
     context: float = 0  # tokens that each of them has behind it
@@ -228,57 +319,118 @@ class StepTime:
 
 def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> StepTime:
     """Compute the time of a step through all stages: each works on its share of the sequences, one after the other."""
-    stage = _stage(step, load.stages)
-    bandwidth = rates.memory_gb_s * 1e9 * efficiency.memory
-    kernels = load.stages * load.layers * efficiency.layer_s + efficiency.sequence_s * step.sequences
+    stage, stages, constants = _stage(step, load.stages), load.stages, efficiency
+    rank = _rank(stage, load.attention_ranks)
+    bandwidth = rates.memory_gb_s * 1e9 * constants.memory
+    kernels = load.layers * constants.layer_s + load.expert_layers * constants.expert_layer_s
+    kernels = stages * (kernels + load.latent_layers * constants.latent_layer_s)
+    kernels = kernels * (1 + constants.eager * (step.prompt > 0))
+    read_s, pair_s = attention_rates(load, rates, constants)
+    pairs = rank.prompt * (rank.prompt_before + rank.prompt / 2)
     time = StepTime(
-        matrices=load.stages * _matrices(stage, load, rates, efficiency),
-        attention=load.stages * _attention(stage, load, rates, efficiency),
-        activations=load.stages * stage.tokens * load.activation_bytes / bandwidth,
-        exchange=load.stages * _exchange(stage, load, rates, efficiency),
+        matrices=stages * _matrices(rank, stage.tokens, load, rates, constants),
+        attention=stages * (rank.sequences * rank.tokens_each * rank.context * read_s + pairs * pair_s),
+        activations=stages * _beside(rank, load, rates, constants, bandwidth),
+        exchange=stages * _exchange(stage.tokens, load, rates, constants),
         overhead=kernels,
     )
-    shown = max(0.0, efficiency.step_s - time.total) if efficiency.hides_step else efficiency.step_s
+    host = host_time(step, load, constants)
+    shown = larger(host - time.total, 0.0) if constants.hides_step else host
     return replace(time, overhead=kernels + shown)
+
+
+def host_time(step: EngineStep, load: ModelLoad, efficiency: Efficiency) -> float:
+    """Compute the seconds that the host needs for a step, beside the step before where it can."""
+    return efficiency.step_s + efficiency.sequence_s * step.sequences / load.attention_ranks
+
+
+def attention_rates(load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> tuple[float, float]:
+    """Seconds for each token that a generated one reads, and for each pair of tokens of a prompt, in one stage."""
+    operations = rates.tflops["bf16"] * 1e12 * efficiency.attention
+    read_s = load.kv_bytes / (rates.memory_gb_s * 1e9 * efficiency.cache) + load.read_ops / operations
+    return read_s, load.pair_ops / operations
+
+
+def larger(one: float, other: float) -> float:
+    """Return the larger of two numbers, or of the numbers of two arrays."""
+    return (one + other + abs(one - other)) / 2
 
 
 def _stage(step: EngineStep, stages: int) -> EngineStep:
     """The share that is in one stage while the others work on the rest. A single sequence cannot be shared out."""
     if stages == 1:
         return step
+    alone = step.sequences - larger(step.sequences - 1.0, 0.0)
     return EngineStep(
-        sequences=max(step.sequences / stages, min(step.sequences, 1.0)),
+        sequences=larger(step.sequences / stages, alone),
         context=step.context,
         tokens_each=step.tokens_each,
-        prompt=step.prompt / stages if step.sequences else step.prompt,
+        prompt=step.prompt / (1 + (stages - 1) * (step.sequences > 0)),
         prompt_before=step.prompt_before,
     )
 
 
-def _matrices(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
-    read = load.dense_bytes + load.expert_bytes * load.expert_share(step.tokens)
-    memory = read / (rates.memory_gb_s * 1e9 * efficiency.memory)
-    outputs = step.sequences * step.tokens_each + (1 if step.prompt else 0)
-    plain = step.tokens * load.plain_ops + outputs * load.output_ops
-    quantized = step.tokens * load.quantized_ops
-    arithmetic = quantized / rates.tflops[load.arithmetic] + plain / rates.tflops["bf16"]
-    arithmetic /= 1e12 * efficiency.arithmetic
+def _rank(step: EngineStep, ranks: int) -> EngineStep:
+    """The share of a rank, where each has sequences and prompts of its own; upstream balances prompts over them."""
+    if ranks == 1:
+        return step
+    alone = step.sequences - larger(step.sequences - 1.0, 0.0)
+    return EngineStep(
+        sequences=larger(step.sequences / ranks, alone),
+        context=step.context,
+        tokens_each=step.tokens_each,
+        prompt=step.prompt / ranks,
+        prompt_before=step.prompt_before,
+    )
+
+
+def _matrices(
+    rank: EngineStep, tokens: float, load: ModelLoad, rates: GpuRates, efficiency: Efficiency
+) -> float:
+    """Seconds of the matrices that all tokens of a rank pass, and of the experts, which `tokens` of all ranks pass."""
+    constants, low = efficiency, load.arithmetic
+    narrow, quick = 1.0, 1.0
+    if low == "fp8":
+        narrow, quick = constants.fp8_memory, constants.fp8_arithmetic
+    elif low == "fp4":
+        narrow, quick = constants.fp4_memory, constants.fp4_arithmetic
+    bandwidth = rates.memory_gb_s * 1e9 * constants.memory * narrow
+    fast, slow = (rates.tflops[one] * 1e12 * constants.arithmetic for one in (low, "bf16"))
+    outputs = rank.sequences * rank.tokens_each + (rank.prompt > 0)
+    plain = rank.tokens * load.plain_ops + outputs * load.output_ops
+    dense = _slower(
+        load.dense_bytes / bandwidth,
+        rank.tokens * load.quantized_ops / (fast * quick) + plain / slow,
+        constants,
+    )
+    if not load.experts:
+        return dense
+    read = load.expert_bytes * load.expert_share(tokens) / (bandwidth * constants.expert_memory)
+    routed = tokens * load.expert_ops / (fast * quick * constants.expert_arithmetic)
+    return dense + _slower(read, routed, constants)
+
+
+def _slower(memory: float, arithmetic: float, efficiency: Efficiency) -> float:
     sharpness = efficiency.overlap
-    return float((memory**sharpness + arithmetic**sharpness) ** (1 / sharpness))
+    both: float = (memory**sharpness + arithmetic**sharpness) ** (1 / sharpness)
+    return both
 
 
-def _attention(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
-    cached = step.sequences * step.context + (step.prompt_before if step.prompt else 0)
-    memory = cached * load.kv_bytes / (rates.memory_gb_s * 1e9 * efficiency.cache)
-    pairs = step.sequences * step.tokens_each * step.context
-    pairs += step.prompt * (step.prompt_before + step.prompt / 2)
-    return memory + pairs * load.pair_ops / (rates.tflops["bf16"] * 1e12 * efficiency.attention)
+def _beside(
+    rank: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency, bandwidth: float
+) -> float:
+    """Seconds of activations, of windows and of states."""
+    cache = rates.memory_gb_s * 1e9 * efficiency.cache
+    windows = rank.prompt * load.window_ops / (rates.tflops["bf16"] * 1e12 * efficiency.attention)
+    return (
+        rank.tokens * load.activation_bytes / bandwidth + rank.sequences * load.held_bytes / cache + windows
+    )
 
 
-def _exchange(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
-    """Rings: every rank sends each byte twice, less its own share."""
-    if not load.exchanges:
+def _exchange(tokens: float, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
+    """Rings: every rank sends each byte twice, less its own share; as many where tokens go to experts and come back."""
+    if load.ranks == 1:
         return 0.0
-    sent = 2 * (load.ranks - 1) / load.ranks * step.tokens * load.exchange_bytes
+    sent = 2 * (load.ranks - 1) / load.ranks * tokens * load.exchange_bytes
     each = sent / (rates.link_gb_s(load.ranks) * 1e9 * efficiency.link)
     return load.exchanges * (efficiency.exchange_s + each)

@@ -1,18 +1,12 @@
 """A deployment under load: latencies at a number of requests at a time, and how many it can take within its SLO.
 
-As many requests are always in flight as are asked about; when one ends, the next begins. A prompt waits for those
-before it, as in a queue with random arrivals and even service (M/D/1): mean wait = r s / (2 (1 - r)), for a share r of
-the time that prompts take and s seconds each. The 95th percentile of the wait is taken as ln 20 times its mean, as of
-an exponential tail; nobody waits longer than all others together take. These are approximations: an error is stated of
-throughput and of an idle engine's first token alone.
-
-Cost is all of the time at the price of a GPU-hour. What prompts take of it is charged to input tokens, the rest to
-output tokens; charged to output tokens alone, as prices are often compared, it is `per_million_output`.
+All of it is simulated (`queueing`). Cost is all of the time at the price of a GPU-hour. What prompts take of it is
+charged to input tokens, the rest to output tokens; charged to output tokens alone, as prices are often compared, it is
+`per_million_output`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +14,22 @@ from typing import Literal
 
 from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import DeploymentSpec
-from pipeline.plan.performance.accuracy import Estimate
-from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, Workload
+from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine
+from pipeline.plan.performance.estimates import Estimate
+from pipeline.plan.performance.queueing import (
+    WAVES,
+    Percentiles,
+    QueueRun,
+    Workload,
+    closed_loop,
+    open_arrivals,
+)
 from pipeline.plan.performance.roofline import Efficiency, ModelLoad, model_load
+from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.recipe import Slo
 from pipeline.store import Json
 
-LoadLimit = Literal["memory", "steps", "ttft", "itl"]
-_TAIL = math.log(20)  # 95th percentile over mean, exponential
-_SELDOM = 0.05  # a step that is more seldom than this does not show in the 95th percentile
+LoadLimit = Literal["memory", "limits", "ttft", "itl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,93 +37,136 @@ class LoadPoint:
     """Requests at a time, and what they see. Milliseconds, and tokens a second."""
 
     batch: int
-    ttft_ms: float  # 95th percentile
-    itl_ms: float  # mean time between tokens
-    itl_p95_ms: float
+    ttft: Percentiles  # of all requests, from a start of all clients at once
+    settled_ttft: Percentiles  # ... of those after the start, by which an SLO is judged
+    itl: Percentiles  # the mean is that of requests
     tokens_per_s: float  # output, of the whole deployment
     prompt_share: float  # of the time, that prompts take
+
+    @property
+    def ttft_ms(self) -> float:
+        """First token, 95th percentile after the start."""
+        return self.settled_ttft.p95
+
+    @property
+    def itl_ms(self) -> float:
+        """Mean time between tokens."""
+        return self.itl.mean
+
+    @property
+    def itl_p95_ms(self) -> float:
+        """Time between tokens, 95th percentile."""
+        return self.itl.p95
 
     @property
     def user_tokens_per_s(self) -> float:
         """Output tokens a second of each request."""
         return 1000 / self.itl_ms
 
+    def broken(self, slo: Slo) -> LoadLimit | None:
+        """Return the limit of an SLO that the load breaks, or None."""
+        if slo.itl_p95_ms is not None and self.itl_p95_ms > slo.itl_p95_ms:
+            return "itl"
+        return "ttft" if slo.ttft_p95_ms is not None and self.ttft_ms > slo.ttft_p95_ms else None
+
 
 @dataclass(frozen=True)
 class Service:
-    """A server of requests: an engine, alone or with a draft."""
+    """A server of requests, simulated at any load.
 
-    target: EngineSpeed
-    speculation: SpeculativeEngine | None = None
+    Attributes:
+        engine: The engine, alone or with speculation.
+        blocks: Pages of its KV cache.
+        block_tokens: Tokens of a page.
+        slots: Requests that run at a time; others wait.
+        waves: Requests of each client.
+    """
+
+    engine: EngineSpeed | SpeculativeEngine
+    blocks: int
+    block_tokens: int
+    slots: int
+    waves: int = WAVES
 
     @property
-    def gpus(self) -> int:
-        """GPUs that it takes; a draft lies on those of its target."""
-        draft = self.speculation.draft.gpus if self.speculation else 0
-        return max(self.target.gpus, draft)  # a draft lies on GPUs of its target
+    def speculates(self) -> bool:
+        """Whether tokens are proposed and verified."""
+        return isinstance(self.engine, SpeculativeEngine)
+
+    @cached_property
+    def served(self) -> ServedEngine:
+        """The engine as its scheduler sees it."""
+        target = self.engine.target
+        return ServedEngine(
+            name="",
+            times=self.engine.times,
+            slots=self.slots,
+            blocks=self.blocks,
+            block_tokens=self.block_tokens,
+            step_tokens=target.step_tokens * target.load.attention_ranks,
+            chunked=target.chunked,
+            gpus=self.engine.gpus,
+            request_s=target.efficiency.request_s,
+            admit_s=target.efficiency.admit_s,
+        )
 
     def at(self, batch: int, work: Workload) -> LoadPoint:
         """Compute latencies and throughput with so many requests at a time."""
-        answering = self.speculation or self.target
-        interval = answering.token_interval(batch, work)
-        first = answering.first_token(work.prompt_tokens, batch - 1, work.mean_context)
-        waiting = self._wait(batch, work, first, interval)
-        seconds = first + (work.output_tokens - 1) * interval
-        return LoadPoint(
-            batch=batch,
-            ttft_ms=1000 * (first + waiting),
-            itl_ms=1000 * interval,
-            itl_p95_ms=1000 * self._slow_interval(batch, work, interval),
-            tokens_per_s=batch * work.output_tokens / max(seconds, work.output_tokens * interval),
-            prompt_share=answering.prompt_share(batch, work) / interval,
-        )
+        return self._point(batch, closed_loop(self.served, batch, work, self.waves))
 
-    def most_decoding(self, work: Workload) -> int:
-        """Return the most requests at a time that its steps keep up with, see `EngineSpeed.most_decoding`."""
-        if self.speculation is None:
-            return self.target.most_decoding(work)
-        return self.target.most_decoding(work, self.speculation.proposed + 1, self.speculation.progress)
+    def at_rate(self, requests_per_s: float, work: Workload) -> LoadPoint:
+        """Compute them with so many requests a second, which come at random."""
+        run = open_arrivals(self.served, requests_per_s, work)
+        return self._point(max(1, round(run.in_flight)), run)
 
-    def most_within(
-        self, work: Workload, most: int, ttft_ms: float | None, itl_ms: float | None
-    ) -> tuple[LoadPoint | None, LoadLimit]:
-        """Find the largest load of at most so many requests within both limits, and what ends it; None: not even one
-        request.
+    def _point(self, batch: int, run: QueueRun) -> LoadPoint:
+        share = run.prompt_share(self.engine.times)
+        return LoadPoint(batch, run.ttft, run.settled_ttft, run.itl, run.tokens_per_s, share)
 
-        It ends with a limit ("ttft", "itl"), with the steps that prompts fill ("steps"), or with what is asked for
-        ("memory": `most`, which is what memory holds and the limits let in).
+    def most_within(self, work: Workload, most: int, slo: Slo) -> tuple[LoadPoint | None, LoadLimit]:
+        """Find the largest load of at most so many requests within an SLO, and what ends it.
+
+        Returns:
+            The load, or None: not even one request is within it; and a limit of the SLO, or "memory": `most`.
         """
         best: LoadPoint | None = None
-        sustained = self.most_decoding(work)
-        ended: LoadLimit = "steps" if sustained < most else "memory"
-        low, high = 1, min(most, sustained)
+        ended: LoadLimit = "memory"
+        low, high, step = 1, most, 1
+        # Loads that double, so that few large ones are simulated; then halves between the last two.
         while low <= high:
-            middle = (low + high) // 2
+            middle = min(step, most) if step else (low + high) // 2
             load = self.at(middle, work)
-            broken = _broken(load, ttft_ms, itl_ms)
+            broken = load.broken(slo)
             if broken is not None:
-                high, ended = middle - 1, broken
+                high, ended, step = middle - 1, broken, 0
             else:
-                best, low = load, middle + 1
+                best, low, step = load, middle + 1, 2 * step
         return best, ended
 
     def curve(self, work: Workload, most: int) -> Iterator[LoadPoint]:
-        """Yield loads at powers of two, and at the most that its steps keep up with."""
-        most = min(most, self.most_decoding(work))
+        """Yield loads at powers of two, and at the most."""
         sizes = [2**power for power in range(max(most, 1).bit_length()) if 2**power < most]
         for batch in (*sizes, most):
             yield self.at(batch, work)
 
-    def _wait(self, batch: int, work: Workload, first: float, interval: float) -> float:
-        others = batch - 1
-        if not others:
-            return 0.0
-        share = min(others * first / (first + work.output_tokens * interval), 0.99)
-        return min(_TAIL * share * first / (2 * (1 - share)), others * first)
+    def most_requests_per_s(self, work: Workload, slo: Slo) -> tuple[float, LoadPoint] | None:
+        """Find the highest rate of random arrivals within an SLO, to two percent; None: not even a trickle is."""
+        high = self.served.requests_per_s(work.prompt_tokens, work.output_tokens)
+        low, best = 0.0, None
+        for _ in range(8):
+            rate = (low + high) / 2
+            load = self.at_rate(rate, work)
+            if load.broken(slo) is None and load.settled_ttft.p95 < 1e3 * _HOPELESS_S:
+                low, best = rate, (rate, load)
+            else:
+                high = rate
+            if best is not None and high / low < _CLOSE:
+                break
+        return best
 
-    def _slow_interval(self, batch: int, work: Workload, interval: float) -> float:
-        mixed, often = self.target.mixed_step(batch, work)
-        return max(mixed, interval) if often > _SELDOM else interval
+
+_HOPELESS_S = 120.0  # first tokens that are later have a queue that only grows, whatever the SLO
+_CLOSE = 1.02
 
 
 @dataclass(frozen=True)
@@ -132,7 +177,9 @@ class DeploymentModel:
     rates: GpuRates
     constants: Efficiency
     chunked: bool = True  # prompts may be split over steps
-    draft_tokens: int = 0  # that the draft proposes in a round
+    draft_tokens: int = 0  # that are proposed in a round, by the draft or by the target's own layers
+    blocks: int = 0  # pages of the KV cache, of all ranks that have requests of their own
+    block_tokens: int = 32
 
     def engines(self, constants: Efficiency | None = None) -> list[EngineSpeed]:
         """Make the engine of each model, the target's first; `constants` replace its own."""
@@ -141,31 +188,38 @@ class DeploymentModel:
             for model, load in zip(self.spec.models, self._loads, strict=True)
         ]
 
-    def service(self, acceptance: float | None, constants: Efficiency | None = None) -> Service:
+    def engine(
+        self, acceptance: float | None, constants: Efficiency | None = None
+    ) -> EngineSpeed | SpeculativeEngine:
+        """Make what computes tokens; arguments as for `service`."""
+        target, *drafts = self.engines(constants)
+        if acceptance is None or not self.draft_tokens:
+            return target
+        if drafts:
+            return SpeculativeEngine(target, drafts[0], self.draft_tokens, acceptance)
+        return SpeculativeEngine.with_layers(target, self.draft_tokens, acceptance)
+
+    def service(
+        self, acceptance: float | None, constants: Efficiency | None = None, waves: int = WAVES
+    ) -> Service:
         """Make what serves requests.
 
         Args:
-            acceptance: Acceptance of each token that the draft proposes, 0 to 1; None: the draft does nothing.
-            constants: replace its own.
+            acceptance: Acceptance of each token that is proposed, 0 to 1; None: nothing is.
+            constants: Replace its own.
+            waves: Requests of each client in a simulation.
         """
-        engines = self.engines(constants)
-        if len(engines) == 1 or acceptance is None:
-            return Service(engines[0])
-        return Service(engines[0], SpeculativeEngine(engines[0], engines[1], self.draft_tokens, acceptance))
+        return Service(
+            self.engine(acceptance, constants),
+            blocks=self.blocks,
+            block_tokens=self.block_tokens,
+            slots=self.spec.concurrency,
+            waves=waves,
+        )
 
     @cached_property
     def _loads(self) -> tuple[ModelLoad, ...]:
         return tuple(model_load(model, self.rates) for model in self.spec.models)
-
-
-def _broken(load: LoadPoint, ttft_ms: float | None, itl_ms: float | None) -> LoadLimit | None:
-    if _over(load.itl_p95_ms, itl_ms):
-        return "itl"
-    return "ttft" if _over(load.ttft_ms, ttft_ms) else None
-
-
-def _over(value: float, limit: float | None) -> bool:
-    return limit is not None and value > limit
 
 
 @dataclass(frozen=True, slots=True)

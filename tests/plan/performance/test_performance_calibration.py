@@ -150,7 +150,9 @@ def test_a_file_gives_back_what_was_written(fit: CalibrationFit, tmp_path: Path)
 def test_a_file_with_faults_names_them_all(fit: CalibrationFit, tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     fit.calibration.write(file)
-    text = file.read_text().replace("memory: ", "memory: -").replace("runtime: tensorrt", "runtime: abacus")
+    text = (
+        file.read_text().replace("  memory: ", "  memory: -").replace("runtime: tensorrt", "runtime: abacus")
+    )
     file.write_text(text)
     with pytest.raises(InvalidInput) as raised:
         SpeedCalibration.read(file)

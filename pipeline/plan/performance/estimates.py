@@ -1,0 +1,154 @@
+"""How far to trust a computed figure: the interval that four of five measurements of its class fell into.
+
+A class is a quantity, the structure of the model (dense, or sparse: with experts), the format of its weights and the
+generation of the GPU. `data/efficiency.yaml` has the classes that measurements check, with errors of measurements whose
+whole set-up (model, GPU, split, lengths) was left out of the fit. What no class is of has no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, get_args
+
+from pipeline.contracts.gpus import gpu_generation
+from pipeline.plan.memory.spec import ModelSpec
+from pipeline.plan.performance.roofline import fitted_constants
+from pipeline.store import Json
+
+Quantity = Literal["throughput", "tpot", "ttft-idle", "ttft-loaded"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+QUANTITY_NAMES: Mapping[Quantity, str] = {
+    "throughput": "output tokens a second",
+    "tpot": "time between tokens",
+    "ttft-idle": "first token, alone",
+    "ttft-loaded": "first token under load, mean",
+}
+COVERAGE = 0.8  # share of measurements that an interval covers
+_MOST_STAGES = 4  # figures of more pipeline stages are missed by up to half, in both directions
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A computed value with the interval that four of five measurements fall into; no ends where it is not known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def scaled(self, factor: float) -> Estimate:
+        """Multiply value and ends by a factor above 0; ends that are not known stay unknown."""
+        return self._with(lambda value: value * factor)
+
+    def shortened(self) -> Estimate:
+        """Round value and ends to four digits."""
+        return self._with(four_digits)
+
+    def as_json(self) -> dict[str, Json]:
+        """Return value, low and high, rounded."""
+        one = self.shortened()
+        return {"value": one.value, "low": one.low, "high": one.high}
+
+    def _with(self, change: Callable[[float], float]) -> Estimate:
+        if self.low is None or self.high is None:
+            return Estimate(change(self.value))
+        return Estimate(change(self.value), change(self.low), change(self.high))
+
+
+def four_digits(value: float) -> float:
+    """Round to four significant digits: more would pretend."""
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True, slots=True)
+class FigureClass:
+    """Measurements of one kind, and how far forecasts of them are off.
+
+    Attributes:
+        quantity: Quantity that was measured.
+        structure: "dense" or "sparse".
+        format: Format of the weights.
+        generation: Generation of the GPUs, as `contracts/data/gpus.yaml` names their constants.
+        count: Measurements.
+        mean: Mean of absolute relative errors, with the measured set-up left out of the fit.
+        median: Their median.
+        p90: Their 90th percentile.
+        bias: Median of the errors; above 0 the forecast is too much.
+        low: Measured over computed: a tenth of the measurements lie below.
+        high: A tenth lie above.
+        unseen: Median of absolute errors with all of the model on this GPU left out of the fit.
+    """
+
+    quantity: Quantity
+    structure: str
+    format: str
+    generation: str
+    count: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+    low: float
+    high: float
+    unseen: float
+
+    @property
+    def name(self) -> str:
+        """Name for people: "dense fp8 on hopper"."""
+        return (
+            f"{self.structure} {'unquantized' if self.format == 'none' else self.format} on {self.generation}"
+        )
+
+
+@cache
+def figure_classes() -> tuple[FigureClass, ...]:
+    """List the classes that measurements check."""
+    return tuple(FigureClass(**one) for one in fitted_constants()["classes"])
+
+
+def structure_of(model: ModelSpec) -> str:
+    """Return whether a model is "dense" or "sparse"."""
+    return "sparse" if model.sizes.experts else "dense"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Evidence for the figures of a deployment: the class of each quantity, and what else no measurement is of."""
+
+    classes: Mapping[Quantity, FigureClass]
+    name: str
+    doubts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: ModelSpec, device: str, *, speculates: bool = False) -> Trust:
+        """Look up the classes of a model on a GPU; with speculation, nothing is checked."""
+        kind = gpu_generation(device)
+        form = model.format
+        key = (structure_of(model), form, kind.constants)
+        found = {
+            one.quantity: one
+            for one in figure_classes()
+            if (one.structure, one.format, one.generation) == key and kind.measured
+        }
+        doubts = {
+            "speculation": speculates,
+            f"{model.split.pipeline} pipeline stages": model.split.pipeline > _MOST_STAGES,
+        }
+        named = f"{key[0]} models {'unquantized' if form == 'none' else f'in {form}'} on {device}"
+        return cls(found, named, tuple(doubt for doubt, holds in doubts.items() if holds))
+
+    def checks(self, quantity: Quantity) -> bool:
+        """Tell whether measurements check a quantity."""
+        return quantity in self.classes and not self.doubts
+
+    def unchecked(self, quantity: Quantity) -> tuple[str, ...]:
+        """List what of a quantity no measurement is of; empty if some are."""
+        return self.doubts or (() if quantity in self.classes else (self.name,))
+
+    def estimate(self, quantity: Quantity, value: float) -> Estimate:
+        """Put the interval of its class around a figure; none where no measurement checks it."""
+        if not self.checks(quantity):
+            return Estimate(value)
+        found = self.classes[quantity]
+        return Estimate(value, value * min(found.low, 1.0), value * max(found.high, 1.0))
