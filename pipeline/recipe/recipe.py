@@ -29,7 +29,8 @@ from pipeline.recipe.sections import (
     Slo,
 )
 from pipeline.recipe.source import Checkpoint, Revision, Source
-from pipeline.recipe.validators import RecipeValues, broken_rules
+from pipeline.recipe.validators import broken_rules
+from pipeline.recipe.values import RecipeValues
 
 # Sections that nothing which is built depends on.
 SERVED_SECTIONS = frozenset({"cache", "gateway", "triton", "deploy", "kubernetes"})

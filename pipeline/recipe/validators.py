@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 from pipeline.recipe.quantization import MAX_SAMPLES, MIN_SAMPLES
+from pipeline.recipe.values import InvalidValue, RecipeValues
 
 AWQ = ("int4_awq", "w4a8_awq")
 # Settings of `runtime.llm_args.lora_config` that follow from the adapters of the recipe, and some that do not.
@@ -36,23 +36,6 @@ class Problem:
         return PydanticCustomError(
             "rule", "{text}", {"text": self.text, "fix": self.fix, "keys": self.keys, "rule": self.rule}
         )
-
-
-class InvalidValue(LookupError):
-    """A rule reads a value that is itself at fault."""
-
-
-class RecipeValues:
-    """The values of a valid recipe, with all defaults, by dotted key; None under a section that is absent."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
-
-    def __getitem__(self, key: str) -> Any:
-        value: Any = self._data
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
 
 
 Rule = Callable[[RecipeValues], Iterator[Problem]]

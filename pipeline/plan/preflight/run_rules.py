@@ -16,6 +16,7 @@ from pipeline.plan.model_facts import ModelFacts, offline_facts
 from pipeline.plan.preflight import (
     adapters,
     budgets,
+    formats,
     releases,
     serving,
     sourcing,
@@ -28,7 +29,8 @@ from pipeline.plan.preflight.context import Check, Context, GeneratedConfig, Obj
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
 from pipeline.recipe import Recipe
 from pipeline.recipe.loading import located, shown
-from pipeline.recipe.validators import Problem, RecipeValues
+from pipeline.recipe.validators import Problem
+from pipeline.recipe.values import RecipeValues
 from pipeline.store import Json
 from pipeline.store.manifest import FINDINGS
 
@@ -36,7 +38,7 @@ from pipeline.store.manifest import FINDINGS
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "releases": releases.RELEASE_CHECKS,
     "support": support.CHECKS,
-    "formats": releases.FORMAT_CHECKS,
+    "formats": formats.FORMAT_CHECKS,
     "splitting": splitting.CHECKS,
     "speculation": speculation.SPECULATION_CHECKS,
     "tokenizers": speculation.TOKENIZER_CHECKS,
