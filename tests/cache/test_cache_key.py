@@ -97,7 +97,7 @@ EFFECTS: Mapping[str, Sequence[Any]] = {
     "log_probs": (True,), "top_log_probs": (7,), "prompt_log_probs": (0,), "guide_type": ("json",), "guide": ("a",),
     "min_p": (0.5,), "ignore_eos": (True,), "stop_token_ids": ([7, 8], [8, 7, 7]),
     "include_stop_str_in_output": (True,), "skip_special_tokens": (False,),
-    "logit_bias": ({7: 1.0, 8: 2.0}, {8: 2, 7: 1}), "token_ids": (True,),
+    "logit_bias": ({7: 1.0, 8: 2.0}, {8: 2, 7: 1}), "token_ids": (True,), "adapter": ("a",),
 }  # fmt: skip
 
 

@@ -135,4 +135,6 @@ def test_an_example_runs_as_far_as_an_empty_store_lets_it(line: str) -> None:
     done = CliRunner().invoke(cli, words)
     said = f"{done.output}\n{'' if done.exception is None else done.exception}"
     assert "Usage:" not in done.output, said
-    assert done.exit_code == 0 or LACKING.search(said), f"{said}\n{done.exception!r}"
+    # What the SLO of a recipe is missed by is a result, too.
+    fine = (0, 4) if words[0] == "plan" else (0,)
+    assert done.exit_code in fine or LACKING.search(said), f"{said}\n{done.exception!r}"

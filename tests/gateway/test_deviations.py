@@ -34,6 +34,7 @@ KNOWN = {
     "Logprob.bytes: unknown": "as in chats; clients that share code with chats read it",
     "LogprobTopLogprob.bytes: unknown": "the same",
     "Model.max_model_len: unknown": "vLLM's; programs size their prompts by it",
+    "Model.parent: unknown": "vLLM's; the model that an adapter belongs to",
     "Model.root: unknown": "vLLM's; the own name of a model that an alias names",
     "Response.store: unknown": "whether the response is stored, which a client cannot know otherwise",
     "ResponseFunctionCallArgumentsDoneEvent.name: unknown": "the function, for clients that keep no item",

@@ -41,7 +41,7 @@ def wait_until(running: Running, status: int, *faults: str) -> None:
 
 def test_ready_as_long_as_one_model_is(start: Start, other: FakeServer) -> None:
     running = start()
-    running.gateway.models["other"] = tiny(other.url)
+    running.gateway.models["other"] = tiny(other.url, name="other")
     wait_until(running, 200, "other")
     assert ready(running)[1] == {"other": "it is not watched yet"}
     running.client().completions.create(model="other", prompt="x")
@@ -96,7 +96,7 @@ def test_a_server_that_is_busy_with_long_answers_is_ready(
 
 def test_the_ill_one_of_two_servers_is_not_asked(start: Start, other: FakeServer) -> None:
     running = start()
-    both = running.gateway.models["both"] = tiny([running.upstream.url, other.url])
+    both = running.gateway.models["both"] = tiny([running.upstream.url, other.url], name="both")
     running.client().completions.create(model="both", prompt="x")
     other.stop()
     wait_for(lambda: [one.ill for one in both.client.endpoints] == [False, True], "a mark", 30)

@@ -58,6 +58,7 @@ class Words:
 def tiny(
     url: str | Sequence[str],
     *,
+    name: str = "tiny",
     places: int = 4,
     max_waiting: int = 16,
     aliases: tuple[str, ...] = (),
@@ -79,7 +80,7 @@ def tiny(
     if made is not None and tool_section:
         made = ToolSectionTemplate(made)
     return ServedModel(
-        name="tiny",
+        name=name,
         created=1,
         deployment="digest",
         client=AsyncClient(

@@ -177,7 +177,7 @@ def _engine_in_llm_api(context: Context) -> Iterator[Objection]:
         )
 
 
-def _on_gpu(name: str) -> Check:
+def on_gpu(name: str) -> Check:
     """Make the check of a rule whose limits are data of the GPUs (contracts/data/gpus.yaml)."""
 
     def check(context: Context) -> Iterator[Objection]:
@@ -218,11 +218,11 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
 
 
 _BY_GPU = (
-    "gpu.since", "sm.fp8", "sm.w4a8_arch", "sm.nvfp4", "sm.awq_blackwell", "sm.bf16", "sm.fp8_kv_ampere", "sm.listed",
+    "sm.fp8", "sm.w4a8_arch", "sm.nvfp4", "sm.awq_blackwell", "sm.bf16", "sm.fp8_kv_ampere", "sm.listed",
     "sm.runtime_format",
 )  # fmt: skip
 FORMAT_CHECKS: Mapping[str, Check] = {
-    **{name: _on_gpu(name) for name in _BY_GPU},
+    **{name: on_gpu(name) for name in _BY_GPU},
     "sm.fp8_ctx_fmha": _fp8_context,
     "kvq.engine_llmapi": _engine_in_llm_api,
     "kvq.weight_combo": _kv_cache_keeps_context,

@@ -15,6 +15,7 @@ from pipeline.contracts.rules import rule
 from pipeline.contracts.version_range import is_candidate, precedes
 from pipeline.errors import UserError
 from pipeline.plan.preflight.context import Check, Context, Objection
+from pipeline.plan.preflight.formats import on_gpu
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 
 VERSION, KIND, GPU = "runtime.version", "runtime.kind", "runtime.gpu"
@@ -186,6 +187,7 @@ RELEASE_CHECKS: Mapping[str, Check] = {
     "release.candidate": _candidate,
     "release.evidence": _evidence,
     "gpu.known": _gpu,
+    "gpu.since": on_gpu("gpu.since"),
     "model.class": _class,
     "model.rope": _rope,
     "model.served": _served,
