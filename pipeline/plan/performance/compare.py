@@ -184,6 +184,7 @@ def _option(
         output_tokens=work.output_tokens,
         sequences=memory.sequences,
         waves=_WAVES if lifted else WAVES,
+        lift=False,
     )
     best = seen.within_slo if seen is not None else None
     reasons = tuple(_reasons(spec, seen)) or tuple(judge(recipe))

@@ -274,6 +274,7 @@ def forecast(
     calibration: SpeedCalibration | None = None,
     source: str = "",
     waves: int = WAVES,
+    lift: bool = True,
 ) -> Forecast | None:
     """Forecast a deployment; None if not even one request of the workload fits.
 
@@ -289,6 +290,7 @@ def forecast(
         calibration: constants measured on this device; None: those of published figures.
         source: where the target comes from, which a calibration is compared with.
         waves: requests of each client in a simulation.
+        lift: Whether to look for the largest load without the limits of the recipe, too.
     """
     held = plan_memory(spec).sequences if sequences is None else sequences
     if held < 1:
@@ -299,7 +301,8 @@ def forecast(
     engines, service = model.engines(), model.service(acceptance, waves=waves)
     most = min(held, spec.concurrency)
     best, ended = service.most_within(work, most, slo)
-    lifted = _lifted(service, work, held, slo) if ended == "memory" and held > spec.concurrency else None
+    limited = ended == "memory" and held > spec.concurrency
+    lifted = _lifted(service, work, held, slo) if lift and limited else None
     curve = tuple(service.curve(work, spec.concurrency))
     target, alone, batch = spec.models[0], curve[0], (best or curve[-1]).batch
     trust, unchecked = None, tuple[str, ...]()
@@ -325,7 +328,7 @@ def forecast(
         itl_ms=itl,
         curve=curve,
         within_slo=best,
-        ended_by="limits" if ended == "memory" and held > spec.concurrency else ended,
+        ended_by="limits" if limited else ended,
         acceptance=acceptance if service.speculates else None,
         gains=_gains(engines, draft_tokens, most, work),
         trust=trust,
@@ -370,6 +373,7 @@ def forecast_recipe(
     requests_per_s: float | None = None,
     calibration: SpeedCalibration | None = None,
     waves: int = WAVES,
+    lift: bool = True,
 ) -> Forecast | None:
     """Forecast a recipe at its longest prompts and answers, or at those given; the others as for `forecast`.
 
@@ -404,6 +408,7 @@ def forecast_recipe(
         calibration=calibration,
         source=model_name(recipe),
         waves=waves,
+        lift=lift,
     )
 
 

@@ -8,7 +8,7 @@ charged to input tokens, the rest to output tokens; charged to output tokens alo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -87,6 +87,9 @@ class Service:
     block_tokens: int
     slots: int
     waves: int = WAVES
+    _simulated: dict[tuple[int, Workload], LoadPoint] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     @property
     def speculates(self) -> bool:
@@ -112,7 +115,10 @@ class Service:
 
     def at(self, batch: int, work: Workload) -> LoadPoint:
         """Compute latencies and throughput with so many requests at a time."""
-        return self._point(batch, closed_loop(self.served, batch, work, self.waves))
+        if (batch, work) not in self._simulated:
+            run = closed_loop(self.served, batch, work, self.waves)
+            self._simulated[batch, work] = self._point(batch, run)
+        return self._simulated[batch, work]
 
     def at_rate(self, requests_per_s: float, work: Workload) -> LoadPoint:
         """Compute them with so many requests a second, which come at random."""
@@ -124,7 +130,7 @@ class Service:
         return LoadPoint(batch, run.ttft, run.settled_ttft, run.itl, run.tokens_per_s, share)
 
     def most_within(self, work: Workload, most: int, slo: Slo) -> tuple[LoadPoint | None, LoadLimit]:
-        """Find the largest load of at most so many requests within an SLO, and what ends it.
+        """Find the largest load of at most so many requests within an SLO, to two percent, and what ends it.
 
         Returns:
             The load, or None: not even one request is within it; and a limit of the SLO, or "memory": `most`.
@@ -133,7 +139,7 @@ class Service:
         ended: LoadLimit = "memory"
         low, high, step = 1, most, 1
         # Loads that double, so that few large ones are simulated; then halves between the last two.
-        while low <= high:
+        while low <= high and (step or best is None or high > _CLOSE * best.batch):
             middle = min(step, most) if step else (low + high) // 2
             load = self.at(middle, work)
             broken = load.broken(slo)
