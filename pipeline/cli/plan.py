@@ -76,7 +76,8 @@ def command(recipe: str, overrides: tuple[str, ...], settings: PlanSettings, as_
     pipeline plan llama-3.1-8b-fp8 --prompt-tokens 1000 --output-tokens 300 --rate 20 --output sized.yaml
     pipeline plan llama-3.3-70b-fp8 --set runtime.gpu=h200-sxm-141g --set runtime.tensor_parallel=2
     pipeline plan tiny-cpu --json
-    pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --acceptance 0.8 --price h100-sxm=2.5
+    pipeline plan llama-3.3-70b-fp8 --prompt-tokens 1000 --output-tokens 500 --price h100-sxm=2.5
+    pipeline plan llama-3.1-8b-eagle3 --acceptance 0.8
     """
     from pipeline.cli.render.memory import Look
     from pipeline.cli.render.plan import document, page

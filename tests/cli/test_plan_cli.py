@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
         assert planned["memory"]["sequences"] == one["sequences"], one["overrides"]
     page = run(*recipe)
     assert page.exit_code == 2
-    assert "does not fit: 30." in page.stdout
+    assert "does not fit: 27." in page.stdout
     assert "what would hold more" in page.stdout
     assert "] !" in page.stdout
 

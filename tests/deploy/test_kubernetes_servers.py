@@ -12,6 +12,7 @@ import yaml
 from pipeline.errors import InvalidInput
 from pipeline.recipe import Recipe, packaged
 from pipeline.serving.launch_gpu import CHECKED, GpuPlace, plan_launch
+from tests.support import LLAMA_DRAFT
 from tests.support.kubernetes import (
     CASES,
     MANY,
@@ -99,7 +100,7 @@ def test_a_packaged_recipe_is_spread_over_two_machines(tmp_path: Path) -> None:
 
 def test_a_recipe_with_a_draft_says_how_it_could_be_spread(tmp_path: Path) -> None:
     few = ("--set", "kubernetes.gpus_per_node=2")
-    words = ("llama-3.3-70b-fp8", "--target", "kubernetes", *few, "--dry-run")
+    words = ("llama-3.3-70b-fp8", "--set", LLAMA_DRAFT, "--target", "kubernetes", *few, "--dry-run")
     refused = run(*words, store=tmp_path)
     assert isinstance(refused.exception, InvalidInput)
     assert "--set draft=null" in str(refused.exception)

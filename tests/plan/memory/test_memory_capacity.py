@@ -29,6 +29,7 @@ from pipeline.plan.model_facts import offline_sizes
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import load_recipe
 from pipeline.recipe.library import packaged
+from tests.support import LLAMA_DRAFT
 
 GIB = 2**30
 NAMES = [one.name for one in gpus()]
@@ -188,7 +189,7 @@ def test_what_is_named_instead_holds_more(name: str) -> None:
 
 
 def test_a_model_that_is_not_known_makes_no_demand() -> None:
-    recipe = load_recipe("llama-3.3-70b-fp8")
+    recipe = load_recipe("llama-3.3-70b-fp8", (LLAMA_DRAFT,))
     assert deployment_spec(recipe, {"target": LLAMA_8B}) is None  # and the draft?
     assert (
         deployment_spec(load_recipe("tiny-cpu"), offline_sizes(load_recipe("tiny-cpu"))) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.errors import Fault
 from pipeline.plan.machine_facts import MachineFacts
+from tests.support import LLAMA_DRAFT
 from tests.support.preflight.case import (
     AWQ,
     EAGLE,
@@ -167,9 +168,9 @@ CASES = [
     Case("rt.spec_pipeline", "error", EAGLE, (f"{PP}=2",)),
     Case("rt.spec_pipeline", None, EAGLE, (f"{TP}=2",)),
     Case("rt.spec_pipeline", None, NVFP4, (f"{PP}=2",)),
-    Case("draft.ranks", None, LLAMA_70B, ("draft.tensor_parallel=4",)),
-    Case("draft.ranks", "error", LLAMA_70B, ("draft.tensor_parallel=8",)),
-    Case("draft.ranks", None, LLAMA_70B, ("draft.tensor_parallel=8", f"{PP}=2")),
+    Case("draft.ranks", None, LLAMA_70B, (LLAMA_DRAFT, "draft.tensor_parallel=4")),
+    Case("draft.ranks", "error", LLAMA_70B, (LLAMA_DRAFT, "draft.tensor_parallel=8")),
+    Case("draft.ranks", None, LLAMA_70B, (LLAMA_DRAFT, "draft.tensor_parallel=8", f"{PP}=2")),
     Case("llmapi.instances", "error", NVFP4, ("runtime.instances=2",)),
     Case("llmapi.instances", None, NVFP4, ("runtime.instances=2", "runtime.version=1.3.0rc29")),
     Case("build.flags", None, QWEN72, ("runtime.build_flags=[reduce_fusion=enable, opt_num_tokens=32]",)),
