@@ -146,7 +146,7 @@ def _errors(requests: Sequence[RequestMeasurement]) -> list[tuple[str, int]]:
 
 
 def _tokens_by(complete: Sequence[RequestMeasurement]) -> TokensBy:
-    """Who counted the tokens of answers; the least trustworthy of several."""
+    """Name who counted the tokens of answers; the least trustworthy of several."""
     found = {one.tokens_by for one in complete}
     return next((one for one in _TOKENS_BY if one in found), "server")
 

@@ -13,7 +13,7 @@ from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec
 from pipeline.plan.performance import EngineSpeed
-from pipeline.plan.performance.roofline import efficiency, fitted_constants
+from pipeline.plan.performance.constants import efficiency, fitted_constants
 
 ERROR, WARNING = ["error"], ["warning"]
 SIZES = known_model("meta-llama/Llama-3.2-1B-Instruct")

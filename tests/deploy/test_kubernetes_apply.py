@@ -50,7 +50,7 @@ def built(folder: Path) -> tuple[Object, ...]:
 
 @pytest.fixture(scope="module")
 def made_of(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """What a folder of a case comes to, as it is written: each is put together once."""
+    """Put the folder of a case together, each once."""
     roots: dict[tuple[str, str], Path] = {}
 
     @cache

@@ -28,7 +28,7 @@ WEATHER = {"get_weather": {"location": "string", "unit": "string"}, "search_web"
 
 
 class Read(NamedTuple):
-    """What was read in an answer: the arguments of each call are text."""
+    """Parts of an answer as they were read; the arguments of each call are text."""
 
     reasoning: str
     text: str

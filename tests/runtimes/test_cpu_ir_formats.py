@@ -67,7 +67,7 @@ def test_compressed_tensors(source: Path, tmp_path: Path, scheme: str, simulate:
 
 
 def _rounding(layer: Any) -> Any:
-    """What a layer does to its inputs, for torch."""
+    """Inputs of a layer as it rounds them, for torch."""
     import torch
 
     def hook(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -12,9 +12,9 @@ from pipeline.cli.render.speed import number, wrapped
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
 from pipeline.plan.performance.accuracy import figure_source, figures
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
+from pipeline.plan.performance.constants import fitted_constants
 from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, figure_classes
 from pipeline.plan.performance.fit import FitRow
-from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.store import Json
 
 if TYPE_CHECKING:

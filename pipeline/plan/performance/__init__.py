@@ -11,7 +11,8 @@ constants of one device, which `fit` finds from loads that were measured there. 
 
 from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.estimates import Estimate
-from pipeline.plan.performance.forecast import Forecast, Gain, forecast, forecast_recipe
+from pipeline.plan.performance.forecast import Forecast, Gain
+from pipeline.plan.performance.forecasting import forecast, forecast_recipe
 from pipeline.plan.performance.queueing import Workload
 from pipeline.plan.performance.service import LoadPoint
 

@@ -19,10 +19,11 @@ from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory.capacity import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.performance.constants import efficiency
 from pipeline.plan.performance.engine import EngineSpeed
 from pipeline.plan.performance.estimates import Quantity, structure_of
 from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop
-from pipeline.plan.performance.roofline import ModelLoad, efficiency, model_load
+from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.scheduler import ServedEngine, StepTimes
 from pipeline.resources import parse_yaml
 

@@ -24,9 +24,9 @@ from pipeline.contracts.releases import Track
 from pipeline.document_faults import read_yaml
 from pipeline.plan.memory import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec
+from pipeline.plan.performance.constants import Efficiency, efficiency
 from pipeline.plan.performance.estimates import Estimate
 from pipeline.plan.performance.queueing import Workload
-from pipeline.plan.performance.roofline import Efficiency, efficiency
 from pipeline.plan.performance.service import DeploymentModel
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.recipe.source import LocalSource

@@ -15,7 +15,8 @@ from pipeline.contracts.gpus import format_issues, gpu, gpu_rates, gpus
 from pipeline.contracts.rules import rule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import DeploymentSpec, StepLimits, deployment_spec, plan_memory
-from pipeline.plan.performance.forecast import Forecast, forecast_recipe
+from pipeline.plan.performance.forecast import Forecast
+from pipeline.plan.performance.forecasting import forecast_recipe
 from pipeline.plan.performance.queueing import WAVES, Workload
 from pipeline.plan.performance.service import Cost, LoadPoint, token_cost
 from pipeline.plan.plan import TARGET

@@ -25,13 +25,12 @@ from typing import Any
 from pipeline.contracts.gpus import GpuRates, gpu_rates
 from pipeline.contracts.releases import Track
 from pipeline.plan.memory.spec import ModelSpec
+from pipeline.plan.performance.constants import Efficiency, efficiency
 from pipeline.plan.performance.roofline import (
-    Efficiency,
     EngineStep,
     ModelLoad,
     StepTime,
     attention_rates,
-    efficiency,
     host_time,
     model_load,
     step_time,

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from pipeline.contracts.gpus import gpu_generation
 from pipeline.plan.memory.spec import ModelSpec
-from pipeline.plan.performance.roofline import fitted_constants
+from pipeline.plan.performance.constants import fitted_constants
 from pipeline.store import Json
 
 Quantity = Literal["throughput", "tpot", "ttft-idle", "ttft-loaded"]

@@ -28,8 +28,8 @@ from pipeline.plan.performance.calibration import (
     error_interval,
     median_error,
 )
+from pipeline.plan.performance.constants import Efficiency
 from pipeline.plan.performance.queueing import LoadTrace, closed_loop
-from pipeline.plan.performance.roofline import Efficiency
 from pipeline.plan.performance.service import DeploymentModel
 
 __all__ = ["CalibrationFit", "FitRow", "fit_calibration"]

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import DeploymentSpec
+from pipeline.plan.performance.constants import Efficiency
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine
 from pipeline.plan.performance.estimates import Estimate
 from pipeline.plan.performance.queueing import (
@@ -24,7 +25,7 @@ from pipeline.plan.performance.queueing import (
     closed_loop,
     open_arrivals,
 )
-from pipeline.plan.performance.roofline import Efficiency, ModelLoad, model_load
+from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.scheduler import ServedEngine
 from pipeline.recipe import Slo
 from pipeline.store import Json

@@ -1,4 +1,4 @@
-"""What caches of LoRA adapters take: by hand after upstream's formula, and in the plan of a recipe."""
+"""Sizes of the caches of LoRA adapters: by hand after upstream's formula, and in the plan of a recipe."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance import Workload, forecast
 from pipeline.plan.performance.accuracy import compute_figure, figure_source, figures
 from pipeline.plan.performance.calibration import recipe_model
+from pipeline.plan.performance.constants import fitted_constants
 from pipeline.plan.performance.estimates import QUANTITIES, Trust, figure_classes
-from pipeline.plan.performance.roofline import fitted_constants
 from pipeline.recipe import CpuRuntime, Slo, load_recipe, packaged
 
 

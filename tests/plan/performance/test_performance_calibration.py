@@ -18,9 +18,9 @@ from pipeline.plan.performance.calibration import (
     model_name,
     recipe_model,
 )
+from pipeline.plan.performance.constants import Efficiency
 from pipeline.plan.performance.engine import token_acceptance, tokens_per_round
 from pipeline.plan.performance.fit import CalibrationFit, fit_calibration
-from pipeline.plan.performance.roofline import Efficiency
 from pipeline.recipe import Recipe, load_recipe
 
 pytest.importorskip("scipy")

@@ -1,0 +1,92 @@
+"""Constants of the performance model: shares of the peaks that are reached, and times that no peak explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pipeline.contracts.gpus import gpu_generation
+from pipeline.contracts.releases import Track
+from pipeline.resources import parse_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Constants of one family of GPUs and one backend. Shares are of the peak; times are seconds."""
+
+    memory: float  # share of the memory bandwidth, weights and activations
+    cache: float  # ... keys and values
+    arithmetic: float  # share of the tensor cores' peak, matrix products
+    attention: float  # ... attention over long prompts
+    link: float  # share of one direction of the link between GPUs
+    exchange_s: float  # an all-reduce, before its first byte
+    layer_s: float  # kernels of one layer that move next to nothing
+    step_s: float  # of the host for a step: scheduling, launching, sampling
+    hides_step: bool  # whether that runs beside the step before, so that only what is longer shows
+    sequence_s: float  # ... for each sequence in the step
+    eager: (
+        float  # times by which small kernels take longer in steps with prompts, which no CUDA graph replays
+    )
+    prompt_s: float  # once for a prompt, or for those that are done together
+    overlap: float  # how sharply the slower of memory and arithmetic hides the other: 1 adds them, many hides
+    # Factors of `memory` and `arithmetic` for weights that are not in 16 bits, by what they are computed in.
+    fp8_memory: float = 1.0
+    fp8_arithmetic: float = 1.0
+    fp4_memory: float = 1.0
+    fp4_arithmetic: float = 1.0
+    expert_memory: float = 1.0  # ... for routed experts, many small matrices
+    expert_arithmetic: float = 1.0
+    expert_layer_s: float = 0.0  # routing, sorting and adding up in a layer of experts
+    latent_layer_s: float = 0.0  # further projections in a layer of multi-head latent attention
+    request_s: float = 0.0  # of a request outside the engine: HTTP and tokens; in its first token alone
+    admit_s: float = 0.0  # from one request to the next, which a front end hands over one by one
+
+
+def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) -> Efficiency:
+    """Look up the constants for a GPU and a backend.
+
+    Args:
+        given: Replaces the fitted constants, while they are being fitted.
+
+    Raises:
+        UserError: the GPU is not known, or of no listed generation.
+    """
+    facts = fitted_constants()["constants"] if given is None else given
+    kind = gpu_generation(name)
+    of_family, of_track = facts["families"][kind.constants], facts["tracks"][track]
+    link = facts["links"][kind.links]
+    return Efficiency(
+        memory=of_family["memory"],
+        cache=of_family["cache"],
+        arithmetic=of_family["arithmetic"],
+        attention=facts["shared"]["attention"],
+        link=facts["shared"]["link"],
+        exchange_s=link * 1e-6,
+        layer_s=facts["shared"]["layer_us"] * 1e-6,
+        step_s=facts["shared"]["step_us"] * 1e-6,
+        hides_step=track == "pytorch",  # its overlap scheduler, on by default
+        sequence_s=of_track["sequence_us"] * 1e-6,
+        eager=of_track["eager"],
+        prompt_s=facts["shared"]["prompt_us"] * 1e-6,
+        overlap=facts["shared"]["overlap"],
+        **{
+            f"{name}_{part}": value
+            for name, parts in facts["formats"].items()
+            for part, value in parts.items()
+        },
+        expert_layer_s=facts["shared"]["expert_layer_us"] * 1e-6,
+        latent_layer_s=facts["shared"]["latent_layer_us"] * 1e-6,
+        request_s=facts["shared"]["request_us"] * 1e-6,
+        admit_s=facts["shared"]["admit_us"] * 1e-6,
+    )
+
+
+@cache
+def fitted_constants() -> Mapping[str, Any]:
+    """Return the whole of `data/efficiency.yaml`."""
+    file = resources.files("pipeline.plan.performance") / "data" / "efficiency.yaml"
+    data: Mapping[str, Any] = parse_yaml(file.read_text("utf-8"))
+    return data
