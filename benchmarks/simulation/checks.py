@@ -116,9 +116,8 @@ def against_published(model: str, gpu: str) -> Iterator[dict[str, Any]]:
     """
     for figure in figures():
         if (figure.kind, figure.model, figure.gpu, figure.split.pipeline) == ("full-load", model, gpu, 1):
-            run = all_at_once(
-                served_figure(figure), full_load_requests(figure), figure.prompt_tokens, figure.output_tokens
-            )
+            service = replace(served_figure(figure), max_prompt=figure.prompt_tokens)
+            run = all_at_once(service, full_load_requests(figure), figure.prompt_tokens, figure.output_tokens)
             yield {
                 "figure": figure.label,
                 "measured": figure.measured["throughput"],

@@ -57,7 +57,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ENGINE, engine, ignore=shutil.ignore_patterns("__pycache__"))
     ids = Tokenizer.from_file(str(CHECKPOINTS / "support-target" / "tokenizer.json")).encode(POISON).ids
     core = engine / "core.py"
-    head = "        sequence = Sequence(request, sink, self._target.vocab_size, matcher)\n"
+    head = "        sequence = Sequence(request, sink, self._target.vocab_size, matcher, adapter)\n"
     source = core.read_text()
     assert head in source
     core.write_text(source.replace(head, head + DEADLY.format(length=len(ids), ids=tuple(ids))))
