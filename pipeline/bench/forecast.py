@@ -105,12 +105,20 @@ class BenchCalibration:
 
     Attributes:
         unfit: A sentence for each load that could not be used.
-        limited: How many loads of which files had a load generator that may have been the limit.
     """
 
     fit: CalibrationFit
     unfit: tuple[str, ...]
-    limited: tuple[str, ...]
+
+    @property
+    def helps(self) -> bool:
+        """Whether loads left out are forecast no worse than before in most figures, as far as can be told."""
+        found = [
+            errors.left_out <= errors.before
+            for errors in self.fit.calibration.errors.values()
+            if errors.left_out is not None and errors.before is not None
+        ]
+        return not found or 2 * sum(found) > len(found)
 
 
 def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> BenchCalibration:
@@ -154,12 +162,7 @@ def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> Ben
         )
     except ImportError as error:
         raise missing("fitting constants", error, "bench") from error
-    limited = tuple(
-        f"{count} of {len(result.levels)} loads of {path.name}"
-        for path, result in results.items()
-        if (count := sum(bool(level.generator.limits) for level in result.levels))
-    )
-    return BenchCalibration(fit, tuple(unfit), limited)
+    return BenchCalibration(fit, tuple(unfit))
 
 
 def _results(recipe: Recipe, files: Sequence[Path]) -> Mapping[Path, BenchResult]:
@@ -208,6 +211,12 @@ def _measured_load(level: LevelResult, source: str, draft_tokens: int) -> Measur
         return f"{level.failed_share:.0%} of the requests failed"
     if level.requests["left"]:
         return "clients left within answers"
+    if level.generator.limits:
+        return f"the load generator itself may have been the limit: {level.generator.limits}"
+    if level.stalled:
+        return f"the server was silent for {level.longest_silence_s:.1f} s"
+    if level.interrupted:
+        return "it was ended early"
     # Little's law; in a closed loop it is the load itself.
     under_way = level.requests_per_s * latencies["total"].mean / 1e3
     accepted = level.acceptance if draft_tokens else None

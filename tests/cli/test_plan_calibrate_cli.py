@@ -119,14 +119,40 @@ def test_what_does_not_fit_is_told_at_once_and_nothing_is_written(tmp_path: Path
 def test_loads_that_no_constant_explains_are_not_used(tmp_path: Path) -> None:
     silent = levels(4)[0].model_copy(update={"acceptance": None})
     few = levels(2)[0].model_copy(update={"cached_share": 0.5})
-    useless = [failed_level(Load("concurrency", 1), "gone"), silent, few, *levels(32)]
+    slow = levels(8)[0]
+    late = slow.model_copy(
+        update={"generator": slow.generator.model_copy(update={"limits": "it was 90 ms late"})}
+    )
+    stalled = slow.model_copy(update={"longest_silence_s": 9.0})
+    useless = [failed_level(Load("concurrency", 1), "gone"), silent, few, late, stalled, *levels(32)]
     file = benched(tmp_path / "useless.json", useless, runtime="cpu")
     found = run("calibrate", "tiny-cpu", file)
-    for words in ("no answer of two or more tokens", "--way triton", "response cache", "more than the 16"):
+    for words in (
+        "no answer of two or more tokens", "--way triton", "response cache", "more than the 16", "it was 90 ms late",
+        "silent for 9.0 s",
+    ):  # fmt: skip
         assert words in str(found.exception)
     kept = run("calibrate", "tiny-cpu", benched(file, [*useless, *levels(2)], runtime="cpu"))
     assert kept.exit_code == 0, kept.output
     assert kept.stdout.count("warning: not used") == len(useless)
+
+
+def test_constants_that_forecast_worse_than_before_are_not_kept(tmp_path: Path, store: Store) -> None:
+    """Loads of which none tells anything of the others: each is at another pace."""
+    paces = {1: 6.0, 4: 60.0, 8: 7.0, 16: 90.0}
+    work = Workload(100, 32)
+    made = [
+        level(Load("concurrency", load), lambda _, gap=gap: (30.0, gap), work=work)
+        for load, gap in paces.items()
+    ]
+    file = benched(tmp_path / "odd.json", made, runtime="tensorrt", gpu="h100-sxm-80g")
+    found = run("calibrate", GPU, file)
+    assert found.exit_code == 1, found.output
+    assert "not kept: half the figures" in found.stdout
+    assert not store.calibrations.exists()
+    written = tmp_path / "odd.yaml"
+    assert run("calibrate", GPU, file, "--output", written).exit_code == 0
+    assert written.is_file()
 
 
 def test_constants_are_written_as_yaml() -> None:
