@@ -117,7 +117,8 @@ def calibration_lines(calibration: BenchCalibration, path: Path | None, width: i
         yield from wrapped(f"warning: {text}", width)
     yield ""
     if path is None:
-        yield "not kept: half the figures of loads left out, or more, were forecast better before; --output FILE.yaml writes it"
+        yield "not kept: half the figures of loads left out, or more, were forecast better before"
+        yield "next: --output FILE.yaml writes it all the same"
         return
     yield f"wrote {path}"
     yield f"next: pipeline plan {made.recipe} takes it; with --calibration none it does not"
