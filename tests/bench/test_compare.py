@@ -188,7 +188,14 @@ def openai_server(*models: str) -> Iterator[str]:
                 self.wfile.write(f"data: {json.dumps({'choices': [{'text': text}]})}\n\n".encode())
             self.wfile.write(b"data: [DONE]\n\n")
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with answering(Handler) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server with this handler; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -270,15 +277,8 @@ class JudgeHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def judge() -> Iterator[str]:
     JudgeHandler.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(JudgeHandler) as url:
+        yield url
 
 
 def test_a_judge_is_asked_in_both_orders(
