@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from pipeline.client import ChatTemplate
 from pipeline.client.testing import Received, Reply
+from pipeline.gateway.api.prompts import read_messages
 from pipeline.gateway.api.tools.dialects import ToolDialect, dialects
 from pipeline.gateway.api.tools.history import reasoning_variables, template_messages
 from pipeline.gateway.api.tools.prompt import ToolSectionTemplate, answer_format, dialect_of
+from pipeline.gateway.errors import ApiError
+from pipeline.models.chat_template import TemplateError
 from tests.gateway.conftest import Running, Start
 from tests.gateway.test_anthropic_messages import events as message_events
 from tests.gateway.test_anthropic_messages import message
@@ -333,3 +339,52 @@ def test_what_is_held_to_a_form_does_not_begin_within_reasoning(borrow: Start) -
     made = running.same_client().chat.completions.create(model="tiny", messages=ASK, response_format=form)
     assert made.choices[0].message.content == '{"a": 1}'
     assert running.upstream.requests[-1].prompt.endswith("<|channel|>final<|message|>")
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+CALLS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": JSON,
+        "type": JSON,
+        "function": st.fixed_dictionaries({}, optional={"name": JSON, "arguments": JSON}) | JSON,
+    },
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(("system", "developer", "user", "assistant", "tool"))},
+    optional={
+        "content": st.text(max_size=4) | st.just([]) | JSON,
+        "tool_calls": st.lists(CALLS | JSON, max_size=2) | JSON,
+        "tool_call_id": JSON,
+        "reasoning_content": JSON,
+        "thinking": JSON,
+        "name": JSON,
+    },
+)
+# A template that writes arguments as they are, so that they become text.
+PLAIN = (
+    "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("dialect", dialects(), ids=lambda dialect: dialect.name)
+@settings(max_examples=60, deadline=None)
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=3))
+def test_a_history_of_anything_is_read_or_refused(
+    dialect: ToolDialect, messages: list[dict[str, Any]]
+) -> None:
+    """Only what was read reaches a template: calls of other roles, and ids that are no texts, fail nothing."""
+    try:
+        read = read_messages(messages)
+    except ApiError:
+        return
+    for source in (template_of(dialect), PLAIN):
+        template = ChatTemplate(source)
+        with suppress(TemplateError):
+            template.render(template_messages(read, template, dialect))

@@ -55,6 +55,10 @@ def _read_message(message: Mapping[str, Any], where: str, faults: list[str]) -> 
     calls = message.get("tool_calls") if role == "assistant" else None
     read = {key: value for key, value in message.items() if value is not None}
     read["role"] = "system" if role == "developer" else role
+    # Calls belong to answers, and their ids to results; what others have by these names has not been read.
+    for name, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if role != owner:
+            read.pop(name, None)
     if role == "assistant" and isinstance(refusal := read.pop("refusal", None), str):
         read.setdefault("content", refusal)
     if read.get("content") is None:
@@ -95,6 +99,8 @@ def _read_call(call: Any, where: str, faults: list[str]) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         faults.append(f"{where}.function.name: is missing")
         return call
+    if not isinstance(call.get("id", ""), str):
+        faults.append(f"{where}.id: must be a text")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = read_arguments(arguments)
