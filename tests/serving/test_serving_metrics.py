@@ -88,7 +88,7 @@ def test_figures_follow_a_request(server: TritonServer) -> None:
     # The server's own check of its health may be among them.
     wait_for(lambda: finished("output") >= before[1] + 2, "both requests to be counted")
     wait_for(lambda: output_tokens() >= before[2] + 12, "their tokens to be counted")
-    assert steps() >= before[0] + 12
+    wait_for(lambda: steps() >= before[0] + 12, "their steps to be counted")
     wait_for(lambda: reused() > before[3], "the second to find the first one's blocks")
     assert value("nv_trt_llm_general_metrics", "general_type", "timestamp") > 1e15
     assert value("nv_trt_llm_runtime_memory_metrics", "memory_type", "cpu") > 2**20
