@@ -222,7 +222,7 @@ def models(folders: tuple[Path, ...], as_json: bool) -> None:
 
     found = summaries(folders)
     click.echo(models_json(found) if as_json else "\n".join(models_lines(found)))
-    if any(one.is_broken for one in found):
+    if any(model.is_broken for model in found):
         sys.exit(UserError.exit_code)
 
 

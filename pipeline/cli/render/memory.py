@@ -112,13 +112,13 @@ def alternative_lines(alternatives: Sequence[Alternative]) -> Iterator[str]:
     """Yield changes that would hold more, each with its figures."""
     yield "what would hold more"
     yield ""
-    width = max(len(one.command) for one in alternatives)
-    for one in alternatives:
-        plan = one.plan
+    width = max(len(alternative.command) for alternative in alternatives)
+    for alternative in alternatives:
+        plan = alternative.plan
         weights = max(rank.group("weights") for rank in plan.ranks) / _GIB
         yield (
-            f"  {one.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.spec.sequence_tokens} tokens on "
-            f"{_devices(plan)}, {weights:.1f} GiB of weights on each"
+            f"  {alternative.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.spec.sequence_tokens} tokens "
+            f"on {_devices(plan)}, {weights:.1f} GiB of weights on each"
         )
 
 
