@@ -85,7 +85,7 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         goodput_per_s=None if good is None else rounded(rate * good),
         good_share=None if good is None else rounded(good),
         latencies=distributions,
-        acceptance=rounded(accepted / proposed) if proposed else None,
+        acceptance=rounded(accepted / proposed) if proposed else server.acceptance,
         cached_share=rounded(cached / len(complete)) if complete else None,
         in_flight_max=records.in_flight,
         longest_silence_s=_longest_silence(records, chunks),

@@ -190,7 +190,7 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
         )
     target = spec.models[0]
     windowed = sum(1 for window in target.sizes.windows if window)
-    if windowed and not target.windows:
+    if windowed and spec.is_gpu and not target.windows:
         yield (
             f"  {windowed} of {target.sizes.layers} layers see a window only; pages beyond it are kept, as "
             "kv_cache_config.max_attention_window is not set"
