@@ -89,7 +89,7 @@ def evaluate(
             )
     write_metrics(metrics, into)
     return {
-        "exports": {one.files: _facts(one) for one in metrics},
+        "exports": {metric.files: _facts(metric) for metric in metrics},
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
     }
