@@ -84,7 +84,7 @@ class CheckpointReader:
         absent = [tensor for tensor in parts.values() if tensor not in self.tensors]
         if absent:
             raise CheckpointError(f"{self.directory} lacks {', '.join(absent)}")
-        read = {part: self.tensors[tensor] for part, tensor in parts.items()}
+        read: dict[str, Any] = {part: self.tensors[tensor] for part, tensor in parts.items()}
         read = {part: one[index] if one.ndim > 1 else one for part, one in read.items()}
         if how.name == Format.MXFP4:
             read["weight"] = read["weight"].reshape(len(read["weight"]), -1)

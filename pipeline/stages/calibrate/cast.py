@@ -82,7 +82,7 @@ def cast(
                     layer = written[name]
                     parts, count, wrong = _layer(source, layer)
                     if inputs is not None:
-                        parts["input_scale"] = np.float32(inputs[layer]) / _LARGEST
+                        parts["input_scale"] = np.array(inputs[layer] / _LARGEST, np.float32)
                     tensors |= _named(layer, parts, stacked=not packed)
                     blocks += count
                     inexact |= {layer: wrong} if wrong else {}

@@ -83,8 +83,7 @@ class Weights:
 
     def __init__(self, checkpoint: CheckpointReader, *, simulate: bool) -> None:
         quantization, cache = checkpoint.quantization, checkpoint.quantization.kv_cache
-        architecture = checkpoint.architecture
-        layers = (*architecture.linears(), *architecture.stacked_experts())
+        layers = (*checkpoint.architecture.linears(), *checkpoint.architecture.stacked_experts())
         kinds = {quantization.stored(shape.name) for shape in layers}
         unsimulated = sorted(one.name for one in kinds if one.name == Format.NVFP4 or one.dynamic == "other")
         if simulate and unsimulated:
@@ -127,10 +126,8 @@ class Weights:
 
     def stacked(self, name: str) -> tuple[Node, Node]:
         """Weights [experts, out, in] and biases [experts, 1, out] of a tensor that holds all experts of a layer."""
-        layers = [
-            self._checkpoint.expert(name, index) for index in range(self._checkpoint.architecture.experts)
-        ]
-        self._read |= {one for one in self._checkpoint.tensors if one.startswith(name)}
+        self._read |= {tensor for tensor in self._checkpoint.tensors if tensor.startswith(name)}
+        layers = [self._checkpoint.expert(name, at) for at in range(self._checkpoint.architecture.experts)]
         return self._experts(layers, f"{name}.weight"), f32(self.values(f"{name}_bias")[:, None, :])
 
     def _experts(self, layers: Sequence[LinearLayer], name: str) -> Node:
@@ -139,9 +136,9 @@ class Weights:
             return widen(self.constants.add(np.stack([_expert(layer) for layer in layers]), name))
         # Twice the e2m1 numbers are whole, and their products with half the scales are exact.
         codes = np.stack([(2 * layer.codes()).astype(np.int8) for layer in layers])
-        scales = np.stack([layer.scales() / 2 for layer in layers])
-        constant = self.constants.add(codes.reshape(*scales.shape, -1), name)
-        grouped = ops.multiply(widen(constant), f32(scales[..., None]))
+        scales = np.stack([layer.scales() / 2 for layer in layers])[..., None]
+        constant = self.constants.add(codes.reshape(*scales.shape[:-1], -1), name)
+        grouped = ops.multiply(widen(constant), f32(scales))
         return ops.reshape(grouped, i64(list(codes.shape)), special_zero=False)
 
     def linear(self, x: Node, name: str) -> Node:
@@ -384,8 +381,8 @@ def round_int8(x: Node, scale: float) -> Node:
 
 def quantize_int8(x: Node, scale: float) -> Node:
     """As `round_int8`, in the form by which OpenVINO multiplies 8-bit inputs and weights as integers."""
-    low, high = f32(-128.0 * scale), f32(127.0 * scale)
-    return ops.fake_quantize(x, low, high, low, high, 256)
+    ends = f32(-128.0 * scale), f32(127.0 * scale)
+    return ops.fake_quantize(x, *ends, *ends, 256)
 
 
 def round_by_token(x: Node, *, whole: bool) -> Node:
