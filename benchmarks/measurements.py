@@ -154,6 +154,12 @@ MEASUREMENTS = {
         "the engine alone: tokens/s and TTFT for 1, 8, 16 streams, with and without draft",
         2,
     ),
+    "cpu_peers": Measurement(
+        "python benchmarks/cpu_peers.py --json",
+        "--rounds 1 --only ours:bf16",
+        "the CPU engine on a model of 191 million weights beside OpenVINO GenAI and llama.cpp, in one run",
+        25,
+    ),
     "auto_front": Measurement(
         "python benchmarks/auto_front.py --json",
         "--formats fp8 --bits",
