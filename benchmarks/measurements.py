@@ -166,6 +166,12 @@ MEASUREMENTS = {
         "format `auto` over budgets of bits, beside every uniform format",
         3,
     ),
+    "forecasts": Measurement(
+        "python benchmarks/forecasts.py --json",
+        "--every 60",
+        "forecasts of `pipeline plan` beside AIConfigurator's, on published measurements of servers",
+        4,
+    ),
     "fleet": Measurement(
         "python benchmarks/fleet.py --json",
         "--small",
