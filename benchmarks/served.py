@@ -1,11 +1,11 @@
-"""What serving costs: the engine alone, beside the same package through the entry models of Triton.
+"""Cost of serving: the engine alone, beside the same package through the entry models of Triton.
 
     python benchmarks/served.py [--recipe tiny-cpu] [--rounds 3] [--tokens 96] [--prompt 64] [--json]
 
-At 1, 8 and 16 streams, each of which asks again when its answer has ended, greedy, for answers of one length. The engine
-alone runs in this process, with the settings of the package, and hands its tokens to a counter. Through Triton, this
-process reads text with `pipeline.client`; it takes processor time of the same machine. The ways take turns, round by
-round; medians are reported. Processor time is that of all processes of a way, for each token.
+At 1, 8 and 16 streams, each of which asks again when its answer has ended, greedy, for answers of one length. The
+engine alone runs in this process, with the settings of the package, and hands its tokens to a counter. Through Triton,
+this process reads text with `pipeline.client`; it takes processor time of the same machine. The ways take turns, round
+by round; medians are reported. Processor time is that of all processes of a way, for each token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What each request asks."""
+    """A request of the load: its text, and the same as tokens."""
 
     text: str
     tokens: int

@@ -1,11 +1,12 @@
-"""Tokens from an engine's model to the text model beside it, through a Unix socket: one message for all that is ready.
+"""Tokens from the cpu engine's model to the text model beside it: one datagram for all requests that have some.
 
-Triton carries every response by itself, through its queues and gRPC, which costs more than the token. Only the middle of
-a stream comes this way: the last tokens of an answer, and everything that is not tokens, are a response of Triton, sent
-after them.
+Triton carries every response by itself, through its queues and gRPC, which costs more than the token. Only the middle
+of a stream comes this way: the last tokens of an answer, and everything that is not tokens, are a response of Triton,
+sent after them.
 
-A message is int32 numbers: for each request its number, how many tokens follow, and these. The name of the socket is a
-secret of the two models, and messages of other users are dropped, so that neither clients nor neighbours take part.
+A message is int64 numbers: for each request its number, how many tokens follow, and these. Numbers of requests are
+random, and told to the engine's model alone. So nobody else can write into an answer, or have the engine write into
+it, though /proc/net/unix shows the name of the socket to all users of the machine. Messages of other users are dropped.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from typing import NamedTuple
 
 from shared.refusal import RequestRefused
 
-PARAMETER = (
-    "token_socket"  # of a request to the engine's model: name of the socket, and number of the request
-)
-_ADDRESS = "\0pipeline-tokens-{}"  # abstract: gone with the process that has bound it
-_TARGET = re.compile(r"[0-9a-f]{32}:[0-9]{1,9}")
+# Parameter of a request to the engine's model: name of the socket, and number of the request.
+PARAMETER = "token_socket"
+# Abstract: gone with the process that has bound it.
+_ADDRESS = "\0pipeline-tokens-{}"
+_TARGET = re.compile(r"([0-9a-f]{32}):([0-9a-f]{15})")
+_NUMBER_BITS = 60
 # Most of one message.
-_MESSAGE_REQUESTS, _MESSAGE_TOKENS = 64, 256
-_MESSAGE_BYTES = 4 * _MESSAGE_REQUESTS * (2 + _MESSAGE_TOKENS)
+_MESSAGE_REQUESTS, _MESSAGE_TOKENS = 64, 64
+_MESSAGE_BYTES = 8 * _MESSAGE_REQUESTS * (2 + _MESSAGE_TOKENS)
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a sender
 
 OnTokens = Callable[[list[int]], None]
@@ -51,10 +53,13 @@ class TokenTarget(NamedTuple):
         Raises:
             RequestRefused: It is not one that `TokenReceiver` makes.
         """
-        if not _TARGET.fullmatch(parameter):
+        if not (target := _TARGET.fullmatch(parameter)):
             raise RequestRefused(f"{PARAMETER} = {parameter[:64]!r}: is for the text model beside this one")
-        name, _, number = parameter.partition(":")
-        return cls(name, int(number))
+        return cls(target[1], int(target[2], 16))
+
+    def parameter(self) -> str:
+        """Write the parameter of a request."""
+        return f"{self.socket}:{self.number:0{_NUMBER_BITS // 4}x}"
 
 
 class TokenSender:
@@ -87,7 +92,7 @@ class TokenSender:
 
     def _send(self, name: str, waiting: dict[int, list[int]]) -> None:
         while waiting:
-            numbers, sent = array("i"), list(itertools.islice(waiting.items(), _MESSAGE_REQUESTS))
+            numbers, sent = array("q"), list(itertools.islice(waiting.items(), _MESSAGE_REQUESTS))
             for number, tokens in sent:
                 some = tokens[:_MESSAGE_TOKENS]
                 numbers.extend((number, len(some), *some))
@@ -103,7 +108,7 @@ class TokenSender:
 
 
 class TokenReceiver:
-    """The text model's side: hands tokens on in a thread of its own, those of several messages at once if it is late."""
+    """The text model's side: hands tokens on in a thread of its own, those of several messages at once if late."""
 
     def __init__(self) -> None:
         self._name = secrets.token_hex(16)
@@ -111,7 +116,6 @@ class TokenReceiver:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(_ADDRESS.format(self._name))
         self._buffer = bytearray(_MESSAGE_BYTES)
-        self._numbers = itertools.cycle(range(10**9))
         self._taken: dict[int, OnTokens] = {}
         self._lock = Lock()  # guards all of these, and is held while tokens are handed on
         self._closed = False
@@ -120,15 +124,15 @@ class TokenReceiver:
 
     @contextmanager
     def listen(self, on_tokens: OnTokens) -> Iterator[str]:
-        """Yield the parameter of a request whose tokens go to a function, which raises nothing, until the block ends."""
+        """Yield the parameter of a request whose tokens `on_tokens`, which raises nothing, gets until the block ends."""
+        target = TokenTarget(self._name, secrets.randbits(_NUMBER_BITS))
         with self._lock:
-            number = next(self._numbers)
-            self._taken[number] = on_tokens
+            self._taken[target.number] = on_tokens
         try:
-            yield f"{self._name}:{number}"
+            yield target.parameter()
         finally:
             with self._lock:
-                del self._taken[number]
+                del self._taken[target.number]
 
     def catch_up(self) -> None:
         """Hand on all tokens that have been sent by now."""
@@ -136,10 +140,10 @@ class TokenReceiver:
             ready: dict[int, list[int]] = {}
             while (numbers := self._read()) is not None:
                 at = 0
-                while at < len(numbers):
+                while at + 2 <= len(numbers):
                     number, count = numbers[at : at + 2]
-                    at += 2 + count
-                    ready.setdefault(number, []).extend(numbers[at - count : at])
+                    begin, at = at + 2, at + 2 + max(0, count)
+                    ready.setdefault(number, []).extend(numbers[begin:at])
             for number, tokens in ready.items():
                 if on_tokens := self._taken.get(number):
                     on_tokens(tokens)
@@ -161,11 +165,13 @@ class TokenReceiver:
             self.catch_up()
 
     def _read(self) -> list[int] | None:
-        """The next message, empty if it is not of this user; None if there is none."""
+        """The next message, empty if it is not of this user's engine; None if there is none."""
         room = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:
             size, more, _, _ = self._socket.recvmsg_into([self._buffer], room, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         users = [_CREDENTIALS.unpack(data)[1] for _, kind, data in more if kind == socket.SCM_CREDENTIALS]
-        return memoryview(self._buffer)[:size].cast("i").tolist() if users == [os.getuid()] else []
+        if users != [os.getuid()] or size % 8:
+            return []
+        return memoryview(self._buffer)[:size].cast("q").tolist()

@@ -35,7 +35,13 @@ class Engine:
         self.during: Callable[[], None] = lambda: None
 
     def responses(
-        self, request_id: str, inputs: Arrays, outputs: Sequence[str], *, timeout_s: float | None = None
+        self,
+        request_id: str,
+        inputs: Arrays,
+        outputs: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        on_tokens: Callable[[list[int]], None] | None = None,
     ) -> Iterator[Arrays]:
         self.asked.append({"id": request_id, "outputs": list(outputs), **inputs})
         self.timeouts.append(timeout_s)

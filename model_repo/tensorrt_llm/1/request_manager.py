@@ -28,6 +28,8 @@ from shared.token_socket import PARAMETER, TokenSender, TokenTarget
 # a millisecond of a core on its way through Triton, the text model and gRPC. A single stream gets every token at once.
 _MAX_RESPONSES_PER_S = 1200
 _IDLE_S = 0.01  # after this long without news from the engine, nothing waits any longer
+# Periods after which a request of the text model is asked about. That model watches its client, and stops the request.
+_TEXT_MODEL_PERIODS = 10
 
 
 class RequestManager:
@@ -57,6 +59,7 @@ class RequestManager:
         self._open: dict[str, list[Responder]] = defaultdict(list)  # by Triton's request id, which may repeat
         self._lock = Lock()  # guards _open
         self._watch = CancellationWatch(cancellation_period_s)
+        self._text_model_watch = CancellationWatch(_TEXT_MODEL_PERIODS * cancellation_period_s)
         self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._tokens = TokenSender()  # for the thread of the outbox
         self._thread = Thread(target=self._send_all, name="responses", daemon=True)
@@ -80,6 +83,7 @@ class RequestManager:
         self._thread.join()
         self._tokens.close()
         self._watch.close()
+        self._text_model_watch.close()
 
     def _enter(self, request: Any, sender: WatchedSender) -> Responder:
         tensor = partial(read, request)
@@ -102,8 +106,8 @@ class RequestManager:
         return responder
 
     def _start(self, responder: Responder) -> None:
-        if responder.socket is None:  # else the text model watches its client
-            self._watch.watch(responder.sender, on_cancel=partial(self._cancel, responder))
+        watch = self._watch if responder.socket is None else self._text_model_watch
+        watch.watch(responder.sender, on_cancel=partial(self._cancel, responder))
         try:
             for row, request in enumerate(responder.requests):
                 self._engine.submit(request, partial(self._put, responder, row))
