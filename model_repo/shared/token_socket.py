@@ -124,7 +124,7 @@ class TokenReceiver:
 
     @contextmanager
     def listen(self, on_tokens: OnTokens) -> Iterator[str]:
-        """Yield the parameter of a request whose tokens `on_tokens`, which raises nothing, gets until the block ends."""
+        """Yield the parameter of a request whose tokens `on_tokens` gets until the block ends. It raises nothing."""
         target = TokenTarget(self._name, secrets.randbits(_NUMBER_BITS))
         with self._lock:
             self._taken[target.number] = on_tokens

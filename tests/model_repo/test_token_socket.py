@@ -113,9 +113,7 @@ def test_tokens_that_come_too_late_are_dropped(sender: TokenSender, receiver: To
     assert not late
 
 
-def test_a_reader_that_is_gone_is_told_and_others_go_on(
-    sender: TokenSender, receiver: TokenReceiver
-) -> None:
+def test_a_reader_that_is_gone_is_told_and_others_go_on(sender: TokenSender, receiver: TokenReceiver) -> None:
     gone, came = TokenReceiver(), list[int]()
     with receiver.listen(came.extend) as stays, gone.listen(lambda _: None) as parameter:
         target = TokenTarget.read(parameter)
@@ -136,7 +134,7 @@ def test_a_reader_that_is_gone_is_told_and_others_go_on(
     ],
 )  # fmt: skip
 def test_a_target_that_no_receiver_makes_is_refused(parameter: str) -> None:
-    with pytest.raises(RequestRefused, match="token_socket = .*is for the text model beside this one"):
+    with pytest.raises(RequestRefused, match=r"token_socket = .*is for the text model beside this one"):
         TokenTarget.read(parameter)
 
 

@@ -76,7 +76,7 @@ def test_a_call_that_breaks_off_without_a_stop_frees_the_engine(server: TritonSe
         began = threading.Event()
         with receiver.listen(lambda _: began.set()) as target:
             client = grpc.InferenceServerClient(server.grpc_url)
-            client.start_stream(lambda result, error: None)
+            client.start_stream(lambda *_: None)
             tensors = [tensor(name, value) for name, value in ASKED.items()]
             client.async_stream_infer("tensorrt_llm", tensors, parameters={sockets.PARAMETER: target})
             assert began.wait(30)
