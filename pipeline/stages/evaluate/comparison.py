@@ -83,13 +83,13 @@ def evaluate(
             states = _states(decoder, label, progress)
             positions = sum(len(sample) - 1 for sample in samples)
             with progress.task("compare positions", positions, "positions") as task:
-                figures = measure(samples, original, states, task.advance)
+                figures = measure(samples, original, states, task.advance, reference.architecture.logits_cap)
             metrics.append(
                 _metrics(figures, export, checkpoint, samples, heldout, reference_dir / "tokenizer.json")
             )
     write_metrics(metrics, into)
     return {
-        "exports": {one.files: _facts(one) for one in metrics},
+        "exports": {metric.files: _facts(metric) for metric in metrics},
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -248,6 +248,7 @@ def measure(
     reference: tuple[Tensor, Tensor],
     quantized: tuple[Tensor, Tensor],
     advance: Callable[[float], None],
+    logits_cap: float | None = None,
 ) -> PositionScores:
     """Score every position of the samples with both models.
 
@@ -266,7 +267,7 @@ def measure(
     for at in range(0, len(predicting), step):
         rows = torch.from_numpy(predicting[at : at + step]).to(reference[0].device)
         aims = torch.from_numpy(targets[at : at + step]).to(reference[0].device)
-        first, second = (log_probs(hidden[rows], head) for hidden, head in (reference, quantized))
+        first, second = (log_probs(hidden[rows], head, logits_cap) for hidden, head in (reference, quantized))
         slices.append(_compare(first, second, aims))
         advance(len(rows))
     columns = [np.concatenate(parts) for parts in zip(*slices, strict=True)]

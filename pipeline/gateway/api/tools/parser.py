@@ -79,10 +79,10 @@ class AnswerParser:
         self._parts: list[Part] = []
         self._buffer = ""
         self._passed = ""  # read since a call may have begun; text after all if none comes
-        self._begun = self._marked = False  # anything but white space has come; these calls stand after a mark
+        self._begun = self._marked = False  # text has come; these calls stand after a mark
         self._kind: type[TextPart] | type[ReasoningPart] = TextPart
         self._last: type[Part] | None = None  # kind of the last part
-        self._fresh = self._reasoned = False  # white space that comes now is left out; the answer has reasoned
+        self._fresh = self._reasoned = False  # white space is left out now; the answer has reasoned
         self._empty = True  # whether the call has no arguments yet
         self._reader: ArgumentReader | None = None
         # Of a call that is read when it is complete.
@@ -168,8 +168,8 @@ class AnswerParser:
     def _text(self) -> bool:
         """Outside of calls and reasoning."""
         if not self._begun:
-            start = self._buffer.lstrip()
-            if not start:
+            if not (start := self._buffer.lstrip()):
+                self._take(len(self._buffer) if len(self._buffer) > _PIECE else 0)
                 return False
             marked = self._marks.search(start)
             if not (marked and marked.start() == 0):
@@ -359,10 +359,9 @@ class AnswerParser:
 
     def _argue(self, text: str) -> None:
         """Pass a piece of arguments on."""
-        if text:
-            self._empty = False
-            if self._keeps:
-                self._parts.append(ArgumentsPart(self.calls - 1, text))
+        self._empty = self._empty and not text
+        if text and self._keeps:
+            self._parts.append(ArgumentsPart(self.calls - 1, text))
 
     def _in_arguments(self) -> bool:
         assert self._reader is not None
