@@ -293,7 +293,11 @@ def test_a_form_that_becomes_too_much_ends_its_own_answer_only(core: EngineCore)
     assert free.tokens == expected
 
 
-CALL = {"type": "object", "properties": {"order": {"enum": ["a", "b"]}, "n": {"type": "integer"}}, "required": ["n"]}
+CALL = {
+    "type": "object",
+    "properties": {"order": {"enum": ["a", "b"]}, "n": {"type": "integer"}},
+    "required": ["n"],
+}
 # A call that may come in any text: its mark, and what must follow it. The last tag's mark ends in a special token.
 TAG = {
     "type": "structural_tag",
@@ -350,15 +354,43 @@ def test_what_follows_a_trigger_fits_its_tag(core: EngineCore, text: str, fits: 
 def test_every_call_that_a_model_begins_is_of_its_schema(core: EngineCore) -> None:
     """A model that is driven to begin calls, and is otherwise free to write what it samples."""
     toward = np.zeros(2048, np.float32)
-    toward[TOKENIZER.encode("<call>f(", add_special_tokens=False).ids] = 9
-    guide = Guide("structural_tag", json.dumps(TAG))
-    asked = [guided(seed, guide, 150, seed=seed, prompt=seed % 4, embedding_bias=toward) for seed in range(8)]
+    toward[TOKENIZER.encode("<", add_special_tokens=False).ids] = 9
+    tags = [
+        {"begin": f"<{name}(", "content": {"type": "json_schema", "json_schema": CALL}, "end": ")>"}
+        for name in "fg"
+    ]
+    tag = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"], "tags": tags}}
+    guide = Guide("structural_tag", json.dumps(tag))
+    asked = [guided(seed, guide, 60, seed=seed, prompt=seed % 4, embedding_bias=toward) for seed in range(8)]
     texts = list(map(text_of, answer(core, *asked)))
-    calls = [call for text in texts for call in re.findall(r"<call>(.)", text)]
-    whole = [call for text in texts for call in re.findall(r"<call>f\((\{.*?\})\)</call>", text)]
-    assert set(calls) <= {"f", "g"} and whole
+    begun = [call for text in texts for call in re.findall(r"<(..?)", text)]
+    whole = [call for text in texts for call in re.findall(r"<[fg]\((\{.*?\})\)>", text)]
+    assert whole
+    assert {call[:2] for call in begun} <= {"f", "g", "f(", "g("}
     for call in whole:
         jsonschema.validate(json.loads(call), {**CALL, "additionalProperties": False})
+
+
+def test_a_token_that_ends_answers_comes_where_a_tag_ends_with_it(core: EngineCore) -> None:
+    call = {
+        "begin": "<call>",
+        "content": {"type": "json_schema", "json_schema": CALL},
+        "end": "<|end_header_id|>",
+    }
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "triggered_tags", "triggers": ["<call>"], "tags": [call]},
+    }
+    ends = TOKENIZER.token_to_id("<|end_header_id|>"), TURN_END
+    assert core.grammars is not None
+    matcher = core.grammars.matcher(Guide("structural_tag", json.dumps(tag)), ends)
+    for token in TOKENIZER.encode('<call>{"n":1}', add_special_tokens=False).ids:
+        matcher.append(token)
+    mask = matcher.allowed([])
+    assert mask is not None
+    assert mask[list(ends)].tolist() == [True, False]
+    matcher.append(ends[0])
+    assert matcher.fault is None
 
 
 @pytest.mark.parametrize("tag", ["{", "[]", '{"format": {"type": "magic"}}', '{"format": {"type": "tag"}}'])

@@ -214,19 +214,24 @@ class StructuralTag:
         before, *rest = self._cut.split(end, maxsplit=1)
         if not end:
             raise ValueError("what may hold any text needs an end")
-        lazy = "" if rest else "[lazy]"
-        name = self._rule(f"TEXT {_quoted(before)}", lazy) if before else "TEXT"
+        # One lexeme, as lazy rules are: else TEXT would take the beginning of the end, too.
+        name = (
+            self._rule(f"TEXT {_quoted(before)}", *(("", "R") if rest else ("[lazy]",))) if before else "TEXT"
+        )
         return f"{name} {self._literal(''.join(rest))}"
 
     def _literal(self, text: str) -> str:
         parts = [part for part in self._cut.split(text) if part]
-        return " ".join(f"<[{self._special[part]}]>" if part in self._special else _quoted(part) for part in parts)
+        return " ".join(
+            f"<[{self._special[part]}]>" if part in self._special else _quoted(part) for part in parts
+        )
 
     def _choice(self, options: list[str]) -> str:
         return self._rule(" | ".join(option.strip() or '""' for option in options)) if options else ""
 
-    def _rule(self, body: str, option: str = "") -> str:
-        name = f"r{len(self._rules)}"
+    def _rule(self, body: str, option: str = "", kind: str = "r") -> str:
+        """Add a rule, or by an upper case `kind` a lexeme."""
+        name = f"{kind}{len(self._rules)}"
         self._rules.append(f"{name}{option}: {body}")
         return name
 
