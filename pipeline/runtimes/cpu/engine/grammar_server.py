@@ -29,9 +29,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 # Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
 # Fuel is also what nested repetitions burn: of (a{1000}){1000}, llguidance's own amount makes ten seconds.
@@ -43,7 +46,7 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 BEGUN = b"."
-_COMPACT = {"whitespace_flexible": False}
+_COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
 # With these beside its properties, what an object may have is said in several places.
 _OPEN = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",

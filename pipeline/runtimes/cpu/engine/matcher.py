@@ -46,7 +46,7 @@ class Matcher:
             size: Tokens that `inner` knows; `vocab_size`: tokens that the model has logits for.
             end: The token with which `inner` says that the answer may end.
             ends: The tokens that end this answer.
-            closing: Those of `ends` that also end it where the form asks for them: special tokens.
+            closing: Special tokens of `ends`, which also come where the form asks for them.
         """
         self._inner = inner
         self._size, self._vocab_size = size, vocab_size
