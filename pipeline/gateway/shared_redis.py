@@ -212,7 +212,7 @@ class RedisBuckets:
             server does not answer.
         """
         words: list[Any] = [
-            word for one in wanted for word in (one.what, repr(one.per_minute), repr(one.amount))
+            word for take in wanted for word in (take.what, repr(take.per_minute), repr(take.amount))
         ]
         held = ("", 0, 0) if lease is None else lease
         if lease is not None:

@@ -54,8 +54,8 @@ local now, age, id, size = ARGV[2], ARGV[3], ARGV[4], ARGV[8]
 if redis.call('EXISTS', used) ~= redis.call('EXISTS', sizes) then redis.call('DEL', used, sizes) end
 for _, old in ipairs(redis.call('ZRANGEBYSCORE', used, '-inf', '(' .. ARGV[1])) do forget(old) end
 forget(id)
-local one = P .. ':one:' .. id
-redis.call('HSET', one, 'previous', ARGV[5], 'response', ARGV[6], 'input', ARGV[7], 'size', size)
+local response = P .. ':one:' .. id
+redis.call('HSET', response, 'previous', ARGV[5], 'response', ARGV[6], 'input', ARGV[7], 'size', size)
 redis.call('ZADD', used, now, id)
 redis.call('HSET', sizes, id, size)
 redis.call('HINCRBY', sizes, '', size)
@@ -65,7 +65,7 @@ while redis.call('ZCARD', used) > tonumber(ARGV[9])
   if not unused[2] then break end
   forget(unused[1] ~= id and unused[1] or unused[2])
 end
-for _, key in ipairs({one, used, sizes}) do redis.call('PEXPIRE', key, age) end
+for _, key in ipairs({response, used, sizes}) do redis.call('PEXPIRE', key, age) end
 return 1
 """
 )
@@ -96,9 +96,9 @@ _CHAIN = (
 local chain, id = {}, ARGV[4]
 while id ~= '' do
   if not is_stored(id) then return {} end
-  local one = redis.call('HMGET', P .. ':one:' .. id, 'previous', 'size')
-  chain[#chain + 1], chain[#chain + 2] = id, one[2]
-  id = one[1]
+  local response = redis.call('HMGET', P .. ':one:' .. id, 'previous', 'size')
+  chain[#chain + 1], chain[#chain + 2] = id, response[2]
+  id = response[1]
 end
 for at = 1, #chain, 2 do
   redis.call('ZADD', used, ARGV[2], chain[at])
