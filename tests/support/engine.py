@@ -79,7 +79,7 @@ def load(
     adapters: Path | None = None,
     **settings: Any,
 ) -> EngineCore:
-    sizes = EngineSettings(**settings)
+    sizes = EngineSettings(**{"precision": "f32", **settings})
     model = PagedModel(target, sizes, adapters)
     grammars = Grammars(VOCABULARY, model.vocab_size) if guides else None
     return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
@@ -164,6 +164,7 @@ def next_logits(tokens: list[int]) -> Floats:
 class FakeModel:
     block_size = 4
     block_bytes = 1
+    precision = "f32"
     vocab_size = VOCAB
 
     def __init__(self, noise: float = 0.0, max_positions: int = 200) -> None:
