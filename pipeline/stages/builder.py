@@ -332,7 +332,7 @@ def _evaluate(work: StageInput) -> Facts:
     return evaluate(
         work.inputs["checkpoint"],
         [
-            Export(work.inputs["calibrated"] / one.folder, one.kv_scale)
+            Export(work.inputs["calibrated"] / one.folder, one.kv_scale, one.precision)
             for one in evaluated_exports(work.recipe)
         ],
         work.inputs["dataset"] / "heldout.jsonl",

@@ -2,7 +2,9 @@
 
 One layer is in memory at a time, so a model larger than memory can be judged. All tokens of all samples go
 through a layer together (only attention looks at samples), so nothing is padded. Everything is float32; what
-quantization does to weights, inputs, keys and values is simulated with the scales that the files hold.
+quantization does to weights, inputs, keys and values is simulated with the scales that the files hold. So is bf16, on
+any processor: what one operation hands to the next is rounded as in the `cpu` runtime (OpenVINO 2026.4), which sums in
+float32 and returns logits in it.
 
 Roundings of inputs are simulated in float32 with the scales of the checkpoint, as ModelOpt 0.47's fake quantization
 does; NVFP4's after its description (two levels of scales, blocks of 16 scaled as they come), for ModelOpt's own needs a
@@ -35,6 +37,7 @@ class Decoder:
         samples: Tokens of each sample.
         device: "cpu" or "cuda".
         kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
+        bf16: Whether weights, activations, keys and values are rounded to bf16.
 
     Raises:
         UserError: The family is not one that is calibrated.
@@ -46,7 +49,10 @@ class Decoder:
         samples: Sequence[Sequence[int]],
         device: str,
         kv_scale: float | None = None,
+        *,
+        bf16: bool = False,
     ) -> None:
+        self._bf16 = bf16
         self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
         if self._architecture.family not in MODEL_TYPES:
@@ -75,8 +81,8 @@ class Decoder:
         del table
         for layer in range(model.layers):
             block = f"model.layers.{layer}."
-            x = x + self._attention(layer, self._norm(x, block + "input_layernorm"))
-            x = x + self._feed_forward(block, self._norm(x, block + "post_attention_layernorm"))
+            x = self._held(x + self._attention(layer, self._norm(x, block + "input_layernorm")))
+            x = self._held(x + self._feed_forward(block, self._norm(x, block + "post_attention_layernorm")))
             if not torch.isfinite(x).all():
                 raise StageError(
                     f"{self._checkpoint.directory}: layer {layer} computes values that are not finite"
@@ -132,7 +138,7 @@ class Decoder:
             is_causal=mask is None,
             enable_gqa=True,
         )
-        return attended[0].transpose(0, 1).flatten(1)
+        return self._held(attended[0].transpose(0, 1).flatten(1))
 
     def _feed_forward(self, block: str, x: Tensor) -> Tensor:
         if self._architecture.experts:
@@ -141,7 +147,7 @@ class Decoder:
             gate, up = self.linear(block + "mlp.gate_up_proj", x).chunk(2, dim=-1)
         else:
             gate, up = self.linear(block + "mlp.gate_proj", x), self.linear(block + "mlp.up_proj", x)
-        return self.linear(block + "mlp.down_proj", functional.silu(gate) * up)
+        return self.linear(block + "mlp.down_proj", self._held(functional.silu(gate) * up))
 
     def _experts(self, block: str, x: Tensor) -> Tensor:
         """Each token by the experts that the router ranks highest, in the shares that it gives these."""
@@ -153,7 +159,8 @@ class Decoder:
             tokens, place = torch.where(chosen == number)
             if len(tokens):
                 expert, mine = f"{block}experts.{number}.", x[tokens]
-                inner = functional.silu(self.linear(expert + "w1", mine)) * self.linear(expert + "w3", mine)
+                gate, up = self.linear(expert + "w1", mine), self.linear(expert + "w3", mine)
+                inner = self._held(functional.silu(gate) * up)
                 result.index_add_(0, tokens, self.linear(expert + "w2", inner) * top[tokens, place, None])
         return result
 
@@ -169,11 +176,11 @@ class Decoder:
             rows = rows if smooth is None else rows * smooth
             rows = rows if scale is None else round_input(rows, layer.format, scale)
             outputs.append(functional.linear(rows, weight, bias))
-        return torch.cat(outputs)
+        return self._held(torch.cat(outputs))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._array(name + ".weight")
-        return functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon)
+        return self._held(functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each token's position, [tokens, 1, channels that turn]."""
@@ -190,13 +197,18 @@ class Decoder:
         channels = self._cosine.shape[-1]
         x, still = x[..., :channels], x[..., channels:]
         first, second = x.chunk(2, dim=-1)
-        return torch.cat([x * self._cosine + torch.cat([-second, first], dim=-1) * self._sine, still], dim=-1)
+        turned = x * self._cosine + torch.cat([-second, first], dim=-1) * self._sine
+        return self._held(torch.cat([turned, still], dim=-1))
 
     def _array(self, name: str) -> Tensor:
         return self._weight(self._checkpoint.array(name))
 
     def _weight(self, values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
-        return torch.from_numpy(values.astype(np.float32)).to(self._device)
+        return self._held(torch.from_numpy(values.astype(np.float32)).to(self._device))
+
+    def _held(self, x: Tensor) -> Tensor:
+        """x as the next operation gets it."""
+        return x.bfloat16().float() if self._bf16 else x
 
 
 def log_probs(hidden: Tensor, head: Tensor) -> Tensor:
