@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from benchmarks.common import markdown
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import Engine, EngineRequest, EngineSettings, RequestOutput
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from pipeline.runtimes.cpu.ir import build_ir
 
@@ -94,8 +95,8 @@ def measure(engine: Engine, prompts: list[list[int]], streams: int, end_id: int)
 
 def forward_us(folder: Path, settings: EngineSettings) -> float:
     model = PagedModel(folder, settings)
-    model.allocate(8)
-    step = [TokenSlice([9], 40, np.arange(2, dtype=np.int32), 1)]
+    model.allocate([8])
+    step = [TokenSlice([9], 40, [BlockTable(np.arange(2, dtype=np.int32))], 1)]
     times = []
     for _ in range(300):
         started = time.perf_counter()

@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from benchmarks.common import ROOT, markdown
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import EngineSettings
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from pipeline.runtimes.cpu.ir import build_ir
 from tests.support.models import make_checkpoint
@@ -39,15 +40,20 @@ PAST, PROMPT, LENGTH = 64, 512, 256
 
 def load(folder: Path, precision: str) -> PagedModel:
     model = PagedModel(folder, EngineSettings(precision=precision, threads=None))  # type: ignore[arg-type]
-    model.allocate(64)
+    model.allocate([64] * len(model.windows))
     return model
+
+
+def _tables(model: PagedModel, tokens: int) -> list[BlockTable]:
+    blocks = np.arange(-(-tokens // model.block_size), dtype=np.int32)
+    return [BlockTable(blocks) for _ in model.windows]
 
 
 def steps(model: PagedModel) -> dict[str, list[TokenSlice]]:
     """Load -> the step that it asks for; sequences read the same blocks, which costs the same."""
-    table = np.arange(PROMPT // model.block_size + 1, dtype=np.int32)
-    found = {name: [TokenSlice([9], PAST, table, 1)] * count for name, count in LOADS.items()}
-    return found | {"prompt": [TokenSlice([9] * PROMPT, 0, table, 1)]}
+    tables = _tables(model, PROMPT)
+    found = {name: [TokenSlice([9], PAST, tables, 1)] * count for name, count in LOADS.items()}
+    return found | {"prompt": [TokenSlice([9] * PROMPT, 0, tables, 1)]}
 
 
 def step_ms(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
@@ -72,7 +78,7 @@ def resident_mib(folder: Path, precision: str) -> int:
 
 def _resident_mib(folder: Path, precision: str) -> int:
     model = PagedModel(folder, EngineSettings(precision=precision))  # type: ignore[arg-type]
-    model.allocate((64 << 20) // model.block_bytes)
+    model.allocate([(64 << 20) // sum(model.block_bytes)] * len(model.windows))
     for step in steps(model).values():
         model.forward(step)
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096 >> 20
@@ -88,8 +94,9 @@ def texts(checkpoint: Path, count: int) -> Iterator[list[int]]:
 
 def log_probs(model: PagedModel, tokens: list[int]) -> npt.NDArray[np.float64]:
     """[len(tokens) - 1, vocab]: of the token that follows each but the last."""
-    table = np.arange(-(-len(tokens) // model.block_size), dtype=np.int32)
-    logits = model.forward([TokenSlice(tokens, 0, table, len(tokens))])[:-1].astype(np.float64)
+    logits = model.forward([TokenSlice(tokens, 0, _tables(model, len(tokens)), len(tokens))])[:-1].astype(
+        np.float64
+    )
     logits -= logits.max(axis=-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 

@@ -96,7 +96,7 @@ def located_errors(
     """Find the key of each error, in the order of the file; without those that the document's own faults explain."""
     errors = [(without_tags(model, detail["loc"]), detail) for detail in error.errors(include_url=False)]
     errors = [one for one in errors if one[1]["input"] is not None or one[0] not in document.formless]
-    return sorted(errors, key=lambda one: document.place(one[0]).line or 0)
+    return sorted(errors, key=lambda error: document.place(error[0]).line or 0)
 
 
 def fault_at(path: KeyPath, error: ErrorDetails, model: type[BaseModel], document: Document) -> Fault:

@@ -122,7 +122,7 @@ class GoldenReport:
     @property
     def right(self) -> int:
         """Number of questions that were answered right."""
-        return sum(one.fault is None for one in self.answers)
+        return sum(answer.fault is None for answer in self.answers)
 
     @property
     def passed(self) -> bool:
@@ -133,9 +133,9 @@ class GoldenReport:
         share = "all" if self.min_passed == 1 else f"{self.min_passed:.0%}"
         lines = [f"golden questions: {self.right} of {len(self.answers)} right, {share} needed"]
         lines += [
-            f"  {json.dumps(one.question.text, ensure_ascii=False)}: the answer {one.fault}"
-            for one in self.answers
-            if one.fault
+            f"  {json.dumps(answer.question.text, ensure_ascii=False)}: the answer {answer.fault}"
+            for answer in self.answers
+            if answer.fault
         ]
         return "\n".join(lines)
 
@@ -252,7 +252,8 @@ class GoldenSet:
         try:
             document = read_json(path)
             questions = [
-                GoldenQuestion.model_validate_json(json.dumps(one)) for one in document.pop("questions")
+                GoldenQuestion.model_validate_json(json.dumps(question))
+                for question in document.pop("questions")
             ]
             return cls(tuple(questions), GoldenBudgets.model_validate_json(json.dumps(document)))
         except (ValidationError, KeyError, TypeError, ValueError) as error:

@@ -49,7 +49,7 @@ class EngineModel:
         """
         with ThreadPoolExecutor(_STREAMS) as pool:
             asked = [pool.submit(self._answer, tuple(prompt), most) for prompt, most in prompts]
-            return [one.result() for one in asked]
+            return [future.result() for future in asked]
 
     def scores(self, answers: Sequence[EngineAnswer]) -> list[tuple[float, ...]]:
         """Score answers of this or another engine.
@@ -61,8 +61,11 @@ class EngineModel:
             ServerError: A request was refused, such as by an engine that was built without generation logits.
         """
         with ThreadPoolExecutor(_STREAMS) as pool:
-            asked = [[pool.submit(self._score, one, at) for at in range(len(one.tokens))] for one in answers]
-            return [tuple(one.result() for one in tokens) for tokens in asked]
+            asked = [
+                [pool.submit(self._score, answer, at) for at in range(len(answer.tokens))]
+                for answer in answers
+            ]
+            return [tuple(token.result() for token in tokens) for tokens in asked]
 
     def _answer(self, prompt: tuple[int, ...], most: int) -> EngineAnswer:
         tokens, log_probs = list[int](), list[float]()

@@ -238,7 +238,5 @@ def _why_unfit(load: MeasuredLoad | str, draft_tokens: int, most: int) -> str:
     if load.concurrency > most:
         return f"more than the {most} that run at a time"
     if draft_tokens and load.acceptance is None:
-        return (
-            "how many of the draft's tokens were accepted is not in it (pipeline bench --way triton has it)"
-        )
+        return "how many of the draft's tokens were accepted is not in it"
     return ""

@@ -221,7 +221,7 @@ class _Run:
             return self.now_s()
         if ends_s is not None and not self._ended_early:
             return ends_s
-        return max((one.ended_s for one in self.records.counted), default=self.now_s())
+        return max((request.ended_s for request in self.records.counted), default=self.now_s())
 
     async def last(self, seed: int, stop: asyncio.Event) -> None:
         """Send requests and await their answers; cancel the rest after the grace period, or when `stop` is set."""

@@ -191,7 +191,7 @@ class LoadSettings(Settings):
         if kind == "trace":
             levels["speed"] = loads[0].value
         else:
-            levels[kind] = tuple(round(one.value) if kind == "concurrency" else one.value for one in loads)
+            levels[kind] = tuple(round(load.value) if kind == "concurrency" else load.value for load in loads)
         return self.model_copy(update=levels | changes)
 
     @property

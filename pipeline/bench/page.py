@@ -45,7 +45,7 @@ def page(result: BenchResult) -> str:
         about=dict(_about(result)),
         levels=[(level, level.holds()) for level in result.levels],
         names=LATENCY_NAMES,
-        measured=[name for name in LATENCY_NAMES if any(name in one.latencies for one in result.levels)],
+        measured=[name for name in LATENCY_NAMES if any(name in level.latencies for level in result.levels)],
         latency=list(latency_pictures(result)) if drawn else [],
         throughput=list(throughput_pictures(result)) if drawn else [],
         distributions=list(distribution_pictures(result)) if drawn else [],
@@ -76,8 +76,8 @@ def render_page(template: str, **values: Any) -> str:
 
 def _shown(result: BenchResult) -> LevelResult | None:
     """Load whose time line is open: the largest that held, else the smallest."""
-    held = [one for one in result.levels if one.holds()]
-    return max(held, key=lambda one: one.value) if held else next(iter(result.levels), None)
+    held = [level for level in result.levels if level.holds()]
+    return max(held, key=lambda level: level.value) if held else next(iter(result.levels), None)
 
 
 def _about(result: BenchResult) -> Iterator[tuple[str, str]]:

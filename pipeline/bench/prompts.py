@@ -162,17 +162,17 @@ class PromptFile:
         if untimed:
             faults = [Fault("has no timestamp", key=f"conversation {number}") for number in untimed[:_FAULTS]]
             raise InvalidInput(f"{self.name}: a trace", faults, more=len(untimed) - len(faults))
-        return max(one.start_s or 0.0 for one in self.lines)
+        return max(line.start_s or 0.0 for line in self.lines)
 
     @property
     def chats(self) -> bool:
         """Whether a line is a chat, so that the deployment's chat template is needed where a server has none."""
-        return any(one.prompt is None for one in self.lines)
+        return any(line.prompt is None for line in self.lines)
 
     @property
     def needs_words(self) -> bool:
         """Whether a line gives lengths instead of texts, so that the deployment's tokenizer is needed."""
-        return any(one.input_length is not None for one in self.lines)
+        return any(line.input_length is not None for line in self.lines)
 
     def conversations(
         self,
@@ -192,7 +192,7 @@ class PromptFile:
             once: Whether it is a trace.
         """
         chance = random.Random(seed)
-        lines = sorted(self.lines, key=lambda one: one.start_s or 0.0) if once else self.lines
+        lines = sorted(self.lines, key=lambda line: line.start_s or 0.0) if once else self.lines
         for _ in range(1) if once else itertools.count():
             for line in lines:
                 yield _conversation(line, words, answers, most_prompt, most_answer, chance, seed)

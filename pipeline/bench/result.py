@@ -134,6 +134,10 @@ class ServerFigures(Section):
     queue_mean_ms: float | None = Field(
         default=None, description="Mean time that requests waited to be scheduled."
     )
+    acceptance: float | None = Field(
+        default=None,
+        description="Share of draft tokens that were accepted, in all requests that ended meanwhile.",
+    )
 
 
 class SloCheck(Section):
@@ -178,7 +182,9 @@ class LevelResult(Section):
     latencies: dict[str, Distribution] = Field(
         description="ttft, itl, tpot, total, queue, prefill; in milliseconds."
     )
-    acceptance: float | None = Field(description="Share of the draft's tokens that were accepted.")
+    acceptance: float | None = Field(
+        description="Share of the draft's tokens that were accepted: of these requests, or by the gateway's page."
+    )
     cached_share: float | None = Field(description="Share of answers that came from a response cache.")
     in_flight_max: int
     longest_silence_s: float | None = Field(

@@ -35,6 +35,8 @@ from pipeline.serving.live import DeploymentPages, LiveFigures, MetricsPage
 _NARROWING = 3  # halvings between the last load that held and the first that did not
 _LOOK_EVERY_S = 1.0
 _QUEUE = "pipeline_request_queue_seconds"
+# Counters of proposed and of accepted draft tokens: those of this gateway, or of vLLM.
+_OURS, _VLLM = "pipeline_draft_tokens_total", "vllm:spec_decode_num_{}_tokens_total"
 
 # Called while a load is under way: the load, the records so far, seconds since it began.
 Watcher = Callable[[Load, LoadRecords, float], None]
@@ -66,7 +68,8 @@ def run_bench(
     workload = BenchWorkload(subject, settings)
     # Before an hour of load, so that a fault of it shows at once.
     forecaster = LoadForecaster.of(subject.recipe, subject.store)
-    metrics = MetricsWatch(subject.name, subject.triton_metrics, subject.gateway_url)
+    served = subject.model if subject.way == "gateway" else subject.name
+    metrics = MetricsWatch(served, subject.triton_metrics, subject.gateway_url)
     longest = subject.default_answer or subject.max_answer
     sampling: Sampling = {"temperature": settings.temperature, "max_tokens": longest}
     period = Period(settings.period_s, settings.requests, settings.uncounted_s, settings.grace_s)
@@ -208,7 +211,7 @@ class MetricsWatch:
     """Reads the metrics pages of a deployment during a load.
 
     Attributes:
-        model: Name of the recipe, which is the gateway's label `model`.
+        model: Name that the gateway serves, which is its label `model`.
         triton_url: URL of Triton's page; None where it is not known.
         gateway_url: URL of the gateway, without a path; None if there is none.
     """
@@ -218,12 +221,13 @@ class MetricsWatch:
     gateway_url: str | None
     _seen: list[LiveFigures] = field(default_factory=list)
     _queue_ms: float | None = None
+    _acceptance: float | None = None
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Read the pages every second inside the block, if there are any."""
         self._seen.clear()
-        self._queue_ms = None
+        self._queue_ms = self._acceptance = None
         if self.triton_url is None and self.gateway_url is None:
             yield
             return
@@ -235,7 +239,8 @@ class MetricsWatch:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            self._queue_ms = self._queued_ms(before.gateway, (await self._pages()).gateway)
+            if (now := (await self._pages()).gateway) is not None:
+                self._compare(before.gateway, now)
 
     def figures(self) -> ServerFigures:
         """Figures since the last block began."""
@@ -248,6 +253,7 @@ class MetricsWatch:
             waiting_max=max(waiting, default=None),
             running_mean=round(sum(running) / len(running), 2) if running else None,
             queue_mean_ms=self._queue_ms,
+            acceptance=self._acceptance,
         )
 
     async def _look(self) -> None:
@@ -258,17 +264,22 @@ class MetricsWatch:
     async def _pages(self) -> DeploymentPages:
         return await asyncio.to_thread(DeploymentPages.fetch, self.triton_url, self.gateway_url)
 
-    def _queued_ms(self, before: MetricsPage | None, now: MetricsPage | None) -> float | None:
-        """Mean time in the gateway's queue between two pages."""
-        if now is None:
-            return None
+    def _compare(self, before: MetricsPage | None, now: MetricsPage) -> None:
+        """Read what the gateway counted between two pages."""
 
-        def grown(name: str) -> float:
-            then = 0.0 if before is None else before.total(name, model=self.model) or 0.0
-            return (now.total(name, model=self.model) or 0.0) - then
+        def grown(name: str, **labels: str) -> float:
+            then = 0.0 if before is None else before.total(name, **labels) or 0.0
+            return (now.total(name, **labels) or 0.0) - then
 
-        count = grown(f"{_QUEUE}_count")
-        return round(grown(f"{_QUEUE}_sum") / count * 1e3, 3) if count > 0 else None
+        count = grown(f"{_QUEUE}_count", model=self.model)
+        self._queue_ms = (
+            round(grown(f"{_QUEUE}_sum", model=self.model) / count * 1e3, 3) if count > 0 else None
+        )
+        kinds = ("proposed", "accepted")
+        ours = [grown(_OURS, model=self.model, draft_token_type=kind) for kind in kinds]
+        vllm = [grown(_VLLM.format(kind), model_name=self.model) for kind in ("draft", "accepted")]
+        proposed, accepted = ours if ours[0] else vllm
+        self._acceptance = round(accepted / proposed, 4) if proposed > 0 else None
 
 
 def _machine() -> dict[str, Any]:

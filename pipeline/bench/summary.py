@@ -42,39 +42,40 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
     period, whichever request a token or an answer belongs to: of a request under way at either end, a part counts.
     """
     counted, everything = records.counted, (*records.warm_up, *records.counted)
-    complete = [one for one in counted if one.outcome == "complete"]
+    complete = [request for request in counted if request.outcome == "complete"]
     # Answers that a client left have a first token, and gaps, as others have.
-    begun = [one for one in counted if one.outcome in ("complete", "left")]
+    begun = [request for request in counted if request.outcome in ("complete", "left")]
     seconds = max(records.ended_s - records.began_s, 1e-9)
     latencies = {
-        "ttft": Distribution.of([_one(one.ttft_ms) for one in begun]),
-        "itl": Distribution.of([one.itl_ms for one in begun]),
-        "tpot": Distribution.of([_one(one.tpot_ms) for one in complete]),
-        "total": Distribution.of([_one(one.total_ms) for one in complete]),
-        "queue": Distribution.of([_one(one.stats.queue_ms) for one in begun]),
-        "prefill": Distribution.of([_one(one.stats.prefill_ms) for one in begun]),
+        "ttft": Distribution.of([_one(request.ttft_ms) for request in begun]),
+        "itl": Distribution.of([request.itl_ms for request in begun]),
+        "tpot": Distribution.of([_one(request.tpot_ms) for request in complete]),
+        "total": Distribution.of([_one(request.total_ms) for request in complete]),
+        "queue": Distribution.of([_one(request.stats.queue_ms) for request in begun]),
+        "prefill": Distribution.of([_one(request.stats.prefill_ms) for request in begun]),
     }
     distributions = {name: one for name, one in latencies.items() if one is not None}
     good_ends = _good_ends(complete, slo)
     good = None if good_ends is None or not complete else len(good_ends) / len(complete)
     chunks = _Chunks.of(everything)
     answered = sum(
-        one.outcome == "complete" and records.began_s <= one.ended_s <= records.ended_s for one in everything
+        request.outcome == "complete" and records.began_s <= request.ended_s <= records.ended_s
+        for request in everything
     )
-    inputs = [one.stats.input_tokens for one in complete if one.stats.input_tokens is not None]
-    outputs = [one.stats.output_tokens for one in complete if one.stats.output_tokens is not None]
-    proposed = sum(one.stats.draft_tokens or 0 for one in begun)
-    accepted = sum(one.stats.accepted_tokens or 0 for one in begun)
-    cached = sum(one.stats.cached is not None for one in complete)
+    inputs = [request.stats.input_tokens for request in complete if request.stats.input_tokens is not None]
+    outputs = [request.stats.output_tokens for request in complete if request.stats.output_tokens is not None]
+    proposed = sum(request.stats.draft_tokens or 0 for request in begun)
+    accepted = sum(request.stats.accepted_tokens or 0 for request in begun)
+    cached = sum(request.stats.cached is not None for request in complete)
     rate, generator = answered / seconds, _generator(records, distributions)
     return LevelResult(
         kind=records.load.kind,
         value=records.load.value,
         seconds=round(seconds, 6),
         interrupted=records.interrupted,
-        requests={name: sum(one.outcome == name for one in counted) for name in _OUTCOMES},
+        requests={name: sum(request.outcome == name for request in counted) for name in _OUTCOMES},
         errors=dict(_errors(counted)),
-        short_answers=sum(one.short for one in complete),
+        short_answers=sum(request.short for request in complete),
         tokens_by=_tokens_by(complete),
         input_tokens_mean=rounded(float(np.mean(inputs))) if inputs else None,
         output_tokens_mean=rounded(float(np.mean(outputs))) if outputs else None,
@@ -84,7 +85,7 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         goodput_per_s=None if good is None else rounded(rate * good),
         good_share=None if good is None else rounded(good),
         latencies=distributions,
-        acceptance=rounded(accepted / proposed) if proposed else None,
+        acceptance=rounded(accepted / proposed) if proposed else server.acceptance,
         cached_share=rounded(cached / len(complete)) if complete else None,
         in_flight_max=records.in_flight,
         longest_silence_s=_longest_silence(records, chunks),
@@ -116,10 +117,10 @@ def _warnings(
         yield f"the load was shorter than {_SHORT_TIMES} requests one after the other: measure longer"
     for error, count in _errors(records.counted)[:_NAMED]:
         yield f"{count} failed: {error}"
-    complete = [one for one in records.counted if one.outcome == "complete"]
-    if short := [one for one in complete if one.short]:
-        had = float(np.mean([one.stats.output_tokens or 0 for one in short]))
-        asked = float(np.mean([one.asked_tokens or 0 for one in short]))
+    complete = [request for request in records.counted if request.outcome == "complete"]
+    if short := [request for request in complete if request.short]:
+        had = float(np.mean([request.stats.output_tokens or 0 for request in short]))
+        asked = float(np.mean([request.asked_tokens or 0 for request in short]))
         yield (
             f"{len(short)} of {len(complete)} answers were shorter than asked for ({had:.0f} of {asked:.0f} tokens): "
             "the server does not keep min_tokens"
@@ -129,7 +130,7 @@ def _warnings(
             yield "the server sent no usage, so chunks are counted in place of tokens: --tokenizer FOLDER counts tokens"
         case "tokenizer":
             yield "the server sent no usage: the tokens of its answers were counted by the tokenizer"
-    if abandoned := sum(one.outcome == "abandoned" for one in records.counted):
+    if abandoned := sum(request.outcome == "abandoned" for request in records.counted):
         yield f"{abandoned} requests had no end within the grace, and count as failed"
     if cached:
         yield f"{cached} answers came from the response cache, and are part of all figures"
@@ -138,23 +139,23 @@ def _warnings(
 def _errors(requests: Sequence[RequestMeasurement]) -> list[tuple[str, int]]:
     """An example of each kind of error, and how many requests had it: the most frequent first."""
     kinds: dict[str, list[str]] = {}
-    for one in requests:
-        if one.error:
-            kinds.setdefault(_VARYING.sub("", one.error), []).append(one.error)
+    for request in requests:
+        if request.error:
+            kinds.setdefault(_VARYING.sub("", request.error), []).append(request.error)
     most = sorted(kinds.values(), key=len, reverse=True)[:_ERRORS]
     return [(errors[0], len(errors)) for errors in most]
 
 
 def _tokens_by(complete: Sequence[RequestMeasurement]) -> TokensBy:
     """Name who counted the tokens of answers; the least trustworthy of several."""
-    found = {one.tokens_by for one in complete}
-    return next((one for one in _TOKENS_BY if one in found), "server")
+    found = {request.tokens_by for request in complete}
+    return next((way for way in _TOKENS_BY if way in found), "server")
 
 
 def _longest_silence(records: LoadRecords, chunks: _Chunks) -> float | None:
     """Longest time without a chunk while a request was under way, in the part of the load that counts."""
     requests = (*records.warm_up, *records.counted)
-    marks = [(one.sent_s, 1) for one in requests] + [(one.ended_s, -1) for one in requests]
+    marks = [(request.sent_s, 1) for request in requests] + [(request.ended_s, -1) for request in requests]
     marks += [(float(at_s), 0) for at_s in chunks.at_s]
     longest, flying, since_s = 0.0, 0, records.began_s
     for at_s, change in sorted(marks):
@@ -173,7 +174,9 @@ def _good_ends(complete: Sequence[RequestMeasurement], slo: Slo | None) -> list[
         return None
     first, between = slo.ttft_p95_ms or np.inf, slo.itl_p95_ms or np.inf
     return [
-        one.ended_s for one in complete if (one.ttft_ms or 0.0) <= first and (one.tpot_ms or 0.0) <= between
+        request.ended_s
+        for request in complete
+        if (request.ttft_ms or 0.0) <= first and (request.tpot_ms or 0.0) <= between
     ]
 
 
@@ -196,7 +199,9 @@ def _slo_checks(slo: Slo | None, distributions: dict[str, Distribution]) -> tupl
 
 def _generator(records: LoadRecords, distributions: Mapping[str, Distribution]) -> Generator:
     late = percentile(records.late_ms or [0.0], 99)
-    late_sent = percentile([(one.sent_s - one.due_s) * 1e3 for one in records.counted] or [0.0], 99)
+    late_sent = percentile(
+        [(request.sent_s - request.due_s) * 1e3 for request in records.counted] or [0.0], 99
+    )
     measured = [distributions[name].p95 for name in ("ttft", "itl") if name in distributions]
     limits = []
     if late > _LATE_MS and late > _LATE_SHARE * min(measured, default=0.0):
@@ -231,15 +236,15 @@ class _Chunks:
     def of(cls, records: Iterable[RequestMeasurement]) -> Self:
         empty = np.empty(0)
         at_s, tokens, gap_at_s, gap_ms = [empty], [empty], [empty], [empty]
-        for one in records:
-            if one.first_s is None:
+        for record in records:
+            if record.first_s is None:
                 continue
-            later_s = one.first_s + np.cumsum(one.itl_ms, dtype=np.float64) / 1e3
+            later_s = record.first_s + np.cumsum(record.itl_ms, dtype=np.float64) / 1e3
             count = len(later_s) + 1
-            at_s += [np.array([one.first_s]), later_s]
-            tokens.append(np.full(count, (one.stats.output_tokens or count) / count))
+            at_s += [np.array([record.first_s]), later_s]
+            tokens.append(np.full(count, (record.stats.output_tokens or count) / count))
             gap_at_s.append(later_s)
-            gap_ms.append(one.itl_ms.astype(np.float64))
+            gap_ms.append(record.itl_ms.astype(np.float64))
         return cls(*map(np.concatenate, (at_s, tokens, gap_at_s, gap_ms)))
 
     def tokens_between(self, low_s: float, high_s: float) -> float:
@@ -253,11 +258,12 @@ def _timeline(
     records: LoadRecords, chunks: _Chunks, good_ends: Sequence[float] | None
 ) -> tuple[TimeWindow, ...]:
     """Percentiles of what came in each of `_WINDOWS` equal windows, the warm-up included."""
-    begun = [one for one in (*records.warm_up, *records.counted) if one.first_s is not None]
+    begun = [request for request in (*records.warm_up, *records.counted) if request.first_s is not None]
     if not begun or records.ended_s <= 0:
         return ()
     first_s, ttft_ms = (
-        np.array(values) for values in zip(*((one.first_s, one.ttft_ms) for one in begun), strict=True)
+        np.array(values)
+        for values in zip(*((request.first_s, request.ttft_ms) for request in begun), strict=True)
     )
     width = records.ended_s / _WINDOWS
     windows = []
@@ -290,11 +296,11 @@ def _filled(counts: Values) -> Iterator[tuple[int, int]]:
 
 def _samples(complete: Sequence[RequestMeasurement]) -> dict[str, tuple[float | None, ...]]:
     return {
-        "due_s": tuple(rounded(one.due_s) for one in complete),
-        "ttft": tuple(_or_none(one.ttft_ms) for one in complete),
-        "tpot": tuple(_or_none(one.tpot_ms) for one in complete),
-        "total": tuple(_or_none(one.total_ms) for one in complete),
-        "output_tokens": tuple(one.stats.output_tokens for one in complete),
+        "due_s": tuple(rounded(request.due_s) for request in complete),
+        "ttft": tuple(_or_none(request.ttft_ms) for request in complete),
+        "tpot": tuple(_or_none(request.tpot_ms) for request in complete),
+        "total": tuple(_or_none(request.total_ms) for request in complete),
+        "output_tokens": tuple(request.stats.output_tokens for request in complete),
     }
 
 

@@ -244,7 +244,7 @@ def only_model(url: str) -> str:
 def _served(body: bytes) -> tuple[str, ...]:
     """Names of the models that a server lists; none where it answers something else."""
     try:
-        return tuple(str(one["id"]) for one in json.loads(body)["data"])
+        return tuple(str(model["id"]) for model in json.loads(body)["data"])
     except (ValueError, TypeError, KeyError):
         return ()
 

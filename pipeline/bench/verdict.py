@@ -21,22 +21,22 @@ def verdict(result: BenchResult) -> tuple[Tone, str]:
     Returns:
         `good`: all loads held; `mixed`: some did; `bad`: none did; `none`: there is no SLO to hold. And the sentence.
     """
-    answered = [one for one in result.levels if one.requests["complete"]]
+    answered = [level for level in result.levels if level.requests["complete"]]
     if not answered:
         return "bad", "Not one request was answered."
-    most = max(answered, key=lambda one: one.output_tokens_per_s)
+    most = max(answered, key=lambda level: level.output_tokens_per_s)
     if not result.slo:
         return "none", f"The recipe has no SLO; the most was {_figures(most)}, with {most.load}."
-    held = [one for one in result.levels if one.holds()]
-    missed = [one for one in result.levels if not one.holds()]
+    held = [level for level in result.levels if level.holds()]
+    missed = [level for level in result.levels if not level.holds()]
     if not held:
-        first = min(missed, key=lambda one: one.value)
+        first = min(missed, key=lambda level: level.value)
         return "bad", f"The SLO does not hold at any load: with {first.load}, {_misses(first)}."
-    best = max(held, key=lambda one: one.value)
+    best = max(held, key=lambda level: level.value)
     if not missed:
         return "good", f"The SLO holds at all loads: with {best.load}, {_figures(best)}."
-    above = [one for one in missed if one.value > best.value] or missed
-    first = min(above, key=lambda one: one.value)
+    above = [level for level in missed if level.value > best.value] or missed
+    first = min(above, key=lambda level: level.value)
     return "mixed", f"The SLO holds with {best.load}: {_figures(best)}. With {first.load}, {_misses(first)}."
 
 
@@ -63,9 +63,9 @@ def _joined(words: Sequence[str], texts: Sequence[str]) -> str:
 
 def _loads(levels: Sequence[LevelResult]) -> str:
     """Name loads of one kind together: "1, 2 and 4 at a time"."""
-    if len(levels) == 1 or len({one.kind for one in levels}) > 1 or levels[0].kind == "trace":
-        return ", and with ".join(str(one.load) for one in levels)
-    *first, _ = (f"{one.value:g}" for one in levels)
+    if len(levels) == 1 or len({level.kind for level in levels}) > 1 or levels[0].kind == "trace":
+        return ", and with ".join(str(level.load) for level in levels)
+    *first, _ = (f"{level.value:g}" for level in levels)
     return f"{', '.join(first)} and {levels[-1].load}"
 
 

@@ -133,7 +133,7 @@ class Words:
         return ids
 
     def _batch(self, texts: list[str]) -> list[list[int]]:
-        return [one.ids for one in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 @dataclass(frozen=True, slots=True)

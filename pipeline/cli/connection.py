@@ -58,7 +58,7 @@ def _parameter(text: str) -> tuple[str, Any]:
     name, equals, _ = text.partition("=")
     if name in _SAMPLING_OPTIONS:
         raise ValueError(f"has an option of its own: --{name.replace('_', '-')}")
-    known = [one for one in PARAMETERS if one not in _SAMPLING_OPTIONS]
+    known = [parameter for parameter in PARAMETERS if parameter not in _SAMPLING_OPTIONS]
     if not equals or name not in known:
         raise ValueError(f"is no NAME=VALUE; {did_you_mean(name, known)}names: {', '.join(known)}")
     document = Document("--param", line=None)

@@ -99,8 +99,8 @@ def print_rich(*renderables: Any, width: int = 160) -> None:
 
     console = Console(width=output_width(width), highlight=False)
     with console.capture() as captured:
-        for one in renderables:
-            console.print(one)
+        for renderable in renderables:
+            console.print(renderable)
     text = printable(captured.get().strip("\n"), colours=True)
     click.echo("\n".join(line.rstrip() for line in text.split("\n")))
 

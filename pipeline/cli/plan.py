@@ -164,8 +164,7 @@ def calibrate(
 
     The constants of RECIPE's GPU and runtime, or of this machine's processor, are fitted to files of `pipeline bench
     RECIPE --output BENCH.json`, and kept. From then on `pipeline plan` takes them for every recipe of the same. Loads
-    that the load generator may have limited, or that stalled, are not used. A recipe with a draft is measured with
-    `pipeline bench --way triton`, which alone says how many of its tokens were accepted.
+    that the load generator may have limited, or that stalled, are not used.
 
     Constants that forecast half the figures of loads left out of the fit worse than before are not kept: exit code 1.
 
@@ -222,7 +221,7 @@ def models(folders: tuple[Path, ...], as_json: bool) -> None:
 
     found = summaries(folders)
     click.echo(models_json(found) if as_json else "\n".join(models_lines(found)))
-    if any(one.is_broken for one in found):
+    if any(model.is_broken for model in found):
         sys.exit(UserError.exit_code)
 
 

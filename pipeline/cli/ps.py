@@ -52,34 +52,34 @@ def command(as_json: bool) -> None:
             forget(opened.running, status)
 
 
-def _row(one: DeploymentStatus) -> tuple[str, ...]:
-    figures, record = one.figures, one.record
+def _row(deployment: DeploymentStatus) -> tuple[str, ...]:
+    figures, record = deployment.figures, deployment.record
     busy = f"{figures.running} running" if figures.running is not None else "-"
     total = "" if figures.requests is None else f", {figures.requests} in all"
     return (
-        one.name,
-        one.state,
-        "-" if one.uptime_s is None else duration(one.uptime_s),
+        deployment.name,
+        deployment.state,
+        "-" if deployment.uptime_s is None else duration(deployment.uptime_s),
         ", ".join(f"{kind} {count}" for kind, count in record.restarts.items() if count) or "0",
         busy + total,
         "-" if figures.kv_used is None else f"{figures.kv_used:.0%}",
     )
 
 
-def _details(one: DeploymentStatus, store: Store) -> Iterator[tuple[str, str]]:
+def _details(deployment: DeploymentStatus, store: Store) -> Iterator[tuple[str, str]]:
     """Yield title and text of each line below a deployment's row."""
-    record = one.record
-    if one.reason:
-        yield "reason", one.reason
+    record = deployment.record
+    if deployment.reason:
+        yield "reason", deployment.reason
     package = record.deployment.parent
-    made = one.deployment
+    made = deployment.deployment
     model = "" if made is None else f", model {made.entry_model} ({made.runtime})"
     # In the store by the name that `pipeline store ls` prints.
     yield "package", (package.name if package.parent == store.artifacts else short_path(package)) + model
     if record.recipe:
         sets = (part for override in record.overrides for part in ("--set", override))
         yield "recipe", shlex.join((record.recipe[0], *sets))
-    if one.alive:
+    if deployment.alive:
         if record.gateway_url:
             yield "OpenAI", f"{record.gateway_url}/v1"
         http = f", HTTP {_bare(record.http_url)}" if record.http_url else ""

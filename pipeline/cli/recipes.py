@@ -106,9 +106,9 @@ def _show_upstream(recipe: Recipe, *, as_json: bool) -> None:
     follows = found.configuration
     click.echo(f"{recipe.name} follows {follows.file}, for {', '.join(follows.models)} on {follows.gpus}")
     click.echo(f"the same: {', '.join(found.same)}")
-    for one in found.differences:
-        click.echo(f"{one.key}: upstream {one.upstream or '–'}, here {one.here or '–'}")
-        click.echo(textwrap.indent(textwrap.fill(one.why or "not explained", 110), "    "))
+    for difference in found.differences:
+        click.echo(f"{difference.key}: upstream {difference.upstream or '–'}, here {difference.here or '–'}")
+        click.echo(textwrap.indent(textwrap.fill(difference.why or "not explained", 110), "    "))
 
 
 @command.command()

@@ -33,9 +33,9 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
     """
     filters = {word: _filter(word) for word in words if word in (*GROUPS, *_RUNTIMES, *_SEVERITIES)}
     named = [_found(word) for word in words if word not in filters]
-    chosen = named or [one for one in rules() if all(keeps(one) for keeps in filters.values())]
+    chosen = named or [rule for rule in rules() if all(keeps(rule) for keeps in filters.values())]
     if as_json:
-        rows = [_row(one) for one in chosen]
+        rows = [_row(listed) for listed in chosen]
         print_json(rows[0] if len(named) == 1 else rows)
     elif named:
         click.echo("\n\n".join(map(_page, named)))
@@ -48,61 +48,61 @@ def _filter(word: str) -> Callable[[Rule], bool]:
 
 
 def _found(name: str) -> Rule:
-    for one in rules():
-        if one.id == name:
-            return one
+    for rule in rules():
+        if rule.id == name:
+            return rule
     near = ", ".join(similar_ids(name))
     raise UserError(
         f"there is no rule {name}" + (f"; did you mean {near}?" if near else "; pipeline rules lists them")
     )
 
 
-def _row(one: Rule) -> dict[str, Any]:
-    texts = {name: source(name) for name in one.sources}
-    return asdict(one) | {"sources": texts, "allowable": one.gravest == "error" and not one.never_allowed}
+def _row(rule: Rule) -> dict[str, Any]:
+    texts = {name: source(name) for name in rule.sources}
+    return asdict(rule) | {"sources": texts, "allowable": rule.gravest == "error" and not rule.never_allowed}
 
 
-def _page(one: Rule) -> str:
+def _page(rule: Rule) -> str:
     lines = {
-        "severity": _severity(one),
-        "about": ", ".join(one.runtimes) + _releases(one),
-        "fields": ", ".join(one.fields),
-        "when": one.when,
-        "check": one.check,
-        "reason": one.reason,
-        "fix": one.fix,
-        "--allow": _allowing(one),
-        "differs": one.differs,
-        "held": f"{one.held} ({one.by})" if one.held else "",
-        "confidence": one.confidence,
+        "severity": _severity(rule),
+        "about": ", ".join(rule.runtimes) + _releases(rule),
+        "fields": ", ".join(rule.fields),
+        "when": rule.when,
+        "check": rule.check,
+        "reason": rule.reason,
+        "fix": rule.fix,
+        "--allow": _allowing(rule),
+        "differs": rule.differs,
+        "held": f"{rule.held} ({rule.by})" if rule.held else "",
+        "confidence": rule.confidence,
     }
-    text = [one.id, *(f"  {title:<11} {value}" for title, value in lines.items() if value)]
-    return "\n".join([*text, *(f"  {'source':<11} {source(name)}" for name in one.sources)])
+    text = [rule.id, *(f"  {title:<11} {value}" for title, value in lines.items() if value)]
+    return "\n".join([*text, *(f"  {'source':<11} {source(name)}" for name in rule.sources)])
 
 
-def _severity(one: Rule) -> str:
-    if len(set(one.severities.values())) == 1:
-        return one.gravest
-    return ", ".join(f"{severity} with {runtime}" for runtime, severity in one.severities.items())
+def _severity(rule: Rule) -> str:
+    if len(set(rule.severities.values())) == 1:
+        return rule.gravest
+    return ", ".join(f"{severity} with {runtime}" for runtime, severity in rule.severities.items())
 
 
-def _releases(one: Rule) -> str:
-    bounds = [f"from {one.since}" if one.since else "", f"before {one.until}" if one.until else ""]
+def _releases(rule: Rule) -> str:
+    bounds = [f"from {rule.since}" if rule.since else "", f"before {rule.until}" if rule.until else ""]
     return "".join(f", {bound}" for bound in bounds if bound)
 
 
-def _allowing(one: Rule) -> str:
-    if one.gravest != "error":
+def _allowing(rule: Rule) -> str:
+    if rule.gravest != "error":
         return ""
-    return f"no: {one.never_allowed}" if one.never_allowed else "yes"
+    return f"no: {rule.never_allowed}" if rule.never_allowed else "yes"
 
 
 def _print_table(chosen: list[Rule]) -> None:
-    longest = max((len(one.id) for one in chosen), default=0)
+    longest = max((len(listed.id) for listed in chosen), default=0)
     group = ""
-    for one in chosen:
-        if one.group != group:
-            click.echo(f"{one.group}" if not group else f"\n{one.group}")
-            group = one.group
-        print_cut(f"  {one.id:<{longest}}  {one.gravest:<7}  {one.check}")
+    for listed in chosen:
+        if listed.group != group:
+            click.echo(f"{listed.group}" if not group else f"\n{listed.group}")
+            group = listed.group
+        print_cut(f"  {listed.id:<{longest}}  {listed.gravest:<7}  {listed.check}")
     click.echo(f"\n{len(chosen)} rules; pipeline rules RULE prints one with its reason and sources")

@@ -254,7 +254,7 @@ def gc_(as_json: bool, yes: bool, kept_names: tuple[str, ...], dropped: tuple[st
 
 
 def _directories(garbage: Sequence[gc.Garbage]) -> str:
-    return f"{_count(len(garbage), 'directory', 'directories')}, {human_bytes(sum(one.bytes for one in garbage))}"
+    return f"{_count(len(garbage), 'directory', 'directories')}, {human_bytes(sum(folder.bytes for folder in garbage))}"
 
 
 def _remove(store: Store, name: str) -> bool:

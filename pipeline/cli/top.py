@@ -56,7 +56,7 @@ def command(names: tuple[str, ...], interval_s: float, once: bool, as_json: bool
     from pipeline.serving.status import LiveView
 
     view = LiveView(open_store().running, names)
-    missing = sorted(set(names) - {one.name for one in view.look()})
+    missing = sorted(set(names) - {deployment.name for deployment in view.look()})
     if missing:
         raise UserError(f"{', '.join(missing)}: not running here; pipeline top without a name shows what is")
     on_terminal = sys.stdout.isatty() and not as_json

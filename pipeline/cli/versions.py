@@ -93,16 +93,16 @@ def command(
 
 def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
     found = [release(version)] if version else list(releases())
-    return [one for one in found if runtime is None or runtime in one.tracks]
+    return [entry for entry in found if runtime is None or runtime in entry.tracks]
 
 
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     if as_json:
         rows = [
-            asdict(one)
-            | {"arguments_rest_on": _rests_on(one)}
-            | {"images": {track: asdict(image) for track, image in _images(one).items()}}
-            for one in chosen
+            asdict(entry)
+            | {"arguments_rest_on": _rests_on(entry)}
+            | {"images": {track: asdict(image) for track, image in _images(entry).items()}}
+            for entry in chosen
         ]
         print_json({"releases": rows, "runtimes": {track: half(track) for track in TRACKS}})
         return
@@ -131,7 +131,7 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     for one in chosen:
         if (text := _rests_on(one)) is not None:
             click.echo(f"{one.version}: its arguments of the LLM API rest on {text}.")
-    shown = {c.release for one in chosen for c in one.containers}
+    shown = {c.release for entry in chosen for c in entry.containers}
     for disputed in containers():
         if disputed.conflict and (len(chosen) > 1 or disputed.release in shown):
             click.echo(
@@ -140,13 +140,15 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     _print_built(chosen)
 
 
-def _rests_on(one: Release) -> str | None:
-    return llm_args.rests_on(one.version) if "pytorch" in one.tracks else None
+def _rests_on(release: Release) -> str | None:
+    return llm_args.rests_on(release.version) if "pytorch" in release.tracks else None
 
 
 def _print_built(chosen: list[Release]) -> None:
     """Print which images are built before they serve; for one release also how, and what nobody has seen of it."""
-    built = [(one, track, image) for one in chosen for track, image in _images(one).items() if image.why]
+    built = [
+        (entry, track, image) for entry in chosen for track, image in _images(entry).items() if image.why
+    ]
     if len(chosen) > 1 and built:
         names = ", ".join(f"{one.version} {track}" for one, track, _ in built)
         click.echo(f"Images that are built first (`pipeline versions VERSION` prints the command): {names}")
@@ -158,19 +160,21 @@ def _print_built(chosen: list[Release]) -> None:
             click.echo(f"  {unseen}")
 
 
-def _images(one: Release) -> dict[Track, ServingImage]:
+def _images(release: Release) -> dict[Track, ServingImage]:
     """Image that serves a release, by runtime."""
-    return {track: serving_image(one.version, track) for track in one.tracks}
+    return {track: serving_image(release.version, track) for track in release.tracks}
 
 
-def _row(one: Release) -> tuple[str, ...]:
-    marks = (("*" if c.conflict else " built" if c.joins else "") for c in one.containers)
-    shown = ", ".join(f"{c.release or c.image}{mark}" for c, mark in zip(one.containers, marks, strict=True))
-    oldest = one.containers[0].driver if one.containers else ""
-    tensorrt = one.tensorrt or ("not known" if "tensorrt" in one.tracks else "none")
-    pins = (one.torch or "not known", one.cuda or "not known", one.modelopt or "none")
-    version = f"{one.version} candidate" if one.candidate else one.version
-    return (version, ", ".join(one.tracks), shown, tensorrt, *pins, oldest)
+def _row(release: Release) -> tuple[str, ...]:
+    marks = (("*" if c.conflict else " built" if c.joins else "") for c in release.containers)
+    shown = ", ".join(
+        f"{c.release or c.image}{mark}" for c, mark in zip(release.containers, marks, strict=True)
+    )
+    oldest = release.containers[0].driver if release.containers else ""
+    tensorrt = release.tensorrt or ("not known" if "tensorrt" in release.tracks else "none")
+    pins = (release.torch or "not known", release.cuda or "not known", release.modelopt or "none")
+    version = f"{release.version} candidate" if release.candidate else release.version
+    return (version, ", ".join(release.tracks), shown, tensorrt, *pins, oldest)
 
 
 def _named(feature: FeatureAnswer) -> str:
@@ -192,7 +196,7 @@ def _print_answers(answers: list[Compatibility], of_model: bool, as_json: bool) 
             click.echo(f"  {reason.severity}: {reason.text} [{', '.join(reason.sources)}]")
         features = (answer.features or {}).values()
         for verdict in get_args(Answer):
-            named = [_named(one) for one in features if one.answer == verdict]
+            named = [_named(feature) for feature in features if feature.answer == verdict]
             if named:
                 click.echo(f"  features, {verdict}: {', '.join(named)}")
         if of_model and answer.features is None and answer.runtime == "pytorch":

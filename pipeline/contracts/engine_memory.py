@@ -51,6 +51,11 @@ def cpu_pool_bytes() -> int:
     return int(_data()["cpu_pool_bytes"]["value"])
 
 
+def cpu_step_tokens() -> int:
+    """Tokens that the embedded engine computes in a step where a recipe gives no number."""
+    return int(_data()["cpu_step_tokens"]["value"])
+
+
 def cpu_expert_bytes(form: str) -> float:
     """Bytes that a weight of an expert takes in the embedded engine, by the format that it is served in."""
     values = _data()["cpu_expert_bytes"]["values"]

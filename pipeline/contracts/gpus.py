@@ -117,7 +117,7 @@ def gpu_rates(name: str) -> GpuRates:
         UserError: there is no such GPU, its rates are not among the data, or the generation of its PCIe is not.
     """
     known = gpu(name).name
-    entry = next(one for one in _data()["gpus"] if one["name"] == known)
+    entry = next(row for row in _data()["gpus"] if row["name"] == known)
     if "rates" not in entry:
         raise UserError(
             f"GPU {known}: its peak rates are not known, so its speed cannot be computed; "

@@ -102,7 +102,9 @@ def listening(
     found = () if http is not None else tuple(arguments["no_http"]["value"])
     for protocol, at in (("http", http), ("grpc", grpc), ("metrics", metrics)):
         if at is not None:
-            found += tuple(one.format(address=at[0], port=at[1]) for one in arguments[protocol]["value"])
+            found += tuple(
+                argument.format(address=at[0], port=at[1]) for argument in arguments[protocol]["value"]
+            )
     return found
 
 

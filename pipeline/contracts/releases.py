@@ -124,7 +124,7 @@ def joined() -> tuple[TritonContainer, ...]:
 
 def _release(entry: Mapping[str, Any]) -> Release:
     version: str = entry["version"]
-    carrying = tuple(one for one in (*joined(), *containers()) if one.trtllm == version)
+    carrying = tuple(image for image in (*joined(), *containers()) if image.trtllm == version)
     return Release(
         version=version,
         candidate=entry.get("candidate", False),

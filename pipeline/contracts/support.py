@@ -64,13 +64,13 @@ def features() -> tuple[str, ...]:
 def listing(architecture: str) -> tuple[str, ...]:
     """List the releases with the PyTorch backend whose page lists a class, oldest first."""
     found = []
-    for one in releases():
+    for release in releases():
         listed = False
         for page in _data()["pages"]:
-            if "pytorch" in one.tracks and not precedes(one.version, page["since"]):
+            if "pytorch" in release.tracks and not precedes(release.version, page["since"]):
                 listed = architecture in page["adds"] or (listed and architecture not in page["drops"])
         if listed:
-            found.append(one.version)
+            found.append(release.version)
     return tuple(found)
 
 
@@ -96,7 +96,7 @@ def model_support(architecture: str, version: str) -> Support:
 def untested_together() -> tuple[tuple[str, str], ...]:
     """List the pairs of features that upstream has not tested together."""
     return tuple(
-        (first, second) for first, second in (one["features"] for one in _data()["untested_together"])
+        (first, second) for first, second in (row["features"] for row in _data()["untested_together"])
     )
 
 

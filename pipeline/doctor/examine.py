@@ -105,7 +105,11 @@ def _server_problem(deadline_s: float) -> str:
 def _in_store(store: Store) -> dict[str, int]:
     """Repositories of the hub of which the store has a checkpoint -> its bytes. Damaged artifacts do not count."""
     made = (artifact.manifest for artifact in store.scan()[0])
-    sources = {str(one.settings.get("source", "")): one.total_bytes for one in made if one.stage == "fetch"}
+    sources = {
+        str(artifact.settings.get("source", "")): artifact.total_bytes
+        for artifact in made
+        if artifact.stage == "fetch"
+    }
     return {source.removeprefix("hf:"): size for source, size in sources.items() if source.startswith("hf:")}
 
 

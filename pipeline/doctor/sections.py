@@ -48,12 +48,14 @@ def _python(python: PythonFacts, extras: Sequence[Extra], text: Text) -> Iterato
 def _extra(extra: Extra) -> Check:
     name = f"extra {extra.name}" if extra.name else "packages"
     if not extra.lacking:
-        return Check(name, "ok", ", ".join(f"{one.name} {one.installed}" for one in extra.packages))
+        return Check(
+            name, "ok", ", ".join(f"{package.name} {package.installed}" for package in extra.packages)
+        )
     lacking = [
-        f"{one.name}{one.wanted} is missing"
-        if one.installed is None
-        else f"{one.name} is {one.installed}, not {one.wanted}"
-        for one in extra.lacking
+        f"{package.name}{package.wanted} is missing"
+        if package.installed is None
+        else f"{package.name} is {package.installed}, not {package.wanted}"
+        for package in extra.lacking
     ]
     return Check(name, "missing", ", ".join(lacking), extra.install)
 

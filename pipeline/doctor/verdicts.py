@@ -70,7 +70,7 @@ def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: Doct
     ways = tuple(_way(way, said[way], _of_needs(way, recipe, found)) for way in names)
     built, *deployed = (way.possible for way in ways)
     runtime, file = recipe.runtime, recipe.provenance.file
-    warnings = (_obstacle(one) for way in names for one in said[way] if one.severity == "warning")
+    warnings = (_obstacle(finding) for way in names for finding in said[way] if finding.severity == "warning")
     return Verdict(
         recipe=name,
         file=str(file) if file else None,
@@ -89,7 +89,7 @@ def _findings(way: WayName, recipe: Recipe, found: DoctorFacts) -> Iterator[Find
     if way == "build":
         if any(status >= _REFUSED for status in facts.hub.values()):
             asked = findings(recipe, machine=MachineFacts(hub=facts.hub))
-            yield from (one for one in asked if rule(one.rule).group == "sourcing")
+            yield from (need for need in asked if rule(need.rule).group == "sourcing")
         yield from machine_findings(needs_to_build(wanted), facts)
     else:
         yield from machine_findings(needs_to_serve(wanted, way), facts)
@@ -126,7 +126,7 @@ def _obstacle(finding: Finding) -> Obstacle:
 def hub_repositories(recipe: Recipe) -> dict[str, str | None]:
     """Repository -> revision, of the models that come from the hub."""
     asked = [recipe.model, *([recipe.draft] if recipe.draft is not None else [])]
-    return {one.source.repo: one.revision for one in asked if isinstance(one.source, HubSource)}
+    return {need.source.repo: need.revision for need in asked if isinstance(need.source, HubSource)}
 
 
 def extras_to_build(recipe: Recipe) -> tuple[str, ...]:
@@ -140,9 +140,9 @@ def package_obstacles(names: Sequence[str], extras: Sequence[Extra]) -> Iterator
     for extra in extras:
         if extra.name in names and extra.lacking:
             lacking = ", ".join(
-                f"{one.name}{one.wanted} is missing" if one.installed is None
-                else f"{one.name} is {one.installed}, wanted is {one.wanted}"
-                for one in extra.lacking
+                f"{package.name}{package.wanted} is missing" if package.installed is None
+                else f"{package.name} is {package.installed}, wanted is {package.wanted}"
+                for package in extra.lacking
             )  # fmt: skip
             yield Obstacle("packages", lacking, extra.install)
 

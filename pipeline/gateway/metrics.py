@@ -102,6 +102,7 @@ class GatewayMetrics(Collector):
             "migrations": _counter("migrations", "model", "outcome"),
             "server_requests": _counter("server_requests", "model", "server"),
             "cache": _counter("cache", "model", "event"),
+            "drafts": _counter("drafts", "model", "kind"),
             "limits_fallbacks": _counter("limits_fallbacks"),
         }
         self._histograms = {
@@ -207,6 +208,9 @@ class GatewayMetrics(Collector):
             times = generation.times[index]
             completion_tokens += stats.output_tokens or 0
             self._counters["choices"].labels(*of, times.finish_reason or "abort").inc()
+            if stats.cached is None and stats.draft_tokens:
+                self._counters["drafts"].labels(model, "proposed").inc(stats.draft_tokens)
+                self._counters["drafts"].labels(model, "accepted").inc(stats.accepted_tokens or 0)
             if stats.cached is not None or not timed:
                 continue
             if times.first_chunk is not None and times.last_chunk is not None and times.sent is not None:

@@ -66,7 +66,7 @@ class Extra:
     @property
     def install(self) -> str:
         """The line that installs it, or the Python that it needs."""
-        if pythons := next((one.pythons for one in self.lacking if one.pythons), ()):
+        if pythons := next((package.pythons for package in self.lacking if package.pythons), ()):
             return f"make an environment with Python {' or '.join(pythons)}"
         return install_line(*([self.name] if self.name else []))
 
@@ -86,7 +86,8 @@ def read_python() -> PythonFacts:
 def read_extras() -> tuple[Extra, ...]:
     """All extras, and first what needs none; the versions are of this Python's environment."""
     return tuple(
-        Extra(name, tuple(_package(name, one) for one in wanted)) for name, wanted in _wanted().extras.items()
+        Extra(name, tuple(_package(name, requirement) for requirement in wanted))
+        for name, wanted in _wanted().extras.items()
     )
 
 
@@ -117,12 +118,12 @@ def wrong_python(needs: Iterable[Need]) -> str:
     needs = tuple(needs)
     extras = {extra.name: extra for extra in read_extras()} if needs else {}
     for need in needs:
-        for one in extras[need.extra].lacking:
-            if one.pythons and (need.packages is None or one.name in need.packages):
+        for package in extras[need.extra].lacking:
+            if package.pythons and (need.packages is None or package.name in need.packages):
                 here = ".".join(platform.python_version_tuple()[:2])
                 return (
-                    f"needs Python {' or '.join(one.pythons)} for {need.purpose}: {one.name} cannot be installed on "
-                    f"{here}"
+                    f"needs Python {' or '.join(package.pythons)} for {need.purpose}: {package.name} cannot be "
+                    f"installed on {here}"
                 )
     return ""
 
@@ -134,7 +135,7 @@ def missing_text(needs: Iterable[Need]) -> str:
     missing: dict[str, set[str]] = {}
     purposes: dict[str, list[str]] = {}
     for need in needs:
-        absent = {one.name for one in extras[need.extra].packages if one.installed is None}
+        absent = {package.name for package in extras[need.extra].packages if package.installed is None}
         absent &= need.packages if need.packages is not None else absent
         if absent:
             missing.setdefault(need.extra, set()).update(absent)
@@ -169,7 +170,7 @@ def _package(extra: str, wanted: Requirement) -> Package:
         return Package(wanted.name, str(wanted.specifier), version_of(wanted.name))
     supported, own = SpecifierSet(_wanted().python), wanted.marker
     versions = (f"3.{minor}" for minor in range(50) if supported.contains(f"3.{minor}"))
-    pythons = (one for one in versions if own.evaluate({"extra": extra, "python_version": one}))
+    pythons = (version for version in versions if own.evaluate({"extra": extra, "python_version": version}))
     return Package(wanted.name, str(wanted.specifier), None, tuple(pythons))
 
 
@@ -198,7 +199,10 @@ def _installed() -> _Wanted:
     own = metadata.metadata(DISTRIBUTION)
     requirements = [Requirement(line) for line in own.get_all("Requires-Dist") or ()]
     names = ["", *(name for name in own.get_all("Provides-Extra") or () if name not in _LEFT_OUT)]
-    extras = {name: tuple(one for one in requirements if _holds(one, name)) for name in names}
+    extras = {
+        name: tuple(requirement for requirement in requirements if _holds(requirement, name))
+        for name in names
+    }
     return _Wanted(own["Requires-Python"], extras)
 
 

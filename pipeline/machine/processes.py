@@ -61,7 +61,7 @@ def listening(pid: int) -> set[int]:
         connections = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:
         return set()
-    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
 def die_with_parent(parent: int) -> bool:

@@ -95,15 +95,17 @@ class Adapter:
     def base_faults(self, sizes: ModelSizes) -> Iterator[str]:
         """Yield why it is none of a model: layers that the model lacks, experts, and shapes that do not fit."""
         layers = {weight.name: weight for weight in sizes.weights() if weight.columns > 1}
-        experts = [one.name for one in self.modules if ".experts." in f"{one.name}."]
+        experts = [module.name for module in self.modules if ".experts." in f"{module.name}."]
         if experts:
             yield f"adapts experts ({_named(experts)}), which servers ignore without a word, or with a warning"
-        if (last := max((one.layer for one in self.modules), default=0)) >= sizes.layers:
+        if (last := max((module.layer for module in self.modules), default=0)) >= sizes.layers:
             yield f"adapts layer {last}; the base has layers 0 to {sizes.layers - 1}"
-        others = [one for one in self.modules if one.name not in experts and one.layer < sizes.layers]
-        if lacking := [one.name for one in others if one.name not in layers]:
+        others = [
+            module for module in self.modules if module.name not in experts and module.layer < sizes.layers
+        ]
+        if lacking := [module.name for module in others if module.name not in layers]:
             yield f"adapts {_named(lacking)}, which the base does not have"
-        known = [(one, layers[one.name]) for one in others if one.name in layers]
+        known = [(module, layers[module.name]) for module in others if module.name in layers]
         if fixed := [one.name for one, weight in known if not weight.quantizable]:
             yield f"adapts {_named(fixed)}, to which servers apply no adapters"
         unfit: dict[str, list[str]] = {}
@@ -177,7 +179,7 @@ def adapter_of(
     base = config.get("base_model_name_or_path")
     return Adapter(
         base=base if isinstance(base, str) else "",
-        modules=tuple(sorted(modules, key=lambda one: _order(one.name))),
+        modules=tuple(sorted(modules, key=lambda module: _order(module.name))),
         has_alphas=bool(config.get("alpha_pattern")),
         faults=tuple(faults),
     )

@@ -212,13 +212,17 @@ def _linears(blocks: tuple[Block, ...], *, fused: bool, stacked: bool) -> Iterat
         names = {weight.name for weight in block.weights}
         shapes = [
             LinearShape(
-                f"model.{one.name}", one.rows, one.columns, f"{one.name}.bias" in names, router=router
+                f"model.{weight.name}",
+                weight.rows,
+                weight.columns,
+                f"{weight.name}.bias" in names,
+                router=router,
             )
-            for one in block.weights
-            if one.columns > 1 and not (stacked and one.is_expert)
-            for router in (one.kind == "experts" and one.name.endswith(_ROUTERS),)
+            for weight in block.weights
+            if weight.columns > 1 and not (stacked and weight.is_expert)
+            for router in (weight.kind == "experts" and weight.name.endswith(_ROUTERS),)
         ]
-        copies = {f"model.{one.name}": one.copies for one in block.weights}
+        copies = {f"model.{weight.name}": weight.copies for weight in block.weights}
         if fused:
             shapes = [*_fused(shapes)]
         for shape in shapes:

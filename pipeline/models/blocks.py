@@ -321,7 +321,7 @@ def mamba(
         *linear("mixers", f"{name}.in_proj", inner + channels + heads, hidden, "rows", bias=bias),
         WeightTensor("mixers", channels, kernel, "rows", name=f"{name}.conv1d"),
         *((vector("mixers", f"{name}.conv1d.bias", channels, "rows"),) if conv_bias else ()),
-        *(vector("mixers", f"{name}.{one}", heads, "rows") for one in ("dt_bias", "A_log", "D")),
+        *(vector("mixers", f"{name}.{part}", heads, "rows") for part in ("dt_bias", "A_log", "D")),
         *((vector("norms", f"{name}.norm", inner, "rows"),) if norm else ()),
         *linear("mixers", f"{name}.out_proj", hidden, inner, "columns", bias=bias),
     )

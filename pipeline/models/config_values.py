@@ -56,7 +56,7 @@ class ConfigValues:
         self._place = place
         self.faults: dict[str, Fault] = {} if faults is None else faults
         self._asked: set[str] = set()
-        types = [one.get("model_type") for one in self._maps]
+        types = [level.get("model_type") for level in self._maps]
         known = _defaults()
         named = next((name for name in types if isinstance(name, str) and name in known), library)
         self._defaults: Mapping[str, Any] = known.get(named, {})
@@ -64,7 +64,7 @@ class ConfigValues:
     def get(self, key: str) -> Any:
         """Return what the config says, or None; defaults are not looked at."""
         self._asked.add(key)
-        return next((one[key] for one in self._maps if one.get(key) is not None), None)
+        return next((level[key] for level in self._maps if level.get(key) is not None), None)
 
     def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
         """Return a whole number by the first of `keys` that is there."""
@@ -79,7 +79,7 @@ class ConfigValues:
 
     def is_null(self, key: str) -> bool:
         """Whether the config says null, which is not the same as leaving a key out."""
-        return self.get(key) is None and any(key in one for one in self._maps)
+        return self.get(key) is None and any(key in level for level in self._maps)
 
     def number(self, key: str) -> float:
         """Return a positive number."""
@@ -123,7 +123,7 @@ class ConfigValues:
     def sizes(self, key: str) -> list[int]:
         """Return a list of whole numbers, none negative; empty where there is none."""
         found = self._list(key, int)
-        if any(not 0 <= one <= MAX_SIZE for one in found):
+        if any(not 0 <= size <= MAX_SIZE for size in found):
             self._fault(key, found[:8], f"must be numbers from 0 to {MAX_SIZE}")
             return []
         return found
@@ -147,10 +147,12 @@ class ConfigValues:
     def refuse_unread(self, name: str) -> None:
         """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
         for keys in _STRUCTURE:
-            said = [key for key in keys if any(one.get(key) for one in self._maps)]
+            said = [key for key in keys if any(level.get(key) for level in self._maps)]
             if said and self._asked.isdisjoint(said):
                 problem = f"is not known of a {name}: the model would be taken for another one"
-                self._fault(said[0], next(one[said[0]] for one in self._maps if one.get(said[0])), problem)
+                self._fault(
+                    said[0], next(level[said[0]] for level in self._maps if level.get(said[0])), problem
+                )
 
     def refuse(self, key: str, problem: str, fix: str = "") -> None:
         """Note that the value of a key is not understood."""
@@ -175,7 +177,7 @@ class ConfigValues:
         if (
             not isinstance(value, list)
             or len(value) > MAX_LAYERS
-            or not all(isinstance(one, kind) and not isinstance(one, bool) for one in value)
+            or not all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
         ):
             self._fault(key, value, "is not a list of the kind that it should be")
             return []
@@ -211,7 +213,7 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def declared_dtype(config: Mapping[str, Any]) -> str:
     """Return the type that a config.json declares for the weights ("bfloat16"), or "" if it declares none."""
     text: Mapping[str, Any] = next((config[key] for key in _TEXT if isinstance(config.get(key), Mapping)), {})
-    found = (one.get(key) for one in (config, text) for key in ("dtype", "torch_dtype"))
+    found = (level.get(key) for level in (config, text) for key in ("dtype", "torch_dtype"))
     return str(next((value for value in found if value), ""))
 
 

@@ -97,4 +97,7 @@ def read_entries(name: str, start_of: Callable[[str, int], bytes]) -> list[Heade
     if unknown:
         raise CheckpointError(f"{name} has tensors of the unknown type {', '.join(unknown)}")
     start_of_data = 8 + length
-    return [replace(one, begin=one.begin + start_of_data, end=one.end + start_of_data) for one in found]
+    return [
+        replace(tensor, begin=tensor.begin + start_of_data, end=tensor.end + start_of_data)
+        for tensor in found
+    ]

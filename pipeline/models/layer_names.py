@@ -46,8 +46,11 @@ class NamePatterns:
     def match(self, name: str) -> bool:
         """Whether a layer, or something that it lies in, is among them."""
         return (
-            any(one in self._names for one in _parts(name))
-            or (self._wild is not None and any(self._wild.match(one) for one in (name, f"model.{name}")))
+            any(part in self._names for part in _parts(name))
+            or (
+                self._wild is not None
+                and any(self._wild.match(candidate) for candidate in (name, f"model.{name}"))
+            )
             or (
                 self._searched is not None
                 and any(self._searched.match(prefix + name) for prefix in _PREFIXES)
@@ -81,7 +84,7 @@ def _parts(name: str) -> Iterator[str]:
     """A layer's name, the names of what it lies in, and the ends of its name, which some lists give alone."""
     steps = name.split(".")
     fused = _FUSED.get(steps[-1])
-    for one in (steps, [*steps[:-1], fused] if fused else steps):
-        for index in range(1, len(one) + 1):
-            yield ".".join(one[:index])
-            yield ".".join(one[-index:])
+    for path in (steps, [*steps[:-1], fused] if fused else steps):
+        for index in range(1, len(path) + 1):
+            yield ".".join(path[:index])
+            yield ".".join(path[-index:])

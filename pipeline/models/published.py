@@ -101,12 +101,12 @@ class PublishedQuantization:
     def unmatched(self, weights: Iterable[WeightTensor]) -> bool:
         """Whether there are rules by name, and no weight that any of them names."""
         named = [rule.named for rule in self.rules if rule.named is not None]
-        return bool(named) and not any(one.match(weight.name) for one in named for weight in weights)
+        return bool(named) and not any(pattern.match(weight.name) for pattern in named for weight in weights)
 
     def _stored(self, weight: WeightTensor) -> Iterator[WeightTensor]:
         if not self.rules or not (weight.quantizable or weight.kind == "lm_head"):
             yield weight
-        elif weight.is_expert and any(one.expert_names for one in self._patterns()):
+        elif weight.is_expert and any(pattern.expert_names for pattern in self._patterns()):
             names = (
                 weight.name.replace(".experts.0.", f".experts.{index}.") for index in range(weight.copies)
             )
@@ -169,8 +169,10 @@ class _Unreadable(Exception):
 
 def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuantization:
     text = config.get("text_config")
-    places = [one for one in (config, text) if isinstance(one, Mapping)]
-    said = [one[key] for one in places for key in (_KEY, "compression_config") if one.get(key) is not None]
+    places = [level for level in (config, text) if isinstance(level, Mapping)]
+    said = [
+        place[key] for place in places for key in (_KEY, "compression_config") if place.get(key) is not None
+    ]
     inside, outside = said[0] if said else {}, beside.get("quantization") or {}
     for key, value in ((_KEY, inside), ("hf_quant_config.json quantization", outside)):
         if not isinstance(value, Mapping):
@@ -219,7 +221,7 @@ def _names(settings: Mapping[str, Any], *keys: str) -> list[str]:
         value = settings.get(key)
         if value is None:
             continue
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _Unreadable("is not a list of names of layers", f"{_KEY}.{key}", value)
         found += value
     return found
@@ -325,10 +327,10 @@ def _compressed(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> Publ
         if isinstance(inputs, Mapping) and inputs.get("dynamic") is True:
             kind = (inputs.get("type"), inputs.get("num_bits"), inputs.get("strategy"))
             form = replace(form, dynamic=_BY_TOKEN.get(kind, "other"))
-        classes = [one for one in targets if one[:1].isupper()]
+        classes = [target for target in targets if target[:1].isupper()]
         if unknown := sorted(set(classes) - {"Linear"}):
             raise _Unreadable("names classes that are not known", f"{where}.targets", unknown, "Linear")
-        layers = [one for one in targets if one not in classes]
+        layers = [target for target in targets if target not in classes]
         if layers:
             named.append(_Rule(form, NamePatterns(layers)))
         if classes:

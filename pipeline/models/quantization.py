@@ -125,7 +125,7 @@ class CheckpointQuantization:
     ) -> CheckpointQuantization:
         rules, faults = read_published({"quantization_config": inside}, beside)
         forms = set(rules.formats)
-        unread = sorted(one.name for one in forms if one.name not in tuple(Format))
+        unread = sorted(form.name for form in forms if form.name not in tuple(Format))
         if faults or unread:
             told = [str(fault) for fault in faults] + [f"weights in {name} are not read" for name in unread]
             raise CheckpointError(f"{directory}: {'; '.join(told)}")

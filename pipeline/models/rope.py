@@ -110,7 +110,7 @@ def _stretched(factor: Any, scale: float = 1.0) -> float:
 
 def _number(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(float(one) for one in value)
+        return tuple(float(factor) for factor in value)
     return value if isinstance(value, bool) else float(value)
 
 
@@ -216,4 +216,4 @@ def _is_numbers(value: object, count: int) -> bool:
     """Whether it is a list of so many positive numbers."""
     if not isinstance(value, list) or len(value) != count:
         return False
-    return all(isinstance(one, int | float) and one > 0 for one in value)
+    return all(isinstance(factor, int | float) and factor > 0 for factor in value)

@@ -198,7 +198,9 @@ def _kv_heads(blocks: list[Block], said: int) -> int:
 def _inner(weights: list[WeightTensor]) -> int:
     """Inner size of the experts, or of the largest feed-forward."""
     kinds = ("mlp", "experts")
-    return max((one.rows for one in weights if one.kind in kinds and one.split == "rows"), default=0)
+    return max(
+        (weight.rows for weight in weights if weight.kind in kinds and weight.split == "rows"), default=0
+    )
 
 
 _ROPE_NAMES: Mapping[str, str] = {

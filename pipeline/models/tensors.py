@@ -185,13 +185,17 @@ def read_headers(file: Path) -> Iterator[TensorHeader]:
             raise CheckpointError(f"{file} is not a safetensors file, or is cut short")
         entries = parse_header(stream.read(length), str(file))
     covered = 0
-    for one in entries:
-        if one.dtype not in DTYPES:
-            raise CheckpointError(f"{file}: {one.name} has the unknown type {one.dtype}")
-        expected = math.prod(one.shape) * DTYPES[one.dtype].itemsize
-        if one.begin != covered or one.end - one.begin != expected:
-            raise CheckpointError(f"{file}: the bytes of {one.name} do not match its shape {list(one.shape)}")
-        covered = one.end
-        yield TensorHeader(one.name, file, one.dtype, one.shape, 8 + length + one.begin, 8 + length + one.end)
+    for entry in entries:
+        if entry.dtype not in DTYPES:
+            raise CheckpointError(f"{file}: {entry.name} has the unknown type {entry.dtype}")
+        expected = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+        if entry.begin != covered or entry.end - entry.begin != expected:
+            raise CheckpointError(
+                f"{file}: the bytes of {entry.name} do not match its shape {list(entry.shape)}"
+            )
+        covered = entry.end
+        yield TensorHeader(
+            entry.name, file, entry.dtype, entry.shape, 8 + length + entry.begin, 8 + length + entry.end
+        )
     if 8 + length + covered != size:
         raise CheckpointError(f"{file} is {size} bytes long, but its header describes {8 + length + covered}")

@@ -94,7 +94,7 @@ class _Editor:
         """The text with all splices."""
         parts, at = [], 0
         # What an anchor names is met once more at each alias.
-        for start, end, instead in sorted(dict.fromkeys(self.splices), key=lambda one: one[:1]):
+        for start, end, instead in sorted(dict.fromkeys(self.splices), key=lambda fromkey: fromkey[:1]):
             if start < at:
                 raise _NotInPlaceError
             parts += [self.text[at:start], instead]

@@ -185,8 +185,8 @@ def _golden_faults(document: Document, file: Path) -> list[Fault]:
             Fault(error.fault.problem, where=place.where, line=place.line, key="golden.file", value=str(path))
         ]
     most = limits.get("max_output_tokens") if isinstance(limits, dict) else None
-    if isinstance(most, int) and any((one.max_tokens or 0) > most for one in questions):
-        longest = max(one.max_tokens or 0 for one in questions)
+    if isinstance(most, int) and any((question.max_tokens or 0) > most for question in questions):
+        longest = max(question.max_tokens or 0 for question in questions)
         problem = f"asks for {longest} tokens, and limits.max_output_tokens is {most}"
         faults.append(Fault(problem, where=place.where, line=place.line, key="golden.file", value=str(path)))
     return faults

@@ -106,7 +106,9 @@ class RecipeProvenance:
     def build_words(self) -> tuple[str, ...]:
         """`words` for a build, without overrides of sections that nothing which is built depends on."""
         kept = tuple(
-            one for one in self.overrides if re.split("[.=]", one, maxsplit=1)[0] not in SERVED_SECTIONS
+            override
+            for override in self.overrides
+            if re.split("[.=]", override, maxsplit=1)[0] not in SERVED_SECTIONS
         )
         return replace(self, overrides=kept).words
 

@@ -97,7 +97,7 @@ class ControlServer:
             except OSError:
                 return
             thread = threading.Thread(target=self._serve, args=(connection,), name="control", daemon=True)
-            self._answering = {one for one in self._answering if one.is_alive()} | {thread}
+            self._answering = {answering for answering in self._answering if answering.is_alive()} | {thread}
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:

@@ -38,7 +38,9 @@ class DetachedSupervisor:
     def ready(self) -> bool:
         """Whether all its deployments are ready."""
         records = (RunningServer.read(self.running, name) for name in self.names)
-        return all(one is not None and one.pid == self.pid and one.state == "ready" for one in records)
+        return all(
+            record is not None and record.pid == self.pid and record.state == "ready" for record in records
+        )
 
 
 class DetachedEnded(ServerError):

@@ -66,7 +66,9 @@ class DryRun:
         lines += [shell_lines(self.command), ""]
         lines += ["# reached at " + ", ".join(f"{kind} {port}" for kind, port in self.ports.items())]
         lines += [f"# ready within {self.start_deadline_s:.0f} s, or it is ended"]
-        lines += [f"# {one.mark} on this machine: {one} [{one.rule}]" for one in self.findings]
+        lines += [
+            f"# {finding.mark} on this machine: {finding} [{finding.rule}]" for finding in self.findings
+        ]
         return "\n".join(lines)
 
 

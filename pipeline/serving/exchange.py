@@ -137,7 +137,9 @@ def next_recipe(
     dropped = [override for override in server.overrides if override not in (*kept, *overrides)]
     if later := [override for override in overrides if _is_of_start(override)]:
         say(f"applied at the next start: {_sets(later)}")
-    again, dropped = ([one for one in each if not _is_of_start(one)] for each in (kept, dropped))
+    again, dropped = (
+        [override for override in each if not _is_of_start(override)] for each in (kept, dropped)
+    )
     if again:
         say(f"applied again: {_sets(again)}")
         say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(asked).absolute()))}")

@@ -70,7 +70,7 @@ class ServedDeployment:
             while process.poll() is None and time.monotonic() - began < deadline_s + _BUILT_IN_S:
                 record = RunningServer.read(running, name)
                 ours = record is not None and any(
-                    one.pid == record.pid for one in processes_below(process.pid)
+                    child.pid == record.pid for child in processes_below(process.pid)
                 )
                 if record is not None and ours and record.state == "ready":
                     served.record, served.start_s = record, time.monotonic() - began

@@ -179,7 +179,7 @@ def _purpose(step: Step) -> str:
         **settings,
         "source": settings.get("source", ""),
         "runtime": settings.get("runtime", ""),
-        "judged": " and ".join(one["folder"] for one in judged),
+        "judged": " and ".join(export["folder"] for export in judged),
         "formats": ", ".join(formats),
     }
     return _PURPOSES[step.stage].format_map(values)
@@ -332,8 +332,8 @@ def _evaluate(work: StageInput) -> Facts:
     return evaluate(
         work.inputs["checkpoint"],
         [
-            Export(work.inputs["calibrated"] / one.folder, one.kv_scale, one.precision)
-            for one in evaluated_exports(work.recipe)
+            Export(work.inputs["calibrated"] / export.folder, export.kv_scale, export.precision)
+            for export in evaluated_exports(work.recipe)
         ],
         work.inputs["dataset"] / "heldout.jsonl",
         into=work.into,

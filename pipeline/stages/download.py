@@ -171,7 +171,9 @@ class Download:
                 pool.shutdown(cancel_futures=True)
         self._stopped.clear()
         failures = [
-            error for one in running if not one.cancelled() and (error := one.exception()) is not None
+            error
+            for future in running
+            if not future.cancelled() and (error := future.exception()) is not None
         ]
         for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
             raise error

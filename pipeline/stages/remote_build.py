@@ -123,12 +123,16 @@ def _write_all(prepared: Prepared, until: str, arguments: str, path: Path) -> Ha
     """The script that makes everything, and needs nothing that is here but local checkpoints."""
     recipe = prepared.plan.recipe
     steps = _up_to(prepared.plan, until)
-    results = [one for one in steps if one.name == until or (until == "package" and one.name == "evaluate")]
-    folders = [(one.name, one.key.name, f"$OUT/store/artifacts/{one.key.name}") for one in results]
+    results = [
+        step for step in steps if step.name == until or (until == "package" and step.name == "evaluate")
+    ]
+    folders = [
+        (result.name, result.key.name, f"$OUT/store/artifacts/{result.key.name}") for result in results
+    ]
     tools = {name: version for step in steps for name, version in step.key.tools.items()}
     pins = [f"{name}=={version}" for name, version in sorted(tools.items()) if version != "absent"]
     needs = (need for step in steps for need in needs_of_stage(recipe, *step.name.split(".", 1)))
-    names, following = tuple(one.name for one in results), adopt_commands(arguments, folders)
+    names, following = tuple(result.name for result in results), adopt_commands(arguments, folders)
     return HandoverScript(path, names, f"{recipe.name}-build", following).write(
         __package__,
         "build.sh.j2",

@@ -73,7 +73,7 @@ def awaited_builds(store: Store) -> tuple[AwaitedBuild, ...]:
             found.append(AwaitedBuild(**{**read, "artifacts": tuple(read["artifacts"])}))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path}: is not a record of a build ({error}); remove it") from error
-    waiting = (one for one in found if not (store.artifacts / one.result).is_dir())
+    waiting = (build for build in found if not (store.artifacts / build.result).is_dir())
     return tuple(sorted(waiting, key=lambda one: (one.created, one.result)))
 
 

@@ -132,9 +132,10 @@ def _findings(facts: dict[str, JsonValue]) -> list[str]:
     """A line each: "allowed sm.fp8: quantization.format: …"."""
     kept = facts.get(FINDINGS)
     return [
-        f"{'allowed' if one.get('allowed') else one.get('severity')} {one.get('rule')}: {one.get('text')}"
-        for one in (kept if isinstance(kept, list) else [])
-        if isinstance(one, dict)
+        f"{'allowed' if finding.get('allowed') else finding.get('severity')} {finding.get('rule')}: "
+        f"{finding.get('text')}"
+        for finding in (kept if isinstance(kept, list) else [])
+        if isinstance(finding, dict)
     ]
 
 

@@ -127,7 +127,7 @@ def fetch_artifact(
                 for file, entry in record.files.items()
                 if only(file, entry)
             ]
-            total = sum(one.entry.bytes for one in wanted)
+            total = sum(blob.entry.bytes for blob in wanted)
             with (progress or Silent()).task(f"fetch {name}", total, "B") as task:
                 faults = fetch_files(remote, wanted, task.advance)
             if faults:

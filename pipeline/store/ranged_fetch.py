@@ -84,7 +84,7 @@ def fetch_files(source: Source, wanted: Sequence[WantedFile], advance: Callable[
         BrokenOff: a part did not come, however often it was asked for.
         OSError: a file cannot be written.
     """
-    files = [_File(source, one, advance) for one in wanted]
+    files = [_File(source, entry, advance) for entry in wanted]
     # The largest first, so that none of them is left alone at the end.
     files.sort(key=lambda one: -one.wanted.entry.bytes)
     faults: list[str] = []

@@ -100,7 +100,9 @@ class TextSettings:
 
 def older_inputs(inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     """The inputs that the entry model has beside these, under the names that they had before 0.20."""
-    return tuple(replace(one, name=_OLDER_NAMES[one.name]) for one in inputs if one.name in _OLDER_NAMES)
+    return tuple(
+        replace(tensor, name=_OLDER_NAMES[tensor.name]) for tensor in inputs if tensor.name in _OLDER_NAMES
+    )
 
 
 def preprocessing(settings: TextSettings, ids: TokenIds) -> ModelConfig:

@@ -15,6 +15,7 @@ import pytest
 from pipeline.bench.load import LoadRecords, Period, poisson, run_load
 from pipeline.bench.load_settings import Load
 from pipeline.bench.result import LevelResult, ServerFigures
+from pipeline.bench.run import MetricsWatch
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import BenchReply, BenchRequest, Target, TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn
@@ -22,6 +23,7 @@ from pipeline.client import Stats
 from pipeline.client.testing import Ending, FakeServer, Received
 from pipeline.client.testing import Reply as Script
 from pipeline.recipe import Slo
+from pipeline.serving.live import DeploymentPages, MetricsPage
 from tests.support import CHECKPOINTS
 
 ONE = ScriptedConversation((Turn("Hi", 4),), chat=False)
@@ -283,3 +285,42 @@ def test_queue_prefill_and_drafts_are_what_the_server_said() -> None:
     assert level.latencies["queue"].p50 == 12.0
     assert level.latencies["prefill"].p99 == 30.5
     assert level.acceptance == 0.75
+
+
+def pages(proposed: float, accepted: float) -> tuple[str, ...]:
+    """The same counts on a page of our gateway and of vLLM, among those of another model."""
+    ours, theirs = "pipeline_draft_tokens", "vllm:spec_decode_num"
+    return (
+        f"""# TYPE {ours} counter
+{ours}_total{{model="llama",draft_token_type="proposed"}} {proposed}
+{ours}_total{{model="llama",draft_token_type="accepted"}} {accepted}
+{ours}_total{{model="other",draft_token_type="proposed"}} {9 * proposed}
+{ours}_total{{model="other",draft_token_type="accepted"}} 0
+""",
+        f"""# TYPE {theirs}_draft_tokens counter
+{theirs}_draft_tokens_total{{model_name="llama",engine="0"}} {proposed}
+# TYPE {theirs}_accepted_tokens counter
+{theirs}_accepted_tokens_total{{model_name="llama",engine="0"}} {accepted}
+""",
+    )
+
+
+@pytest.mark.parametrize("whose", [0, 1])
+@pytest.mark.parametrize(("grown", "share"), [((40, 10), 0.25), ((0, 0), None)])
+def test_drafts_of_a_load_are_those_that_the_page_counted_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, whose: int, grown: tuple[int, int], share: float | None
+) -> None:
+    counts = iter(((100, 90), (100 + grown[0], 90 + grown[1])))
+
+    def fetch(*_: object) -> DeploymentPages:
+        return DeploymentPages(None, MetricsPage.parse(pages(*next(counts))[whose]))
+
+    monkeypatch.setattr(DeploymentPages, "fetch", fetch)
+    watch = MetricsWatch("llama", None, "http://gateway")
+
+    async def load() -> None:
+        async with watch.watching():
+            pass
+
+    asyncio.run(load())
+    assert watch.figures().acceptance == share

@@ -10,11 +10,16 @@ import pytest
 from prometheus_client import parser as text_format
 from prometheus_client.openmetrics import parser as openmetrics
 
+from pipeline.bench.load_settings import LoadSettings
+from pipeline.bench.run import run_bench
+from pipeline.bench.subject import Subject
 from pipeline.client.testing import Ending, Reply
 from pipeline.gateway.limits import Tenant, TenantLimits
 from pipeline.gateway.metric_names import OWN_VIEWS
 from pipeline.gateway.tenants import Tenants
+from pipeline.progress import Silent
 from tests.gateway.conftest import Start
+from tests.support import CHECKPOINTS
 from tests.support.http_clients import http
 from tests.support.waiting import wait_for
 
@@ -158,6 +163,18 @@ def test_tenants_are_named_to_a_key_that_may_read_them_alone(start: Start, names
     assert wrong.status_code == 401
 
 
+def test_a_load_on_the_gateway_learns_how_many_drafts_were_accepted(start: Start) -> None:
+    running = start(Reply(["a", "b"], draft_tokens=8, accepted_tokens=6))
+    http.post(f"{running.url}/v1/completions", json={"model": "tiny", "prompt": "before the load"})
+    subject = Subject(
+        name="deployed", way="gateway", url=running.url, model="tiny", tokenizer=CHECKPOINTS / "support-target",
+        max_prompt=40, max_answer=8, gateway_url=running.url,
+    )  # fmt: skip
+    load = LoadSettings(concurrency=(1,), requests=3, warmup_s=0)
+    (level,) = run_bench(subject, load, Silent()).levels
+    assert level.acceptance == 0.75
+
+
 # Series of vLLM's own dashboard: examples/observability/prometheus_grafana/grafana.json at 4b5c627c.
 VLLM_DASHBOARD = (
     "e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total",
@@ -169,9 +186,8 @@ VLLM_DASHBOARD = (
 
 
 def test_other_names_show_the_same_observations(start: Start) -> None:
-    running = start(
-        Reply(["a", "b", "c"]), metric_names=("vllm", "gen_ai"), kv_cache_usage=lambda: {"tiny": 0.25}
-    )
+    reply = Reply(["a", "b", "c"], draft_tokens=8, accepted_tokens=6)
+    running = start(reply, metric_names=("vllm", "gen_ai"), kv_cache_usage=lambda: {"tiny": 0.25})
     client = running.client()
     client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
     client.completions.create(model="tiny", prompt="One two three")
@@ -191,6 +207,9 @@ def test_other_names_show_the_same_observations(start: Start) -> None:
     for phase in ("prefill", "decode"):
         assert found[f"vllm:request_{phase}_time_seconds_count", engine, model_name] == 2
     assert found["vllm:request_success_total", engine, ("finished_reason", "stop"), model_name] == 2
+    for kind, theirs, count in (("proposed", "draft", 16), ("accepted", "accepted", 12)):
+        assert found["pipeline_draft_tokens_total", ("draft_token_type", kind), TINY] == count
+        assert found[f"vllm:spec_decode_num_{theirs}_tokens_total", engine, model_name] == count
     assert found["vllm:num_requests_running", engine, model_name] == 0
     assert found["vllm:kv_cache_usage_perc", engine, model_name] == 0.25
     shown = {key[0] for key in found}

@@ -18,6 +18,7 @@ from pipeline.runtimes.cpu.engine import (
     InvalidRequest,
     SamplingParams,
 )
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from pipeline.runtimes.cpu.engine.processor import UnfitProcessor
@@ -216,12 +217,12 @@ def test_a_long_prompt_does_not_hold_up_the_others(make_core: MakeCore) -> None:
 def test_a_new_length_of_a_prompt_costs_no_memory(cpu_pair: Pair) -> None:
     """OpenVINO keeps the kernels of each size of a step that it meets; up to 128 tokens there are 40 sizes."""
     model = PagedModel(cpu_pair.draft, EngineSettings())
-    model.allocate(4)
+    model.allocate([4])
 
     def memory_after(lengths: Iterable[int]) -> float:
         """Anonymous memory of this process, MiB."""
         for length in lengths:
-            model.forward([TokenSlice([9] * length, 0, np.arange(4, dtype=np.int32), length)])
+            model.forward([TokenSlice([9] * length, 0, [BlockTable(np.arange(4, dtype=np.int32))], length)])
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
@@ -233,11 +234,11 @@ def test_padding_of_a_step_writes_over_no_sequence(cpu_pair: Pair) -> None:
     """771 tokens are padded by 61, beside blocks that are all in use; steps of 256 tokens and of one are not padded."""
     blocks, asked = 9, prompts(3, shortest=258, longest=258)
     model = PagedModel(cpu_pair.target, EngineSettings())
-    model.allocate(3 * blocks)
+    model.allocate([3 * blocks])
     tables = np.arange(3 * blocks, dtype=np.int32).reshape(3, blocks)
 
     def part(at: int, begin: int, end: int, rows: int = 0) -> TokenSlice:
-        return TokenSlice(asked[at][begin:end], begin, tables[at], rows)
+        return TokenSlice(asked[at][begin:end], begin, [BlockTable(tables[at])], rows)
 
     plain = []
     for at in range(3):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.runtimes.cpu.engine import Engine, EngineSettings, InvalidRequest, SamplingParams
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
 from tests.runtimes.conftest import Pair
@@ -56,7 +57,7 @@ def distance(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) 
 
 def test_3_a_long_step_does_not_stall_other_threads(cpu_pair: Pair) -> None:
     model = PagedModel(cpu_pair.target, EngineSettings())
-    model.allocate(32 * 8)
+    model.allocate([32 * 8])
     tables = np.arange(32 * 8, dtype=np.int32).reshape(8, 32)
     ticks: list[float] = []
     done = threading.Event()
@@ -68,7 +69,7 @@ def test_3_a_long_step_does_not_stall_other_threads(cpu_pair: Pair) -> None:
     thread = threading.Thread(target=tick)
     thread.start()
     started = time.perf_counter()
-    model.forward([TokenSlice([9] * 1000, 0, table, 1) for table in tables])
+    model.forward([TokenSlice([9] * 1000, 0, [BlockTable(table)], 1) for table in tables])
     ended = time.perf_counter()
     done.set()
     thread.join()

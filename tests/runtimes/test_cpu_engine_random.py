@@ -96,11 +96,13 @@ def letters(folder: Path) -> Grammars:
     return Grammars(Vocabulary(path, VOCAB - 1), VOCAB)
 
 
-def by_hand(core: EngineCore, request: EngineRequest) -> tuple[list[int], FinishReason]:
+def by_hand(
+    core: EngineCore, request: EngineRequest, windows: tuple[int | None, ...]
+) -> tuple[list[int], FinishReason]:
     sequence = Sequence(request, print, VOCAB, matcher_of(core, request))
     sequence.drafts = []
     while True:
-        (token,) = choose(next_logits(sequence.tokens)[None], [SamplingRow(sequence, 0)]).tokens
+        (token,) = choose(next_logits(sequence.tokens, windows)[None], [SamplingRow(sequence, 0)]).tokens
         if finish := sequence.append(token):
             return sequence.tokens[sequence.num_prompt_tokens :], finish
 
@@ -115,11 +117,17 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     joining=st.lists(JOINING, min_size=1, max_size=8),
     chosen=SETTINGS,
     noise=st.sampled_from([None, 0.0, 1.0, 30.0]),
+    windows=st.sampled_from([(None,), (None,), (None, 6), (5,), (3, None, 9)]),
 )
 def test_every_answer_is_the_one_made_by_hand(
-    grammars: Grammars, joining: list[Joining], chosen: dict[str, Any], noise: float | None
+    grammars: Grammars,
+    joining: list[Joining],
+    chosen: dict[str, Any],
+    noise: float | None,
+    windows: tuple[int | None, ...],
 ) -> None:
-    target, draft = cast(Any, FakeModel()), None if noise is None else cast(Any, FakeModel(noise, 100))
+    target = cast(Any, FakeModel(windows=windows))
+    draft = None if noise is None else cast(Any, FakeModel(noise, 100, windows))
     core = EngineCore(target, draft, EngineSettings(**chosen), grammars)
     requests = [EngineRequest(id=str(at), **one.fields) for at, one in enumerate(joining)]
     answers = [Answer() for _ in requests]
@@ -134,13 +142,13 @@ def test_every_answer_is_the_one_made_by_hand(
         step(core, leaving)
     finish_all(core)
     for request, got in zip(requests, answers, strict=True):
-        tokens, finish = by_hand(core, request)
+        tokens, finish = by_hand(core, request, windows)
         if got.finish is FinishReason.CANCELLED:
             assert got.tokens == tokens[: len(got.tokens)]
         else:
             assert (got.tokens, got.finish) == (tokens, finish)
             known = range(1, len(request.prompt) if request.context_logits else 1)
-            expected = [next_logits(list(request.prompt[:count])) for count in known]
+            expected = [next_logits(list(request.prompt[:count]), windows) for count in known]
             np.testing.assert_array_equal(got.context_logits, expected)
     stats = core.stats()
     assert (stats.kv_blocks_used, stats.running, stats.waiting) == (0, 0, 0)

@@ -65,16 +65,21 @@ class Paged:
         self._model = PagedModel(
             folder, EngineSettings(threads=2, max_sequence_tokens=longest, precision="f32")
         )
-        self._model.allocate(16)
+        self._model.allocate([16] * len(self._model.windows))
 
     def logits(self, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:
         """[len(tokens), vocab], computed a chunk at a time."""
+        from pipeline.runtimes.cpu.engine.block_manager import BlockTable
         from pipeline.runtimes.cpu.engine.paged_model import TokenSlice
 
-        table = np.array([7, 2, 11, 3, 5, 13, 1, 8], np.int32)  # blocks in no order
+        # Blocks in no order.
+        tables = [BlockTable(np.array([7, 2, 11, 3, 5, 13, 1, 8], np.int32)) for _ in self._model.windows]
         rows, past = [], 0
         for count in chunks:
-            piece = TokenSlice(tokens[past : past + count], past, table, count)
+            for table, window in zip(tables, self._model.windows, strict=True):
+                table.first = max(0, past - window + 1) // 32 if window else 0
+                table.blocks[: table.first] = 99  # there is no such block
+            piece = TokenSlice(tokens[past : past + count], past, tables, count)
             rows.append(self._model.forward([piece]).copy())
             past += count
         assert past == len(tokens)

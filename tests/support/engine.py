@@ -4,7 +4,7 @@ model whose next token can be computed by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from pipeline.runtimes.cpu.engine import (
     RequestOutput,
     Vocabulary,
 )
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.core import EngineCore
 from pipeline.runtimes.cpu.engine.grammars import Grammars
 from pipeline.runtimes.cpu.engine.matcher import Matcher
@@ -153,53 +154,64 @@ VOCAB = 12
 Floats = npt.NDArray[np.float32]
 
 
-def next_logits(tokens: list[int]) -> Floats:
+def next_logits(tokens: list[int], windows: tuple[int | None, ...] = (None,)) -> Floats:
     """Logits [VOCAB] after `tokens`."""
     states: list[int] = []
     for token in tokens:
-        states.append(_state(states, token))
-    return _logits(states, 0)
+        states.append(_state(states, len(states), token))
+    return _logits([states[-(window or len(states)) :] for window in windows], 0)
 
 
 class FakeModel:
+    """Computes what `next_logits` does, from what its cache holds."""
+
     block_size = 4
-    block_bytes = 1
     precision = "f32"
     vocab_size = VOCAB
 
-    def __init__(self, noise: float = 0.0, max_positions: int = 200) -> None:
+    def __init__(
+        self, noise: float = 0.0, max_positions: int = 200, windows: tuple[int | None, ...] = (None,)
+    ) -> None:
         """`noise`: how much it differs from one without."""
-        self.max_positions = max_positions
+        self.max_positions, self.windows = max_positions, windows
+        self.block_bytes = (1,) * len(windows)
         self._noise = noise
-        self._cache: npt.NDArray[np.int64] = np.zeros((0, self.block_size), np.int64)
+        self._caches: list[npt.NDArray[np.int64]] = []
 
-    def allocate(self, num_blocks: int) -> None:
-        self._cache = np.zeros((num_blocks, self.block_size), np.int64)
+    def allocate(self, num_blocks: list[int]) -> None:
+        self._caches = [np.zeros((count, self.block_size), np.int64) for count in num_blocks]
 
     def forward(self, slices: list[TokenSlice]) -> Floats:
-        for tokens, past, table, wanted, _ in slices:
+        for tokens, past, tables, wanted, _ in slices:
             assert wanted <= len(tokens) > 0
             for position, token in enumerate(tokens, start=past):
-                state = _state(self._read(table, position), token)
-                self._cache[table[position // self.block_size], position % self.block_size] = state
+                seen = self._read(tables, position, itself=1)
+                for cache, table, states in zip(self._caches, tables, seen, strict=True):
+                    block = table.blocks[position // self.block_size]
+                    cache[block, position % self.block_size] = _state(states, position, token)
         rows = [
-            _logits(self._read(table, until), self._noise)
-            for tokens, past, table, wanted, _ in slices
+            _logits(self._read(tables, until), self._noise)
+            for tokens, past, tables, wanted, _ in slices
             for until in range(past + len(tokens) - wanted + 1, past + len(tokens) + 1)
         ]
         return np.array(rows, np.float32).reshape(-1, VOCAB)
 
-    def _read(self, table: npt.NDArray[np.int32], until: int) -> list[int]:
-        states: list[int] = self._cache[table].reshape(-1)[:until].tolist()
-        return states
+    def _read(self, tables: Sequence[BlockTable], until: int, itself: int = 0) -> list[list[int]]:
+        """States of each group's window that ends with token `until - 1`, or with that after it, left out."""
+        seen = []
+        for cache, table, window in zip(self._caches, tables, self.windows, strict=True):
+            first = max(0, until + itself - window) if window else 0
+            assert first >= table.first * self.block_size, "a block was given back too early"
+            seen.append(cache[table.blocks].reshape(-1)[first:until].tolist())
+        return seen
 
 
-def _state(before: list[int], token: int) -> int:
-    return hash((*before[-1:], len(before), token)) % 2**62
+def _state(before: list[int], position: int, token: int) -> int:
+    return hash((*before[-1:], position, token)) % 2**62
 
 
-def _logits(states: list[int], noise: float) -> Floats:
-    return _logits_of(hash(tuple(states)) % 2**62, noise).copy()
+def _logits(seen: list[list[int]], noise: float) -> Floats:
+    return _logits_of(hash(tuple(map(tuple, seen))) % 2**62, noise).copy()
 
 
 @lru_cache(maxsize=100_000)

@@ -100,7 +100,7 @@ def upstream(run: AcceptanceRun) -> Checks:
     prompts = [run.template.render(question) for question in questions(2)]
     for model in models:
         with run.client(model) as client:
-            texts = [client.generate(one, temperature=0.0, max_tokens=tokens).text for one in prompts]
+            texts = [client.generate(prompt, temperature=0.0, max_tokens=tokens).text for prompt in prompts]
         for streaming in (True, False):
             name = f"end_to_end_grpc_client, {model}, {'streamed' if streaming else 'whole'}"
             url = run.up.record.target
@@ -160,11 +160,11 @@ def undrafted(run: AcceptanceRun) -> Checks:
 
 def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
     asked, tokens = questions(run.settings.load.questions), min(64, run.deployment.limits.max_output_tokens)
-    answers = [client.generate(one, temperature=0.0, max_tokens=tokens, **sampling) for one in asked]
+    answers = [client.generate(prompt, temperature=0.0, max_tokens=tokens, **sampling) for prompt in asked]
     return DraftedTexts(
-        tuple(one.text for one in answers),
-        sum(one.stats.draft_tokens or 0 for one in answers),
-        sum(one.stats.accepted_tokens or 0 for one in answers),
+        tuple(answer.text for answer in answers),
+        sum(answer.stats.draft_tokens or 0 for answer in answers),
+        sum(answer.stats.accepted_tokens or 0 for answer in answers),
     )
 
 
@@ -242,7 +242,7 @@ def answers(run: AcceptanceRun) -> Checks:
         model = EngineModel(run.up.record.target, run.deployment.end_id, run.deployment.pad_id)
         most = min(64, run.deployment.limits.max_output_tokens)
         run.answers = model.answers([(prompt, most) for prompt in _heldout(run)])
-    tokens = sum(len(one.tokens) for one in run.answers)
+    tokens = sum(len(answered.tokens) for answered in run.answers)
     yield expect(
         "answers to held-out text", tokens > 0, "tokens", f"{tokens} tokens of {len(run.answers)} answers"
     )
@@ -256,7 +256,7 @@ def _heldout(run: AcceptanceRun) -> list[list[int]]:
         dataset = run.store.find(run.prepared.plan["dataset"].key)
     if dataset is None:
         tokenizer = run.tokenizer
-        asked = (run.template.render(one) for one in questions(count))
+        asked = (run.template.render(question) for question in questions(count))
         return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in asked]
     lines = (dataset.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     samples = [json.loads(line)["tokens"] for line in lines]

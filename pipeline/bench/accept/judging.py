@@ -101,7 +101,9 @@ def memory_checks(
             planned = estimate(plan.ranks[0].used / 2**20)
         yield held_to_forecast(f"memory of {name}", value, planned, "MiB")
     for model, value in blocks.items():
-        planned = estimate(plan.blocks) if plan is not None else None
+        # Layers with windows have blocks of their own, which the page counts too.
+        whole = plan is not None and not plan.spec.models[0].windows
+        planned = estimate(plan.blocks) if plan is not None and whole else None
         yield held_to_forecast(f"KV cache blocks of {model}", value, planned, "", less_is_better=False)
     if not blocks:
         yield skipped("KV cache blocks", "Triton's metrics page of this runtime does not tell them")

@@ -69,12 +69,12 @@ def build(run: AcceptanceRun) -> Checks:
     finally:
         run.figures["steps"] = [
             {
-                "step": one.step.name,
-                "made": one.made,
-                "seconds": round(one.seconds, 1),
-                "digest": one.artifact.digest,
+                "step": outcome.step.name,
+                "made": outcome.made,
+                "seconds": round(outcome.seconds, 1),
+                "digest": outcome.artifact.digest,
             }
-            for one in outcomes
+            for outcome in outcomes
         ]
     made = sum(outcome.made for outcome in outcomes)
     yield expect(

@@ -81,23 +81,28 @@ class AnswerComparison(Section):
     @property
     def equal(self) -> int:
         """Number of equal answers."""
-        return sum(one.equal for one in self.questions)
+        return sum(question.equal for question in self.questions)
 
     @property
     def similar(self) -> int:
         """Number of similar answers, the equal ones included."""
-        return sum(one.similar for one in self.questions)
+        return sum(question.similar for question in self.questions)
 
     @property
     def right(self) -> tuple[int, int]:
         """Number of answers of A and of B that are right."""
-        return sum(not one.fault_a for one in self.questions), sum(not one.fault_b for one in self.questions)
+        return sum(not question.fault_a for question in self.questions), sum(
+            not question.fault_b for question in self.questions
+        )
 
     @property
     def judged(self) -> dict[str, int]:
         """Verdict of the judge -> number of questions: a, b, tie, none."""
         names = ("a", "b", "tie", None)
-        return {str(name or "none"): sum(one.preferred == name for one in self.questions) for name in names}
+        return {
+            str(name or "none"): sum(question.preferred == name for question in self.questions)
+            for name in names
+        }
 
 
 class AnswerStudy:
@@ -111,7 +116,7 @@ class AnswerStudy:
         self._scores: dict[Side, dict[Side, list[tuple[float, ...]]]] = {"a": {}, "b": {}}
         self._tokenizers: dict[Side, Path] = {}
         self._no_perplexity = ""
-        self._chat = any(one.messages is not None for one in golden.questions)
+        self._chat = any(question.messages is not None for question in golden.questions)
 
     @property
     def complete(self) -> bool:
@@ -161,13 +166,13 @@ class AnswerStudy:
         engine = EngineModel(deployment.grpc_url, package.end_id, package.pad_id)
         if side not in self._engine_answers:
             asked = deployment.asked_directly
-            lengths = (_most(one, asked) for one in self._golden.questions)
+            lengths = (_most(question, asked) for question in self._golden.questions)
             answers = engine.answers(list(zip(self._prompts(asked), lengths, strict=True)))
-            self._engine_answers[side] = [_until(one, package.stop_token_ids) for one in answers]
+            self._engine_answers[side] = [_until(answer, package.stop_token_ids) for answer in answers]
             answers = self._engine_answers[side]
-            complete = all(len(one.tokens) == len(one.log_probs or ()) for one in answers)
+            complete = all(len(answer.tokens) == len(answer.log_probs or ()) for answer in answers)
             self._scores[side][side] = (
-                [one.log_probs or () for one in answers] if complete else engine.scores(answers)
+                [answer.log_probs or () for answer in answers] if complete else engine.scores(answers)
             )
         if other in self._engine_answers and side not in self._scores[other]:
             self._scores[other][side] = engine.scores(self._engine_answers[other])
@@ -177,8 +182,10 @@ class AnswerStudy:
         template = ChatTemplate.from_directory(subject.tokenizer) if self._chat else None
         tokenizer: Any = read_tokenizer(subject.tokenizer / "tokenizer.json")
         texts = (
-            one.asked if template is None or isinstance(one.asked, str) else template.render(one.asked)
-            for one in self._golden.questions
+            question.asked
+            if template is None or isinstance(question.asked, str)
+            else template.render(question.asked)
+            for question in self._golden.questions
         )
         return [tokenizer.encode(text).ids for text in texts]
 
@@ -209,7 +216,10 @@ class AnswerStudy:
             values = [value for answer in self._scores[whose][by] for value in answer]
             return perplexity(-sum(values), len(values)) if values else math.nan
 
-        counts = [sum(len(one.tokens) for one in self._engine_answers[side]) for side in ("a", "b")]
+        counts = [
+            sum(len(engine_answer.tokens) for engine_answer in self._engine_answers[side])
+            for side in ("a", "b")
+        ]
         if not all(counts):
             self._no_perplexity = "one of them answered without a token"
             return None
@@ -246,7 +256,8 @@ def _result(pair: AnswerPair, judgement: Judgement, tokenizer: Any) -> QuestionR
     place = None
     if not pair.equal and tokenizer is not None:
         ids = [
-            tokenizer.encode(one.answer, add_special_tokens=False).ids for one in (pair.before, pair.after)
+            tokenizer.encode(reply.answer, add_special_tokens=False).ids
+            for reply in (pair.before, pair.after)
         ]
         place = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*ids, strict=False)))
     return QuestionResult(

@@ -44,7 +44,7 @@ class BudgetResult(Section):
 
 def worst_state(budgets: Sequence[BudgetResult]) -> BudgetState:
     """State of several budgets together: over where one is, else not shown where one is."""
-    states = {one.state for one in budgets}
+    states = {budget.state for budget in budgets}
     return next((state for state in ("over", "not shown") if state in states), "kept")
 
 
@@ -80,32 +80,34 @@ def _worse(
     budget: str, loads: Sequence[LoadComparison], limit: float, alpha: float, *, length: bool
 ) -> BudgetResult:
     """Judge how much worse figures are, those of speed or the lengths of answers."""
-    judged = [(load, one) for load in loads for one in load.metrics if (one.metric == LENGTH) == length]
+    judged = [
+        (load, metric) for load in loads for metric in load.metrics if (metric.metric == LENGTH) == length
+    ]
     lacking = [
         f"{name} with {load.load}" for load in loads for name in load.left_out if (name == LENGTH) == length
     ]
-    known = [(load, one, p) for load, one in judged if (p := one.p_over(limit)) is not None]
-    lacking += [f"{one.title} with {load.load}" for load, one in judged if one.p_over(limit) is None]
+    known = [(load, metric, p) for load, metric in judged if (p := metric.p_over(limit)) is not None]
+    lacking += [f"{metric.title} with {load.load}" for load, metric in judged if metric.p_over(limit) is None]
     adjusted = holm([p for *_, p in known])
-    over = [(load, one) for (load, one, _), p in zip(known, adjusted, strict=True) if p < alpha]
-    loose = [(load, one) for load, one, p in known if 1 - p >= alpha]
+    over = [(load, metric) for (load, metric, _), p in zip(known, adjusted, strict=True) if p < alpha]
+    loose = [(load, metric) for load, metric, p in known if 1 - p >= alpha]
     allowed = f"{limit:.0%} allowed"
     if over:
-        load, one = max(over, key=lambda pair: _loss(pair[1]))
-        text = f"{one.title} with {load.load} is {_changed(one)}, {allowed}"
-        return BudgetResult(budget=budget, figure=_loss(one), limit=limit, state="over", text=text)
+        load, metric = max(over, key=lambda pair: _loss(pair[1]))
+        text = f"{metric.title} with {load.load} is {_changed(metric)}, {allowed}"
+        return BudgetResult(budget=budget, figure=_loss(metric), limit=limit, state="over", text=text)
     if loose:
-        load, one = max(loose, key=lambda pair: pair[1].worst or 0.0)
-        text = f"{one.title} with {load.load} may be {one.worst or 0.0:.1%} {_word(one)}, {allowed}"
+        load, metric = max(loose, key=lambda pair: pair[1].worst or 0.0)
+        text = f"{metric.title} with {load.load} may be {metric.worst or 0.0:.1%} {_word(metric)}, {allowed}"
         more = [f"{len(loose) - 1} figures more are open"] if len(loose) > 1 else []
         text = "; ".join([text, *more, *([f"not known: {', '.join(lacking)}"] if lacking else [])])
-        return BudgetResult(budget=budget, figure=_loss(one), limit=limit, state="not shown", text=text)
+        return BudgetResult(budget=budget, figure=_loss(metric), limit=limit, state="not shown", text=text)
     if lacking or not known:
         text = f"not known: {', '.join(lacking) or 'no figure was measured on both sides'}"
         return BudgetResult(budget=budget, figure=None, limit=limit, state="not shown", text=text)
-    load, one = max(((load, one) for load, one, _ in known), key=lambda pair: pair[1].worst or 0.0)
-    text = f"{one.title} with {load.load} is at most {max(0.0, one.worst or 0.0):.1%} {_word(one)}, {allowed}"
-    return BudgetResult(budget=budget, figure=_loss(one), limit=limit, state="kept", text=text)
+    load, metric = max(((load, metric) for load, metric, _ in known), key=lambda pair: pair[1].worst or 0.0)
+    text = f"{metric.title} with {load.load} is at most {max(0.0, metric.worst or 0.0):.1%} {_word(metric)}, {allowed}"
+    return BudgetResult(budget=budget, figure=_loss(metric), limit=limit, state="kept", text=text)
 
 
 def _more_failed(loads: Sequence[LoadComparison], limit: float, alpha: float) -> BudgetResult:
@@ -122,18 +124,18 @@ def _more_failed(loads: Sequence[LoadComparison], limit: float, alpha: float) ->
             BudgetResult(budget="max_more_failed", figure=figure, limit=limit, state=state, text=text)
         )
     order = {"over": 2, "not shown": 1, "kept": 0}
-    return max(found, key=lambda one: (order[one.state], one.figure or 0.0))
+    return max(found, key=lambda budget: (order[budget.state], budget.figure or 0.0))
 
 
-def _loss(one: MetricComparison) -> float:
-    return abs(one.ratio - 1) if one.more_is_better is None else one.regression
+def _loss(metric: MetricComparison) -> float:
+    return abs(metric.ratio - 1) if metric.more_is_better is None else metric.regression
 
 
-def _changed(one: MetricComparison) -> str:
-    if one.more_is_better is None:
-        return f"{abs(one.ratio - 1):.1%} {'longer' if one.ratio > 1 else 'shorter'}"
-    return f"{one.regression:.1%} worse"
+def _changed(metric: MetricComparison) -> str:
+    if metric.more_is_better is None:
+        return f"{abs(metric.ratio - 1):.1%} {'longer' if metric.ratio > 1 else 'shorter'}"
+    return f"{metric.regression:.1%} worse"
 
 
-def _word(one: MetricComparison) -> str:
-    return "longer or shorter" if one.more_is_better is None else "worse"
+def _word(metric: MetricComparison) -> str:
+    return "longer or shorter" if metric.more_is_better is None else "worse"

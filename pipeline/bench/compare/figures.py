@@ -195,12 +195,12 @@ def compare_rounds(
                 continue
             drawn.append(_of_rounds(metric, kept))
         found.append(_load(level, pairs, drawn, left_out))
-    tests = sum(len(one.metrics) for one in found)
+    tests = sum(len(load.metrics) for load in found)
     return tuple(
-        one.model_copy(
-            update={"metrics": tuple(_with_rounds_needed(m, threshold, tests) for m in one.metrics)}
+        load.model_copy(
+            update={"metrics": tuple(_with_rounds_needed(m, threshold, tests) for m in load.metrics)}
         )
-        for one in _judged(found)
+        for load in _judged(found)
     )
 
 
@@ -212,10 +212,10 @@ def compare_runs(a: BenchResult, b: BenchResult) -> tuple[LoadComparison, ...]:
     """
     faults = list(_differences(a, b))
     common = [
-        (one, other)
-        for one in a.levels
+        (level, other)
+        for level in a.levels
         for other in b.levels
-        if (one.kind, one.value) == (other.kind, other.value)
+        if (level.kind, level.value) == (other.kind, other.value)
     ]
     if not common:
         loads = [", ".join(str(level.load) for level in run.levels) or "none" for run in (a, b)]
@@ -294,9 +294,9 @@ def _of_runs(
     metric: Metric, figures: tuple[float, float], windows: tuple[RunWindows, RunWindows]
 ) -> MetricComparison:
     log, spread = math.log(figures[1] / figures[0]), None
-    errors = [error for one in windows if (error := one.error(metric.kept, metric.percent)) is not None]
+    errors = [error for window in windows if (error := window.error(metric.kept, metric.percent)) is not None]
     if len(errors) == len(windows):
-        spread = Ratio(log, math.hypot(*errors), min(one.free for one in windows))
+        spread = Ratio(log, math.hypot(*errors), min(window.free for window in windows))
     return _comparison(metric, (*figures, math.exp(log)), spread)
 
 
@@ -328,29 +328,31 @@ def _comparison(
 
 def _judged(loads: Sequence[LoadComparison]) -> Iterator[LoadComparison]:
     """Correct the figures of all loads together, and give each its verdict."""
-    adjusted = holm([one.p for load in loads for one in load.metrics if one.p is not None])
+    adjusted = holm([metric.p for load in loads for metric in load.metrics if metric.p is not None])
     following = iter(adjusted)
     for load in loads:
-        metrics = [one if one.p is None else _with_verdict(one, next(following)) for one in load.metrics]
+        metrics = [
+            metric if metric.p is None else _with_verdict(metric, next(following)) for metric in load.metrics
+        ]
         yield load.model_copy(update={"metrics": tuple(metrics)})
 
 
-def _with_verdict(one: MetricComparison, p_adjusted: float) -> MetricComparison:
+def _with_verdict(metric: MetricComparison, p_adjusted: float) -> MetricComparison:
     verdict: Verdict = "no difference"
     if p_adjusted < ALPHA:
-        more = one.ratio > 1
-        if one.more_is_better is None:
+        more = metric.ratio > 1
+        if metric.more_is_better is None:
             verdict = "longer" if more else "shorter"
         else:
-            verdict = "better" if more == one.more_is_better else "worse"
-    return one.model_copy(update={"p_adjusted": p_adjusted, "verdict": verdict})
+            verdict = "better" if more == metric.more_is_better else "worse"
+    return metric.model_copy(update={"p_adjusted": p_adjusted, "verdict": verdict})
 
 
-def _with_rounds_needed(one: MetricComparison, threshold: float, tests: int) -> MetricComparison:
-    if one.p is None:
-        return one
-    needed = rounds_needed(scatter(one.rounds), threshold, tests)
-    return one.model_copy(update={"rounds_needed": needed})
+def _with_rounds_needed(metric: MetricComparison, threshold: float, tests: int) -> MetricComparison:
+    if metric.p is None:
+        return metric
+    needed = rounds_needed(scatter(metric.rounds), threshold, tests)
+    return metric.model_copy(update={"rounds_needed": needed})
 
 
 def _round(value: float) -> float:

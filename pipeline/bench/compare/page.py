@@ -49,15 +49,15 @@ def compare_page(result: CompareResult) -> str:
         loads=[(load, _picture(load, at) if drawn else "") for at, load in enumerate(result.loads)],
         differing=[]
         if answers is None
-        else [(one, *marked(one)) for one in answers.questions if not one.equal],
-        equal=[] if answers is None else [one for one in answers.questions if one.equal],
+        else [(question, *marked(question)) for question in answers.questions if not question.equal],
+        equal=[] if answers is None else [question for question in answers.questions if question.equal],
         no_pictures="" if drawn else f"The pictures need matplotlib: {install_line('bench')}",
     )
 
 
-def marked(one: QuestionResult) -> tuple[MarkedText, MarkedText]:
+def marked(question: QuestionResult) -> tuple[MarkedText, MarkedText]:
     """Split both answers into parts that the other has and parts that it lacks, word by word."""
-    words = _words(one.a), _words(one.b)
+    words = _words(question.a), _words(question.b)
     shared: tuple[list[bool], list[bool]] = ([False] * len(words[0]), [False] * len(words[1]))
     for block in SequenceMatcher(None, words[0], words[1], autojunk=False).get_matching_blocks():
         shared[0][block.a : block.a + block.size] = [True] * block.size
@@ -83,9 +83,9 @@ def _verdict(result: CompareResult) -> tuple[str, str]:
     """Tone (good, bad, mixed or none) and sentence of the verdict."""
     parts = list(_findings(result))
     for state, words in (("over", "Over budget"), ("not shown", "Not shown to be kept")):
-        if named := [one.budget for one in result.budgets if one.state == state]:
+        if named := [budget.budget for budget in result.budgets if budget.state == state]:
             parts.append(f"{words}: {', '.join(named)}.")
-    worse = any(one.verdict == "worse" for load in result.loads for one in load.metrics)
+    worse = any(metric.verdict == "worse" for load in result.loads for metric in load.metrics)
     tone = {"over": "bad", "not shown": "mixed"}.get(result.state, "mixed" if worse else "good")
     return tone if result.budgets or worse else "none", " ".join(parts)
 
@@ -94,7 +94,9 @@ def _findings(result: CompareResult) -> Iterator[str]:
     for load in result.loads:
         found = {
             verdict: [
-                f"{one.title} ({abs(one.regression):.1%})" for one in load.metrics if one.verdict == verdict
+                f"{metric.title} ({abs(metric.regression):.1%})"
+                for metric in load.metrics
+                if metric.verdict == verdict
             ]
             for verdict in ("worse", "better")
         }
@@ -110,13 +112,13 @@ def _findings(result: CompareResult) -> Iterator[str]:
 
 def _picture(load: LoadComparison, number: int) -> str:
     """Draw the ratios of all figures, with their intervals."""
-    shown = [one for one in load.metrics if one.ratio > 0]
+    shown = [metric for metric in load.metrics if metric.ratio > 0]
     if not shown:
         return ""
     alt = "B/A: " + "; ".join(
-        f"{one.title} {one.ratio:.3f}"
-        + (f" ({one.interval[0]:.3f} to {one.interval[1]:.3f})" if one.interval else "")
-        for one in shown
+        f"{metric.title} {metric.ratio:.3f}"
+        + (f" ({metric.interval[0]:.3f} to {metric.interval[1]:.3f})" if metric.interval else "")
+        for metric in shown
     )
     return svg_text(inline_svg(_drawing(shown), f"ratios-{number}", alt, colors=_THEMED))
 
@@ -136,7 +138,7 @@ def _drawing(shown: list[MetricComparison]) -> Callable[[], Any]:
                 axes.plot(ends, (place, place), color=color, linewidth=2.4, solid_capstyle="butt")
             axes.plot(100 * (one.ratio - 1), place, marker="o", markersize=6, color=color)
         axes.axvline(0, color=_SAME, linewidth=1, linestyle=(0, (4, 2)))
-        axes.set_yticks(range(len(shown)), [one.title for one in reversed(shown)])
+        axes.set_yticks(range(len(shown)), [metric.title for metric in reversed(shown)])
         axes.set_ylim(-0.6, len(shown) - 0.4)
         axes.set_xlabel("B against A, %")
         axes.spines[["top", "right", "left"]].set_visible(False)

@@ -315,7 +315,7 @@ class _Comparison:
         for side, levels in self.levels.items():
             limited = [level.generator for one in levels for level in one if level.generator.limits]
             if limited:
-                worst = max(limited, key=lambda one: one.late_p99_ms)
+                worst = max(limited, key=lambda generator: generator.late_p99_ms)
                 yield (
                     f"{side.upper()}: the load generator itself may be the limit in {len(limited)} of "
                     f"{sum(map(len, levels))} measurements; at worst, {worst.limits}"
@@ -324,10 +324,10 @@ class _Comparison:
 
 def _fit(packages: Sequence[Path]) -> bool:
     """Whether packages can be served beside each other. On GPUs the second would get less KV cache than the first."""
-    if any(Deployment.load(one).requirements is not None for one in packages):
+    if any(Deployment.load(package).requirements is not None for package in packages):
         return len(packages) == 1
-    found = [memory_beside(one, None, Store.at(None)) for one in packages]
-    return sum(one.needed_bytes for one in found) <= min(one.free_bytes for one in found)
+    found = [memory_beside(package, None, Store.at(None)) for package in packages]
+    return sum(need.needed_bytes for need in found) <= min(need.free_bytes for need in found)
 
 
 def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:

@@ -176,9 +176,12 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
             continue
         found.append(artifact.path)
         ports = Ports.choose(recipe, usual=False)
-        stopping = (one for one in dry_run(artifact.path, ServeOptions(ports)).findings if one.stops)
+        stopping = (
+            finding for finding in dry_run(artifact.path, ServeOptions(ports)).findings if finding.stops
+        )
         faults += [
-            Fault(one.problem, key=f"{key}: {one.keys[0]}", fix=one.fix, rule=one.rule) for one in stopping
+            Fault(finding.problem, key=f"{key}: {finding.keys[0]}", fix=finding.fix, rule=finding.rule)
+            for finding in stopping
         ]
     if faults:
         raise InvalidInput("these cannot be compared on this machine", faults)
@@ -196,7 +199,7 @@ def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: Deployme
     if criteria.questions is not None:
         golden: GoldenSet | None = GoldenSet.read(criteria.questions)
     else:
-        packages = [one.package for one in (b, a) if one.package is not None]
+        packages = [side.package for side in (b, a) if side.package is not None]
         # Questions are asked of Triton, which an address is not that of.
         golden = next(filter(None, map(GoldenSet.load, packages)), None) if len(packages) == 2 else None
     budgets = {

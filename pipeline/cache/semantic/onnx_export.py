@@ -230,7 +230,7 @@ def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
     else:
         shutil.copyfile(published, into / "model.onnx")
     exact = CrossEncoder(into)
-    pairs = [(one, other) for one in SENTENCES for other in SENTENCES[::3]]
+    pairs = [(sentence, other) for sentence in SENTENCES for other in SENTENCES[::3]]
     expected = np.array([exact(one, other) for one, other in pairs])
     _quantize(into)
     rounded = CrossEncoder(into)

@@ -89,17 +89,17 @@ def _live_line(load: Load, records: LoadRecords, now_s: float, settings: LoadSet
     ]
     parts.append(f"{records.flying} streams, {len(records.counted)} answers")
     if counted:
-        since_s = max(now_s - min(one.sent_s for one in counted), 1e-9)
-        tokens = sum(one.stats.output_tokens or one.stats.chunks for one in counted)
+        since_s = max(now_s - min(request.sent_s for request in counted), 1e-9)
+        tokens = sum(request.stats.output_tokens or request.stats.chunks for request in counted)
         parts.append(f"({len(counted) / since_s:.1f}/s, {tokens / since_s:,.0f} tokens/s)")
         for name, values in (
-            ("TTFT", [one.ttft_ms for one in counted if one.ttft_ms is not None]),
-            ("ITL", np.concatenate([one.itl_ms for one in counted])),
+            ("TTFT", [request.ttft_ms for request in counted if request.ttft_ms is not None]),
+            ("ITL", np.concatenate([request.itl_ms for request in counted])),
         ):
             if len(values):
                 at = percentiles(values)
                 parts.append(f"{name} p50 {_ms(at[50])} p95 {_ms(at[95])} ms")
-    bad = sum(one.outcome in ("refused", "failed") for one in records.counted)
+    bad = sum(request.outcome in ("refused", "failed") for request in records.counted)
     return " ".join(parts) + (f", {bad} failed" if bad else "")
 
 

@@ -24,53 +24,55 @@ _HEADER = (
 
 def models_json(found: Sequence[CheckpointSummary]) -> str:
     """Render every figure."""
-    return json.dumps({"schema": 1, "models": [one.document() for one in found]}, indent=2)
+    return json.dumps({"schema": 1, "models": [model.document() for model in found]}, indent=2)
 
 
 def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
     """Render a line for each checkpoint, published figures in brackets, and why others are refused."""
-    rows = [_HEADER, *(_row(one) for one in found if one.sizes is not None)]
+    rows = [_HEADER, *(_row(model) for model in found if model.sizes is not None)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    for one in found:
-        if one.sizes is None:
+    for model in found:
+        if model.sizes is None:
             yield ""
-            yield f"{one.name}: cannot be read"
-            yield from (f"  {fault}" for fault in one.faults)
-        elif one.findings:
+            yield f"{model.name}: cannot be read"
+            yield from (f"  {fault}" for fault in model.faults)
+        elif model.findings:
             yield ""
-            yield f"{one.name}: {_count(one.findings)}"
-            yield from (f"  {finding}" for finding in one.findings)
-    if unread := sum(one.sizes is not None and one.findings is None for one in found):
+            yield f"{model.name}: {_count(model.findings)}"
+            yield from (f"  {finding}" for finding in model.findings)
+    if unread := sum(model.sizes is not None and model.findings is None for model in found):
         yield ""
         yield f"Files of weights were not judged of {unread}: no safetensors are there."
 
 
-def _row(one: CheckpointSummary) -> tuple[str, ...]:
-    assert one.sizes is not None, "the caller looked"
-    counts = parameter_counts(one.sizes)
-    named, active = named_parameters(one.name)
-    draft, vision = sum(weight.parameters for weight in one.sizes.draft), counts["vision"]
+def _row(checkpoint: CheckpointSummary) -> tuple[str, ...]:
+    assert checkpoint.sizes is not None, "the caller looked"
+    counts = parameter_counts(checkpoint.sizes)
+    named, active = named_parameters(checkpoint.name)
+    draft, vision = sum(weight.parameters for weight in checkpoint.sizes.draft), counts["vision"]
     total = _billions(sum(counts.values()))
     total += f", {_billions(vision)} of a tower" if vision else ""
     total += f", and {_billions(draft)} MTP" if draft else ""
-    size = sum(one.bytes_by_format.values())
-    forms = ", ".join(f"{form} {_giga(count)}" for form, count in one.bytes_by_format.items())
+    size = sum(checkpoint.bytes_by_format.values())
+    forms = ", ".join(f"{form} {_giga(count)}" for form, count in checkpoint.bytes_by_format.items())
     kinds = (
-        f"{each.layers} {each.kind}" + (f" of {each.window}" if each.window else "") for each in one.caches
+        f"{each.layers} {each.kind}" + (f" of {each.window}" if each.window else "")
+        for each in checkpoint.caches
     )
     token, state = (
-        sum(each.token_bytes for each in one.caches),
-        sum(each.state_bytes for each in one.caches),
+        sum(each.token_bytes for each in checkpoint.caches),
+        sum(each.state_bytes for each in checkpoint.caches),
     )
     return (
-        one.name,
+        checkpoint.name,
         total + ("" if named is None else f" ({named / 1e9:g})"),
-        _billions(active_parameters(one.sizes)) + ("" if active is None else f" ({active / 1e9:g})"),
-        f"{_giga(size)} GB" + ("" if one.index_bytes is None else f" ({_giga(one.index_bytes)})"),
+        _billions(active_parameters(checkpoint.sizes)) + ("" if active is None else f" ({active / 1e9:g})"),
+        f"{_giga(size)} GB"
+        + ("" if checkpoint.index_bytes is None else f" ({_giga(checkpoint.index_bytes)})"),
         forms,
-        one.kv_cache,
+        checkpoint.kv_cache,
         f"{token / 1024:.1f} KiB",
         f"{state / 2**20:.1f} MiB" if state else "-",
         ", ".join(kinds),
@@ -79,7 +81,7 @@ def _row(one: CheckpointSummary) -> tuple[str, ...]:
 
 def _count(findings: Sequence[Finding]) -> str:
     kinds = {"error": "errors", "warning": "warnings", "not judged": "not judged"}
-    counts = ((kind, sum(one.severity == kind for one in findings)) for kind in kinds)
+    counts = ((kind, sum(finding.severity == kind for finding in findings)) for kind in kinds)
     return ", ".join(f"{count} {kind if count == 1 else kinds[kind]}" for kind, count in counts if count)
 
 

@@ -47,10 +47,18 @@ def _table(result: CompareResult, load: LoadComparison) -> Table:
     for heading in ("", "A", "B", "", "B/A", "95 % interval"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.add_column("verdict")
-    for one in load.metrics:
-        span = "-" if one.interval is None else f"{one.interval[0]:.3f} to {one.interval[1]:.3f}"
-        verdict = f"[{_COLORS[one.verdict]}]{escape(one.told(result.threshold))}[/]"
-        table.add_row(one.title, _figure(one.a), _figure(one.b), one.unit, f"{one.ratio:.3f}", span, verdict)
+    for metric in load.metrics:
+        span = "-" if metric.interval is None else f"{metric.interval[0]:.3f} to {metric.interval[1]:.3f}"
+        verdict = f"[{_COLORS[metric.verdict]}]{escape(metric.told(result.threshold))}[/]"
+        table.add_row(
+            metric.title,
+            _figure(metric.a),
+            _figure(metric.b),
+            metric.unit,
+            f"{metric.ratio:.3f}",
+            span,
+            verdict,
+        )
     return table
 
 
@@ -73,17 +81,17 @@ def _answers(answers: AnswerComparison) -> Iterator[str]:
             f"judged by {answers.judge}: {judged['a']} for A, {judged['b']} for B, {judged['tie']} ties, "
             f"{judged['none']} without a verdict"
         )
-    differing = [one for one in answers.questions if not one.equal]
+    differing = [question for question in answers.questions if not question.equal]
     for one in differing[:_DIFFERING]:
         yield from _difference(one)
     if len(differing) > _DIFFERING:
         yield f"  and {len(differing) - _DIFFERING} more that differ: --output FILE has them all"
 
 
-def _difference(one: QuestionResult) -> Iterator[str]:
-    place = "" if one.first_difference is None else f", from token {one.first_difference}"
-    yield f"  {one.question[:_EXCERPT]!r}: {one.similarity:.0%} alike{place}"
-    for name, text, fault in (("A", one.a, one.fault_a), ("B", one.b, one.fault_b)):
+def _difference(question: QuestionResult) -> Iterator[str]:
+    place = "" if question.first_difference is None else f", from token {question.first_difference}"
+    yield f"  {question.question[:_EXCERPT]!r}: {question.similarity:.0%} alike{place}"
+    for name, text, fault in (("A", question.a, question.fault_a), ("B", question.b, question.fault_b)):
         short = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
         yield f"    {name}: {short!r}" + (f" (wrong: {fault})" if fault else "")
 

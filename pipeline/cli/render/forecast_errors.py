@@ -60,7 +60,7 @@ def _speed_lines() -> Iterator[str]:
     on = fitted_constants()["fitted"]["on"]
     yield f"speed: errors of measurements whose set-up was left out of the fit (constants of {on})"
     for quantity in QUANTITIES:
-        found = [one for one in figure_classes() if one.quantity == quantity]
+        found = [figure_class for figure_class in figure_classes() if figure_class.quantity == quantity]
         yield ""
         yield f"{QUANTITY_NAMES[quantity]}, by model, format and GPU"
         head = f"  {'class':<34} {'count':>5} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
@@ -84,7 +84,7 @@ def _speed_json() -> Mapping[str, Json]:
     """Classes with their errors, for JSON."""
     return {
         "fitted": dict(fitted_constants()["fitted"]),
-        "classes": [asdict(one) for one in figure_classes()],
+        "classes": [asdict(figure_class) for figure_class in figure_classes()],
     }
 
 

@@ -138,10 +138,13 @@ def front_page(comparison: Comparison) -> str:
     )
     rows = (
         (
-            place_label(one),
-            *map(number, (one.load.itl_ms, one.load.ttft_ms, one.load.tokens_per_s, one.spent)),
+            place_label(candidate),
+            *map(
+                number,
+                (candidate.load.itl_ms, candidate.load.ttft_ms, candidate.load.tokens_per_s, candidate.spent),
+            ),
         )
-        for one in comparison.front
+        for candidate in comparison.front
     )
     drawn = has_matplotlib()
     return render_page(

@@ -112,13 +112,13 @@ def alternative_lines(alternatives: Sequence[Alternative]) -> Iterator[str]:
     """Yield changes that would hold more, each with its figures."""
     yield "what would hold more"
     yield ""
-    width = max(len(one.command) for one in alternatives)
-    for one in alternatives:
-        plan = one.plan
+    width = max(len(alternative.command) for alternative in alternatives)
+    for alternative in alternatives:
+        plan = alternative.plan
         weights = max(rank.group("weights") for rank in plan.ranks) / _GIB
         yield (
-            f"  {one.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.spec.sequence_tokens} tokens on "
-            f"{_devices(plan)}, {weights:.1f} GiB of weights on each"
+            f"  {alternative.command:<{width}}  {plan.verdict}: {plan.sequences} x {plan.spec.sequence_tokens} tokens "
+            f"on {_devices(plan)}, {weights:.1f} GiB of weights on each"
         )
 
 
@@ -190,7 +190,7 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
         )
     target = spec.models[0]
     windowed = sum(1 for window in target.sizes.windows if window)
-    if windowed and not target.windows:
+    if windowed and spec.is_gpu and not target.windows:
         yield (
             f"  {windowed} of {target.sizes.layers} layers see a window only; pages beyond it are kept, as "
             "kv_cache_config.max_attention_window is not set"

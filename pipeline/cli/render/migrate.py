@@ -49,8 +49,8 @@ def migration_json(found: Migration, file: Path | None) -> str:
         "file": None if file is None else str(file.absolute()),
         "engines": _release(found.before),
         "llm_api": _release(found.after),
-        "changes": [asdict(one) for one in found.changes],
-        "figures": [asdict(one) for one in figures(found.reports)],
+        "changes": [asdict(change) for change in found.changes],
+        "figures": [asdict(figure) for figure in figures(found.reports)],
         "verdicts": [report.verdict for report in found.reports],
         "refused": [report.refused for report in found.reports],
         "recipe": found.after.model_dump(mode="json"),
@@ -64,11 +64,13 @@ def _text(found: Migration, width: int) -> Iterator[str]:
     for name, records in _groups(found):
         yield ""
         yield name
-        for reason, alike in groupby(records, key=lambda one: one.reason):
-            yield from (f"  {_said(one)}" for one in alike)
+        for reason, alike in groupby(records, key=lambda record: record.reason):
+            yield from (f"  {_said(change)}" for change in alike)
             yield from (f"      {line}" for line in textwrap.wrap(reason, width - 6))
     yield ""
-    rows = [(_label(one), _value(one.before), _value(one.after)) for one in figures(found.reports)]
+    rows = [
+        (_label(figure), _value(figure.before), _value(figure.after)) for figure in figures(found.reports)
+    ]
     yield from aligned([("Plan", *_SIDES), *((f"  {name}", *values) for name, *values in rows)])
     yield ""
     for side, report in zip(_SIDES, found.reports, strict=True):
@@ -79,13 +81,13 @@ def _markdown(found: Migration) -> Iterator[str]:
     yield f"# {_title(found)}"
     for name, records in _groups(found):
         yield from ("", f"## {name}", "", "| before | now | why | source |", "| --- | --- | --- | --- |")
-        for one in records:
-            now = "–" if one.new_key is None else f"`{_pair(one.new_key, one.after)}`"
+        for record in records:
+            now = "–" if record.new_key is None else f"`{_pair(record.new_key, record.after)}`"
             cells = (
-                f"`{_pair(one.key, one.before)}`",
+                f"`{_pair(record.key, record.before)}`",
                 now,
-                one.reason or "another name",
-                "; ".join(one.sources),
+                record.reason or "another name",
+                "; ".join(record.sources),
             )
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
     yield from ("", "## Plan", "", f"| | {' | '.join(_SIDES)} |", "| --- | --- | --- |")
@@ -96,7 +98,7 @@ def _markdown(found: Migration) -> Iterator[str]:
 
 
 def _title(found: Migration) -> str:
-    before, after = (_release(one) for one in (found.before, found.after))
+    before, after = (_release(recipe) for recipe in (found.before, found.after))
     return f"{found.after.name}: {before['runtime']} {before['version']} to {after['runtime']} {after['version']}"
 
 
@@ -107,14 +109,14 @@ def _release(recipe: Recipe) -> dict[str, str]:
 
 def _groups(found: Migration) -> Iterator[tuple[str, list[Change]]]:
     for name, (places, effects) in _GROUPS.items():
-        records = [one for one in found.changes if one.place in places and one.effect in effects]
+        records = [change for change in found.changes if change.place in places and change.effect in effects]
         if records:
             yield name, records
 
 
-def _said(one: Change) -> str:
-    now = "" if one.new_key is None else f" -> {_pair(one.new_key, one.after)}"
-    return f"{_pair(one.key, one.before)}{' -> left out' if one.effect == 'removed' else now}"
+def _said(change: Change) -> str:
+    now = "" if change.new_key is None else f" -> {_pair(change.new_key, change.after)}"
+    return f"{_pair(change.key, change.before)}{' -> left out' if change.effect == 'removed' else now}"
 
 
 def _pair(key: str, value: object) -> str:
@@ -122,8 +124,8 @@ def _pair(key: str, value: object) -> str:
     return key if text == key else f"{key} {text}"
 
 
-def _label(one: Figure) -> str:
-    return f"{one.name}, {one.unit}" if one.unit else one.name
+def _label(figure: Figure) -> str:
+    return f"{figure.name}, {figure.unit}" if figure.unit else figure.name
 
 
 def _value(value: float | str | None) -> str:

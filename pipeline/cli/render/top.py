@@ -33,19 +33,19 @@ def top_table(deployments: Sequence[DeploymentStatus], width: int, hint: str = "
         width: Columns of the terminal. Columns that do not fit go into a further table, each with the names in front.
         hint: Line below.
     """
-    rows = [_cells(one) for one in deployments]
+    rows = [_cells(deployment) for deployment in deployments]
     tables = [_table(chosen, deployments, rows) for chosen in _split(rows, width)]
-    reasons = [f"{one.name}: {one.reason}" for one in deployments if one.reason]
+    reasons = [f"{deployment.name}: {deployment.reason}" for deployment in deployments if deployment.reason]
     lines = [Text(printable(line, lines=False)) for line in reasons]
     return Group(*tables, *lines, *([Text(hint, "dim")] if hint else []))
 
 
-def _cells(one: DeploymentStatus) -> tuple[str, ...]:
-    figures = one.figures
+def _cells(deployment: DeploymentStatus) -> tuple[str, ...]:
+    figures = deployment.figures
     return (
-        one.name,
-        one.state,
-        "-" if one.uptime_s is None else duration(one.uptime_s),
+        deployment.name,
+        deployment.state,
+        "-" if deployment.uptime_s is None else duration(deployment.uptime_s),
         "/".join(map(_number, (figures.running, figures.waiting, figures.stalled))),
         _number(figures.tokens_per_s),
         "/".join(map(_ms, (figures.ttft_p50_ms, figures.ttft_p95_ms))),
@@ -53,8 +53,8 @@ def _cells(one: DeploymentStatus) -> tuple[str, ...]:
         _share(figures.kv_used),
         _share(figures.cache_hits),
         _number(figures.requests),
-        str(sum(one.record.restarts.values())),
-        "-" if one.memory_bytes is None else human_bytes(one.memory_bytes),
+        str(sum(deployment.record.restarts.values())),
+        "-" if deployment.memory_bytes is None else human_bytes(deployment.memory_bytes),
     )
 
 
@@ -64,7 +64,7 @@ def _split(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     widths = [max(map(len, column)) + 2 * _PADDING + 1 for column in zip(_COLUMNS, *rows, strict=True)]
     tables = [[0]]
     for number in range(1, len(_COLUMNS)):
-        if len(tables[-1]) > 1 and 1 + sum(widths[one] for one in (*tables[-1], number)) > width:
+        if len(tables[-1]) > 1 and 1 + sum(widths[column] for column in (*tables[-1], number)) > width:
             tables.append([0])
         tables[-1].append(number)
     return tables

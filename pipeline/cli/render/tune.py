@@ -31,8 +31,8 @@ class TrialLines:
 
     def begin(self, records: Sequence[TrialRecord]) -> None:
         """Print how far an earlier run came."""
-        self._records = {one.number: one for one in records}
-        there = sum(one.outcome != "planned" for one in records)
+        self._records = {record.number: record for record in records}
+        there = sum(record.outcome != "planned" for record in records)
         if there:
             self._say(f"going on after {there} trials{self._best()}")
 
@@ -68,11 +68,14 @@ class TrialLines:
 def space_table(space: SearchSpace) -> Table:
     """Make the table of keys that are tried, and those that are not."""
     table = Table("key", "values", "engine", "why", box=SIMPLE)
-    for one in space.dimensions:
+    for dimension in space.dimensions:
         values = " ".join(
-            f"[{value_text(value)}]" if value == one.own else value_text(value) for value in one.values
+            f"[{value_text(value)}]" if value == dimension.own else value_text(value)
+            for value in dimension.values
         )
-        table.add_row(one.key, plain(values), "another" if one.compiled else "same", one.reason)
+        table.add_row(
+            dimension.key, plain(values), "another" if dimension.compiled else "same", dimension.reason
+        )
     by_reason: dict[str, list[str]] = {}
     for key, reason in space.left_out.items():
         by_reason.setdefault(reason, []).append(key)
@@ -86,13 +89,13 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
     """The same for JSON."""
     tried = [
         {
-            "key": one.key,
-            "values": one.values,
-            "own": one.own,
-            "another_engine": one.compiled,
-            "reason": one.reason,
+            "key": dimension.key,
+            "values": dimension.values,
+            "own": dimension.own,
+            "another_engine": dimension.compiled,
+            "reason": dimension.reason,
         }
-        for one in space.dimensions
+        for dimension in space.dimensions
     ]
     return {"keys": tried, "combinations": space.size, "left_out": dict(space.left_out)}
 
@@ -105,12 +108,15 @@ def plan_lines(plan: SearchPlan) -> dict[str, Any]:
     load_s = (load.period_s or 0.0) + load.uncounted_s + FIRST_SECONDS
     loads = 1 if plan.objectives[0] == "latency" else len(options.loads)
     least, most = load_s + _SERVE_S, loads * load_s + _SERVE_S
-    measured, compiled = trials + rounds, [one.key for one in space.dimensions if one.compiled]
+    measured, compiled = (
+        trials + rounds,
+        [dimension.key for dimension in space.dimensions if dimension.compiled],
+    )
     return {
         "trials": trials,
         "rounds": f"{rounds} at the end",
-        "keys": ", ".join(one.key for one in space.dimensions),
-        "objective": " and ".join(f"{one} ({UNITS[one]})" for one in plan.objectives),
+        "keys": ", ".join(dimension.key for dimension in space.dimensions),
+        "objective": " and ".join(f"{objective} ({UNITS[objective]})" for objective in plan.objectives),
         "loads": ", ".join(str(one) for one in options.loads),
         "prompts": "words at random" if load.file is None else str(load.file),
         "engines": f"other ones for {', '.join(compiled)}" if compiled else "none is built anew",
@@ -131,13 +137,13 @@ def report_table(report: TuneReport) -> Table:
         "outcome",
         box=SIMPLE,
     )
-    for one in ranked(report):
-        chosen = one.number == report.recommendation.trial and report.recommendation.verdict == "tuned"
+    for trial in ranked(report):
+        chosen = trial.number == report.recommendation.trial and report.recommendation.verdict == "tuned"
         table.add_row(
-            f"{one.number}{'*' if one.number in report.front else ''}",
-            plain(change_text(one)),
-            *figure_cells(report, one),
-            one.outcome if one.outcome != "measured" else missed_text(one) or "within the SLO",
+            f"{trial.number}{'*' if trial.number in report.front else ''}",
+            plain(change_text(trial)),
+            *figure_cells(report, trial),
+            trial.outcome if trial.outcome != "measured" else missed_text(trial) or "within the SLO",
             style="bold" if chosen else None,
         )
     table.caption = "* on the front: no other trial is better in all of it"

@@ -169,6 +169,7 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits, bf16
         predicts=role == TARGET and _predicts(recipe),
         partition=tuple(own.get("pp_partition") or ()),
         windows=_windows(recipe, role, sizes),
+        window_margin=_cpu_margin(recipe) if isinstance(runtime, CpuRuntime) else 0,
         state_dtype=None if state == "auto" else state,
     )
 
@@ -185,19 +186,34 @@ def _predicts(recipe: Recipe) -> bool:
 def _windows(recipe: Recipe, role: str, sizes: ModelSizes) -> tuple[int, ...]:
     """Tokens that the KV cache keeps in each layer, 0 for all: as told, or as the release derives them; (): all.
 
-    It derives them for targets of which some layers see one window and the others all.
+    Upstream derives them for targets of which some layers see one window and the others all, `cpu` always.
     """
     own, runtime = _own(recipe, "kv_cache_config"), recipe.runtime
     if told := own.get("max_attention_window"):
         return tuple(0 if window >= recipe.limits.max_sequence_tokens else window for window in told)
-    derives = isinstance(runtime, PyTorchRuntime) and engine_memory.derives_windows(runtime.version)
-    if not derives or role != TARGET or own.get("use_kv_cache_manager_v2") is False:
-        return ()
     found = tuple(
         max((cache.window for cache in block.caches if cache.kind == "sliding window"), default=0)
         for block in sizes.blocks
     )
+    if isinstance(runtime, CpuRuntime):
+        longest = recipe.limits.max_sequence_tokens
+        return tuple(0 if window >= longest else window for window in found) if any(found) else ()
+    derives = isinstance(runtime, PyTorchRuntime) and engine_memory.derives_windows(runtime.version)
+    if not derives or role != TARGET or own.get("use_kv_cache_manager_v2") is False:
+        return ()
     return found if len({*found} - {0}) == 1 and 0 in found else ()
+
+
+def _cpu_margin(recipe: Recipe) -> int:
+    """Tokens that a sequence keeps besides its window, as the engine's `CacheLayout` counts them.
+
+    Drafts that may be rejected, a block that the window ends in, and its part of the tokens of a step.
+    """
+    limits, drafts = recipe.limits, recipe.draft.max_draft_tokens if recipe.draft is not None else 0
+    step = max(
+        limits.max_batch_tokens or engine_memory.cpu_step_tokens(), limits.max_concurrency * (1 + drafts)
+    )
+    return drafts + StepLimits().block_tokens - 2 + math.ceil(step / limits.max_concurrency)
 
 
 def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes, bf16: bool) -> str:
@@ -221,14 +237,15 @@ def _on_cpu(
 ) -> DeploymentSpec:
     """The embedded engine has a pool of a size of its own: the recipe's, or what the limits need up to a bound."""
     limits = recipe.limits
-    block = sum(kv_token_bytes(model) * model.block_tokens for model in models)
-    enough = limits.max_concurrency * math.ceil(limits.max_sequence_tokens / models[0].block_tokens)
+    longest = limits.max_sequence_tokens
+    block = sum(kv_token_bytes(model, length=longest) * model.block_tokens for model in models)
+    enough = limits.max_concurrency * math.ceil(longest / models[0].block_tokens)
     pool = min(enough * block, engine_memory.cpu_pool_bytes() // block * block)
     return DeploymentSpec(
         device="this machine",
         capacity=ram_bytes,
         models=models,
-        sequence_tokens=limits.max_sequence_tokens,
+        sequence_tokens=longest,
         concurrency=limits.max_concurrency,
         pool_bytes=pool if runtime.kv_cache_mib is None else runtime.kv_cache_mib * 2**20,
         is_gpu=False,

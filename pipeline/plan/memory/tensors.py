@@ -282,7 +282,8 @@ def _kept(model: ModelSpec, index: int, length: int) -> float:
     window = model.windows[index % len(model.windows)] if model.windows else 0
     if not window or not length:
         return 1.0
-    return min(1.0, (math.ceil(window / model.block_tokens) + 1) * model.block_tokens / length)
+    blocks = math.ceil((window + model.window_margin) / model.block_tokens) + 1
+    return min(1.0, blocks * model.block_tokens / length)
 
 
 def _caches(model: ModelSpec, stage: int) -> Iterator[tuple[int, Cache]]:

@@ -91,7 +91,7 @@ def evaluate(
                 metrics.append(figures)
     write_metrics(metrics, into)
     return {
-        "exports": {one.name: _facts(one) for one in metrics},
+        "exports": {metric.name: _facts(metric) for metric in metrics},
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -146,10 +146,10 @@ def judge(metrics: Sequence[EvaluationMetrics], gate: Gate | None) -> GateVerdic
         metrics: Figures of each export, those of the files that the runtime loads first.
         gate: The budgets; None lets everything pass.
     """
-    checks = tuple(check for one in metrics for check in _checks(one, gate)) if gate is not None else ()
+    checks = tuple(check for metric in metrics for check in _checks(metric, gate)) if gate is not None else ()
     passed = all(check.passed for check in checks)
     advice = () if passed else tuple(_advice(metrics[0], checks))
-    return GateVerdict(passed, {one.name: _summary(one) for one in metrics}, checks, advice)
+    return GateVerdict(passed, {metric.name: _summary(metric) for metric in metrics}, checks, advice)
 
 
 def _summary(metrics: EvaluationMetrics) -> str:

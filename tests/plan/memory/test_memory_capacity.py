@@ -233,6 +233,31 @@ def test_the_embedded_engine_takes_what_its_limits_need() -> None:
 
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:
     pytest.importorskip("openvino")
-    from pipeline.runtimes.cpu.engine import core
+    from pipeline.runtimes.cpu.engine import EngineSettings, core
 
     assert engine_memory.cpu_pool_bytes() == core._DEFAULT_CACHE_BYTES
+    assert engine_memory.cpu_step_tokens() == EngineSettings().max_batch_tokens
+
+
+def test_the_embedded_engine_s_windows_are_planned_as_it_counts_them() -> None:
+    """A model like Gemma 3: five layers of six see 512 tokens, of sequences of 8,192."""
+    pytest.importorskip("openvino")
+    from pipeline.runtimes.cpu.engine import EngineSettings
+    from pipeline.runtimes.cpu.engine.block_manager import CacheLayout
+
+    limits = "limits={max_input_tokens: 7680, max_output_tokens: 512, max_concurrency: 4}"
+    recipe = load_recipe("tiny-cpu", (limits,))
+    cache = replace(LLAMA_8B.blocks[0].caches[0], kind="sliding window", window=512)
+    near = replace(LLAMA_8B.blocks[0], caches=(cache,))
+    blocks = tuple(near if index % 6 < 5 else one for index, one in enumerate(LLAMA_8B.blocks))
+    sizes = replace(LLAMA_8B, blocks=blocks)
+    asked = deployment_spec(recipe, {"target": sizes, "draft": sizes}, ram_bytes=64 * GIB)
+    assert asked is not None
+    assert recipe.draft is not None
+    model, longest = asked.models[0], 8192 // 32
+    engine = EngineSettings(max_concurrency=4, max_draft_tokens=recipe.draft.max_draft_tokens)
+    layout = CacheLayout(32, (None, 512), engine.step_tokens, engine.max_draft_tokens)
+    whole, windowed = layout.pools(4 * longest, longest)
+    assert (whole, windowed) == (1024, 92)
+    held = (5 * whole + 27 * windowed) * 32 * kv_token_bytes(model) / 32
+    assert 4 * 8192 * kv_token_bytes(model, length=8192) == pytest.approx(held, rel=1e-3)

@@ -36,13 +36,15 @@ def uncap_attention(model: ov.Model) -> None:
 
 def cap_paged_attention(model: ov.Model, cap: float) -> None:
     """Compute what PagedAttention does, but with capped scores; it still writes keys and values."""
-    places: tuple[Node, Node] | None = None
+    places: dict[str, tuple[Node, Node]] = {}
     for node in [one for one in model.get_ops() if one.get_type_name() == "PagedAttentionExtension"]:
         inputs = [node.input_value(index) for index in range(node.get_input_size())]
-        places = places or _places(inputs)
+        group = inputs[_PAST].get_node().get_friendly_name()
+        if group not in places:
+            places[group] = _places(inputs)
         info = node.get_rt_info()
         sizes = (info["num_k_heads"].astype(int), info["k_head_size"].astype(int))
-        mixed = _attention(inputs, *places, *sizes, cap)
+        mixed = _attention(inputs, *places[group], *sizes, cap)
         _replace(node.output(0), mixed.output(0))
         # Or nothing would ask for the operation, and nothing be written.
         written = ops.result(node.output(0))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_right
 from collections import abc
 
 import numpy as np
 import numpy.typing as npt
 
-from .block_manager import BlockManager
+from .block_manager import BlockManager, CacheLayout
 from .grammars import Grammars
 from .matcher import Matcher
 from .paged_model import PagedModel, StepFailed, TokenSlice
@@ -52,9 +53,10 @@ class EngineCore:
         self.max_sequence_tokens = min(
             target.max_positions, settings.max_sequence_tokens or target.max_positions
         )
+        self._longest = -(-self.max_sequence_tokens // target.block_size)
         num_blocks = self._num_blocks()
-        self._blocks = _allocate(self._target, num_blocks, settings)
-        draft_blocks = _allocate(self._draft, num_blocks, settings) if self._draft else None
+        self._blocks = self._allocate(self._target, num_blocks)
+        draft_blocks = self._allocate(self._draft, num_blocks) if self._draft else None
         self._scheduler = BatchScheduler(
             max_concurrency=settings.max_concurrency,
             step_tokens=settings.step_tokens,
@@ -99,11 +101,12 @@ class EngineCore:
                 f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these are more "
                 f"than the {self.max_sequence_tokens} tokens a sequence may have"
             )
-        if self._blocks.blocks_for(total) > self._blocks.num_blocks:
-            raise InvalidRequest(
-                f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these need "
-                f"{self._blocks.blocks_for(total)} KV cache blocks, there are {self._blocks.num_blocks}"
-            )
+        for needed, most in self._blocks.needs(total):
+            if needed > most:
+                raise InvalidRequest(
+                    f"max_new_tokens = {request.max_new_tokens}: with {len(request.prompt)} prompt tokens these need "
+                    f"{needed} KV cache blocks, there are {most}"
+                )
         if len(request.draft_tokens or ()) > self._settings.max_draft_tokens:
             raise InvalidRequest(
                 f"draft_tokens = {len(request.draft_tokens or ())} tokens: are more than max_draft_tokens "
@@ -203,7 +206,7 @@ class EngineCore:
         self._blocks.extend(pages, end + len(piece.drafts))
         rows = piece.context_rows + piece.rows
         tokens = sequence.tokens[past:end] + piece.drafts
-        return TokenSlice(tokens, past, pages.table, rows, sequence.adapter)
+        return TokenSlice(tokens, past, pages.tables, rows, sequence.adapter)
 
     def _send_context_logits(
         self, work: list[ScheduledTokens], logits: npt.NDArray[np.float32]
@@ -229,7 +232,7 @@ class EngineCore:
     ) -> int:
         """Take what a step computed for one sequence; how many tokens it made."""
         sequence, pages = piece.sequence, piece.sequence.target
-        if pages is None or not len(pages.table):
+        if pages is None or not pages.tables:
             return 0  # its sink failed on context logits
         kept = accepted(piece.drafts, chosen)
         filled = pages.filled + piece.length + kept
@@ -301,18 +304,36 @@ class EngineCore:
             raise error
 
     def _num_blocks(self) -> int:
+        """Blocks for layers that keep all tokens, of each model; its other layers have blocks in proportion."""
         settings = self._settings
         if settings.kv_blocks:
             return settings.kv_blocks
-        size = sum(model.block_bytes for model in (self._target, self._draft) if model)
-        if settings.kv_cache_mib:
-            if settings.kv_cache_mib * 2**20 < size:
-                raise ValueError(f"kv_cache_mib is {settings.kv_cache_mib}, one block has {size} bytes")
-            return settings.kv_cache_mib * 2**20 // size
-        enough = settings.max_concurrency * -(-self.max_sequence_tokens // self._target.block_size)
-        return max(1, min(enough, _DEFAULT_CACHE_BYTES // size))
+        models = [model for model in (self._target, self._draft) if model]
 
+        def size(num_blocks: int) -> int:
+            return sum(
+                count * each
+                for model in models
+                for count, each in zip(self._pools(model, num_blocks), model.block_bytes, strict=True)
+            )
 
-def _allocate(model: PagedModel, num_blocks: int, settings: EngineSettings) -> BlockManager:
-    model.allocate(num_blocks)
-    return BlockManager(num_blocks, model.block_size, caching=settings.prefix_caching)
+        if settings.kv_cache_mib and settings.kv_cache_mib * 2**20 < size(1):
+            raise ValueError(f"kv_cache_mib is {settings.kv_cache_mib}, one block has {size(1)} bytes")
+        room = settings.kv_cache_mib * 2**20 if settings.kv_cache_mib else _DEFAULT_CACHE_BYTES
+        # Memory that is asked for is filled up, which caches more.
+        most = (room if settings.kv_cache_mib else settings.max_concurrency) * self._longest
+        return max(1, bisect_right(range(1, most + 1), room, key=size))
+
+    def _layout(self, model: PagedModel) -> CacheLayout:
+        settings = self._settings
+        return CacheLayout(
+            model.block_size, model.windows, settings.step_tokens, draft_tokens=settings.max_draft_tokens
+        )
+
+    def _pools(self, model: PagedModel, num_blocks: int) -> list[int]:
+        return self._layout(model).pools(num_blocks, self._longest)
+
+    def _allocate(self, model: PagedModel, num_blocks: int) -> BlockManager:
+        pools = self._pools(model, num_blocks)
+        model.allocate(pools)
+        return BlockManager(pools, self._layout(model), caching=self._settings.prefix_caching)

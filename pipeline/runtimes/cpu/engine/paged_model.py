@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections import abc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,16 +28,17 @@ import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from .adapters import ADAPTER_INPUTS, AdapterStack
+from .block_manager import BlockTable
 from .capped_attention import cap_paged_attention, uncap_attention
 from .processor import chosen_precision, integer_options
 from .settings import EngineSettings
 
 LONG = "rope.long"  # name of a constant of the graph: whether longrope's long factors hold
 MODEL_FILE, FACTS_FILE = "openvino_model.xml", "engine.json"
-_INPUTS = (
-    "input_ids", "position_ids", "past_lens", "subsequence_begins",
-    "block_indices_begins", "block_indices", "max_context_len", "logits_rows",
-)  # fmt: skip
+_INPUTS = ("input_ids", "position_ids", "subsequence_begins", "logits_rows")
+# Inputs that layers with a window have apart from the others, and their places at PagedAttention.
+_PLACES = {"past_lens": 5, "block_indices": 7, "block_indices_begins": 8, "max_context_len": 12}
+_KEY_CACHE, _VALUE_CACHE, _WINDOW = 3, 4, 10
 
 
 class StepFailed(RuntimeError):
@@ -48,7 +50,7 @@ class TokenSlice(NamedTuple):
 
     tokens: abc.Sequence[int]  # to be computed now
     past: int  # tokens before them, already in the cache
-    table: npt.NDArray[np.int32]  # the sequence's blocks, enough for past and tokens
+    tables: abc.Sequence[BlockTable]  # the sequence's blocks in each group, enough for past and tokens
     rows: int  # logits wanted: those after the last `rows` tokens
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the base
 
@@ -84,6 +86,7 @@ class PagedModel:
             if cap is not None:
                 uncap_attention(model)
             paged_attention_transformation(model)
+            groups = part_windows(model, longest)
             if cap is not None:
                 cap_paged_attention(model, cap)
             _gather_rows(model)
@@ -96,8 +99,11 @@ class PagedModel:
             if port.any_name.startswith(("key_cache.", "value_cache."))
         }  # name -> (type, [kv_heads, block_size, head_dim])
         self.block_size: int = next(iter(self._caches.values()))[1][1]
+        self.windows = tuple(groups)  # of each group of layers: tokens that are seen; None: all
+        self._groups = tuple(groups.values())  # names of their caches
         self._request = compiled.create_infer_request()
-        names = (*_INPUTS, *(ADAPTER_INPUTS if self._stack else ()))
+        names = [*_INPUTS, *(ADAPTER_INPUTS if self._stack else ())]
+        names += [_name(name, group) for name in _PLACES for group in range(len(self._groups))]
         self._inputs = {name: self._request.get_tensor(name) for name in names}
 
     @property
@@ -106,52 +112,47 @@ class PagedModel:
         return self._stack.names if self._stack else ()
 
     @property
-    def block_bytes(self) -> int:
-        """Size of one block, keys and values of all layers."""
-        return sum(int(np.prod(shape)) * kind.size for kind, shape in self._caches.values())
+    def block_bytes(self) -> tuple[int, ...]:
+        """Size of one block of each group, keys and values of its layers."""
+        sizes = {name: int(np.prod(shape)) * kind.size for name, (kind, shape) in self._caches.items()}
+        return tuple(sum(sizes[name] for name in names) for names in self._groups)
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the cache (of one block more, for padding), and warm up."""
-        self._spare = np.array([num_blocks], np.int32)
-        for name, (kind, shape) in self._caches.items():
-            cache = ov.Tensor(kind, ov.Shape([num_blocks + 1, *shape]))
-            cache.data[...] = 0  # attention reads whole blocks; what it masks must be finite
-            self._request.set_tensor(name, cache)
+    def allocate(self, num_blocks: abc.Sequence[int]) -> None:
+        """Make the cache (of one block more in each group, for padding), and warm up."""
+        self._spare = [BlockTable(np.array([count], np.int32)) for count in num_blocks]
+        for count, names in zip(num_blocks, self._groups, strict=True):
+            for name in names:
+                kind, shape = self._caches[name]
+                cache = ov.Tensor(kind, ov.Shape([count + 1, *shape]))
+                cache.data[...] = 0  # attention reads whole blocks; what it masks must be finite
+                self._request.set_tensor(name, cache)
+        tables = [BlockTable(np.zeros(2, np.int32)) for _ in self._groups]
         for length in (1, 2 * self.block_size):  # the first step of a kind is ten times as slow
-            self.forward([TokenSlice([0] * length, 0, np.zeros(2, np.int32), 1)])
+            self.forward([TokenSlice([0] * length, 0, tables, 1)])
 
     def forward(self, slices: abc.Sequence[TokenSlice]) -> npt.NDArray[np.float32]:
         """Logits [rows of all slices, vocab_size]; the array is overwritten by the next call."""
         ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
-        begins, block_begins = [0], [0]
-        tables: list[npt.NDArray[np.int32]] = []
+        begins = [0]
         adapters: list[tuple[int, int]] = []
-        longest = 0
         slices = [*slices, *self._padding(sum(len(piece.tokens) for piece in slices))]
-        for tokens, past, table, wanted, adapter in slices:
+        for tokens, past, _, wanted, adapter in slices:
             adapters.append((adapter, len(tokens)))
-            end = past + len(tokens)
-            blocks = -(-end // self.block_size)
             ids += tokens
-            positions += range(past, end)
+            positions += range(past, past + len(tokens))
             begins.append(len(ids))
             rows += range(len(ids) - wanted, len(ids))
-            tables.append(table[:blocks])
-            block_begins.append(block_begins[-1] + blocks)
-            longest = max(longest, end)
         num_rows = len(rows)
         # never empty: OpenVINO wants a row to multiply
         rows += [0] * (_padded(max(1, num_rows)) - num_rows)
         self._set("input_ids", ids)
         self._set("position_ids", positions)
-        self._set("past_lens", [piece.past for piece in slices])
         self._set("subsequence_begins", begins)
-        self._set("block_indices_begins", block_begins)
-        self._set("block_indices", np.concatenate(tables) if len(tables) > 1 else tables[0])
         self._set("logits_rows", rows)
-        self._inputs["max_context_len"].data[...] = longest
+        for group in range(len(self._groups)):
+            self._set_tables(group, slices)
         if self._stack:
             for name, array in zip(ADAPTER_INPUTS, self._stack.select(adapters), strict=True):
                 self._inputs[name].shape = array.shape
@@ -162,6 +163,25 @@ class PagedModel:
             raise StepFailed(f"OpenVINO failed on a step of {len(ids)} tokens: {error}") from error
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)[:num_rows]
+
+    def _set_tables(self, group: int, slices: abc.Sequence[TokenSlice]) -> None:
+        """Name the blocks of a group. Its layers see no token of those before, as if sequences began with these."""
+        pasts: list[int] = []
+        blocks: list[npt.NDArray[np.int32]] = []
+        begins, longest = [0], 0
+        for piece in slices:
+            table = piece.tables[group]
+            past = piece.past - table.first * self.block_size
+            end = past + len(piece.tokens)
+            count = -(-end // self.block_size)
+            pasts.append(past)
+            blocks.append(table.blocks[table.first : table.first + count])
+            begins.append(begins[-1] + count)
+            longest = max(longest, end)
+        self._set(_name("past_lens", group), pasts)
+        self._set(_name("block_indices", group), np.concatenate(blocks) if len(blocks) > 1 else blocks[0])
+        self._set(_name("block_indices_begins", group), begins)
+        self._inputs[_name("max_context_len", group)].data[...] = longest
 
     def _padding(self, num_tokens: int) -> Iterator[TokenSlice]:
         """Sequences whose results are thrown away, to fill up a step of `num_tokens`.
@@ -215,6 +235,45 @@ def turn_long(model: ov.Model) -> None:
         if node.get_friendly_name() == LONG:
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(ops.constant(np.array(True)).output(0))
+
+
+def part_windows(model: ov.Model, longest: int) -> dict[int | None, list[str]]:
+    """Give layers that see less than the longest sequence blocks of their own, by inputs for each length of window.
+
+    Returns:
+        Window of each group, None for all tokens -> names of the caches of its layers.
+    """
+    groups: dict[int | None, list[ov.Node]] = {}
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            window = _product(node.input_value(_WINDOW).get_node())
+            groups.setdefault(window if 0 < window < longest else None, []).append(node)
+    for group, nodes in enumerate(groups.values()):
+        for name, place in _PLACES.items() if group else ():
+            shared = nodes[0].input_value(place)
+            own = ops.parameter(shared.get_partial_shape(), shared.get_element_type(), _name(name, group))
+            own.output(0).get_tensor().set_names({_name(name, group)})
+            model.add_parameters([own])
+            for node in nodes:
+                node.input(place).replace_source_output(own.output(0))
+    model.validate_nodes_and_infer_types()
+    return {
+        window: [node.input_value(at).get_any_name() for node in nodes for at in (_KEY_CACHE, _VALUE_CACHE)]
+        for window, nodes in groups.items()
+    }
+
+
+def _product(node: ov.Node) -> int:
+    """Value of a constant, or of converted constants that are multiplied, as the transformation writes windows."""
+    if node.get_type_name() == "Constant":
+        return int(node.data)
+    if node.get_type_name() not in ("Convert", "Multiply"):
+        raise ValueError(f"a window by {node.get_type_name()} is unknown to this engine")
+    return math.prod(_product(source.get_node()) for source in node.input_values())
+
+
+def _name(name: str, group: int) -> str:
+    return f"{name}.{group}" if group else name
 
 
 def _gather_rows(model: ov.Model) -> None:

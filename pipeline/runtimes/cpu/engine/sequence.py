@@ -211,7 +211,7 @@ class Sequence:
         )
 
     def _metrics(self) -> RequestMetrics:
-        total, reused = (self.target.count, self.target.reused) if self.target else (0, 0)
+        new, reused = (self.target.new, self.target.reused) if self.target else (0, 0)
         return RequestMetrics(
             num_input_tokens=len(self.request.prompt),
             num_output_tokens=self.generated - self.request.prior_output_len,
@@ -221,7 +221,7 @@ class Sequence:
             first_scheduled_ns=self.first_scheduled_ns,
             first_token_ns=self.first_token_ns,
             last_token_ns=self.last_token_ns,
-            kv_blocks_total=total,
-            kv_blocks_new=total - reused,
+            kv_blocks_total=new + reused,
+            kv_blocks_new=new,
             kv_blocks_reused=reused,
         )

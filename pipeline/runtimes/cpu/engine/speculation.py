@@ -72,9 +72,12 @@ class Drafter:
                 scheduler.drop_draft(sequence)
 
     def settle(self, sequence: Sequence) -> None:
-        """After the target's step: what it did not accept is not in the draft's cache either."""
-        if sequence.draft and sequence.target:
-            filled = min(sequence.draft.filled, sequence.target.filled)
+        """After the target's step: what it did not accept is not in the draft's cache either.
+
+        The draft may have found more of a prompt in its cache than the target.
+        """
+        if sequence.draft:
+            filled = min(sequence.draft.filled, len(sequence.tokens) - 1)
             self._blocks.publish(sequence.draft, sequence.tokens, filled)
 
     def record(self, batch: int, tokens: int, seconds: float) -> None:
@@ -114,7 +117,7 @@ class Drafter:
         past = max(0, min(pages.filled, end - 2))
         self._blocks.extend(pages, end)
         pages.filled = end
-        return TokenSlice(_between(sequence, past, end), past, pages.table, int(complete))
+        return TokenSlice(_between(sequence, past, end), past, pages.tables, int(complete))
 
     def _step(self, slices: list[TokenSlice], proposing: list[Sequence]) -> list[Sequence]:
         logits = self._model.forward(slices)

@@ -18,10 +18,9 @@ class EngineStats:
 
     running: int
     waiting: int
-    kv_blocks_total: int
+    kv_blocks_total: int  # of all layers: those of windows count apart, as in TensorRT-LLM
     kv_blocks_used: int
     kv_blocks_free: int  # those with reusable content included
-    kv_blocks_cached: int  # free, with reusable content
     kv_blocks_reused: int  # found in the KV cache instead of computed; a total
     tokens_per_block: int
     steps: int
@@ -91,9 +90,8 @@ class EngineCounters:
             kv_blocks_total=blocks.num_blocks,
             kv_blocks_used=blocks.used,
             kv_blocks_free=blocks.num_blocks - blocks.used,
-            kv_blocks_cached=blocks.cached,
             kv_blocks_reused=self.kv_blocks_reused,
-            tokens_per_block=blocks.block_size,
+            tokens_per_block=blocks.layout.block_size,
             steps=self.steps,
             stepped_at=self.stepped_at,
             context_requests=self.context_requests if scheduler.running else 0,
