@@ -37,8 +37,9 @@ def peer_environment(kind: str, environments: Path = ENVIRONMENTS) -> Path:
     if not made.is_file() or made.read_text() != requirements.read_text():
         print(f"installing {kind} into {folder}", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True, clear=True)
-        alone = ["--no-deps"] if "--no-deps" in requirements.read_text() else []
-        subprocess.run([folder / "bin" / "pip", "install", "-q", *alone, "-r", requirements], check=True)
+        # Options that pip takes on its command line only; the file names them in its comment.
+        flags = [flag for flag in ("--no-deps", "--no-cache-dir") if flag in requirements.read_text()]
+        subprocess.run([folder / "bin" / "pip", "install", "-q", *flags, "-r", requirements], check=True)
         made.write_text(requirements.read_text())
     return folder / "bin"
 

@@ -154,11 +154,23 @@ MEASUREMENTS = {
         "the engine alone: tokens/s and TTFT for 1, 8, 16 streams, with and without draft",
         2,
     ),
+    "cpu_peers": Measurement(
+        "python benchmarks/cpu_peers.py --json",
+        "--rounds 1 --only ours:bf16",
+        "the CPU engine on a model of 191 million weights beside OpenVINO GenAI and llama.cpp, in one run",
+        25,
+    ),
     "auto_front": Measurement(
         "python benchmarks/auto_front.py --json",
         "--formats fp8 --bits",
         "format `auto` over budgets of bits, beside every uniform format",
         3,
+    ),
+    "forecasts": Measurement(
+        "python benchmarks/forecasts.py --json",
+        "--every 60",
+        "forecasts of `pipeline plan` beside AIConfigurator's, on published measurements of servers",
+        4,
     ),
     "fleet": Measurement(
         "python benchmarks/fleet.py --json",

@@ -15,7 +15,8 @@ with ModelOpt's own fake-quantized model):
     mxfp4     all experts of a layer (gpt-oss as published): blocks u8 [experts, out, in/32, 16], columns 2j low
               and 2j+1 high, e2m1; scales u8 [experts, out, in/32], powers of two with a bias of 127
     nvfp4     weight u8 [out, in/2], columns 2j low and 2j+1 high, e2m1; weight_scale e4m3 [out, in/16];
-              weight_scale_2 f32 scalar; input_scale f32 scalar; w4a16_nvfp4 has no input_scale
+              weight_scale_2 f32 scalar; input_scale f32 scalar; w4a16_nvfp4 has no input_scale. All experts of a
+              layer (gpt-oss): the same turned round, [experts, in/2, out] and [experts, in/16, out]
 
 Those of compressed-tensors are in `pipeline.models.compressed`.
 """
@@ -32,7 +33,7 @@ from pipeline.models.tensors import Array
 
 E4M3_MAX = 448.0
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-MX_GROUP = 32  # columns that share a scale
+MX_GROUP, NV_GROUP = 32, 16  # columns that share a scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,21 +117,6 @@ def unpack_e2m1(packed: Array) -> Array:
     pairs = np.stack([packed & 0x0F, packed >> 4], axis=2).reshape(packed.shape[0], -1)
     values: Array = E2M1[pairs]
     return values
-
-
-def unpack_mxfp4(blocks: Array, scales: Array) -> tuple[Array, Array]:
-    """Unpack the experts of a layer into whole numbers: halves of the e2m1 values, whose scales are doubled so.
-
-    Args:
-        blocks: uint8 [experts, out, groups, 16].
-        scales: uint8 [experts, out, groups].
-
-    Returns:
-        int8 [experts, out, groups, 32], -12 to 12, and float32 [experts, out, groups], whose products are exact.
-    """
-    pairs = np.stack([blocks & 0x0F, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], -1)
-    codes: Array = (2 * E2M1).astype(np.int8)[pairs]
-    return codes, np.ldexp(np.float32(1), scales.astype(np.int32) - 128)
 
 
 def round_e4m3(values: Array, scale: float) -> Array:

@@ -66,14 +66,17 @@ class CheckpointQuantization:
     compressed: bool = False  # tensors are named and packed as compressed-tensors does it
 
     def stored(self, layer: str) -> StoredFormat:
-        """Return format and group of a linear layer ("model.layers.0.self_attn.q_proj"); "none" if it was left out.
+        """Return format and group of a layer; "none" if it was left out.
 
-        Experts in MXFP4 as gpt-oss has them are stored in one tensor, and are no linear layers here.
+        Args:
+            layer: "model.layers.0.self_attn.q_proj", or a tensor of all experts ("layers.0.mlp.experts.down_proj").
         """
         if self.rules is not None:
             return self.rules.of(layer)
-        stacked = self.format is Format.MXFP4
-        left_alone = stacked or any(fnmatchcase(layer, pattern) for pattern in self.excluded)
+        if self.format is Format.MXFP4:  # of gpt-oss as it is published: experts alone
+            left_alone = ".experts." not in layer
+        else:
+            left_alone = any(fnmatchcase(layer, pattern) for pattern in self.excluded)
         return StoredFormat() if left_alone else StoredFormat(str(self.format), self.group_size or 0)
 
     def format_of(self, layer: str) -> Format:

@@ -18,7 +18,7 @@ from pipeline.errors import CheckpointError
 from pipeline.models import compressed
 from pipeline.models.architecture import Architecture, LinearShape
 from pipeline.models.compressed import FLOATS, Layout
-from pipeline.models.layers import MX_GROUP, LinearLayer
+from pipeline.models.layers import MX_GROUP, NV_GROUP, LinearLayer
 from pipeline.models.published import StoredFormat
 from pipeline.models.quantization import AWQ, GROUPED, CheckpointQuantization, Format
 from pipeline.models.tensors import Array, DecoderTensors, TensorFiles, TensorKind, TensorMap
@@ -72,6 +72,26 @@ class CheckpointReader:
         if packed and form is not Format.NONE:
             return compressed.unpack(name, shape, how, parts)
         return LinearLayer(name=name, format=form, group_size=how.group or None, **parts)
+
+    def expert(self, name: str, index: int) -> LinearLayer:
+        """Read a projection of one expert from a tensor of all experts ("model.layers.0.mlp.experts.down_proj").
+
+        Raises:
+            CheckpointError: a tensor is missing; the text names it.
+        """
+        how = self.quantization.stored(name)
+        parts = {part: f"{name}{end}" for part, end in _stacked_parts(Format(how.name)).items()}
+        absent = [tensor for tensor in parts.values() if tensor not in self.tensors]
+        if absent:
+            raise CheckpointError(f"{self.directory} lacks {', '.join(absent)}")
+        read: dict[str, Any] = {part: self.tensors[tensor] for part, tensor in parts.items()}
+        read = {part: one[index] if one.ndim > 1 else one for part, one in read.items()}
+        if how.name == Format.MXFP4:
+            read["weight"] = read["weight"].reshape(len(read["weight"]), -1)
+            read["weight_scale"] = np.ldexp(np.float32(1), read["weight_scale"].astype(np.int32) - 127)
+        else:
+            read |= {part: read[part].T for part in ("weight", "weight_scale") if part in read}
+        return LinearLayer(name=name, format=Format(how.name), group_size=how.group or None, **read)
 
     def array(self, name: str) -> Array:
         """Read a tensor that is never quantized (norm, embedding) as float32. Raises CheckpointError if absent."""
@@ -152,12 +172,10 @@ def faults_of(
                 expected.add(name)
                 faults += _scalar_faults(name, FLOATS if quantization.compressed else ("F32",), headers)
     for shape in architecture.stacked_experts():
-        wanted = stacked_layout(shape, architecture.experts, quantization.format)
+        wanted = stacked_layout(shape, architecture.experts, quantization.format_of(shape.name))
         expected |= set(wanted)
-        for name, (dtypes, dimensions) in wanted.items():
-            faults += (
-                _mismatch(headers[name], dtypes, (dimensions,)) if name in headers else [f"{name} is missing"]
-            )
+        for name, (dtypes, shapes) in wanted.items():
+            faults += _mismatch(headers[name], dtypes, shapes) if name in headers else [f"{name} is missing"]
     faults += _fusion_faults(architecture, quantization, headers)
     faults += [
         f"{name} is not expected" for name in headers if name not in expected and not name.endswith(_IGNORED)
@@ -199,22 +217,42 @@ def layer_faults(
 
 def stacked_layout(
     shape: LinearShape, experts: int, form: Format
-) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Map the tensors that hold a projection of all experts of a layer to their types and shape.
+) -> dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    """Map the tensors that hold a projection of all experts of a layer to their types and shapes.
 
     Args:
         shape: One expert's.
     """
     rows, columns = shape.rows, shape.columns
-    bias: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-        f"{shape.name}_bias": (FLOATS, (experts, rows))
+    held: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
+        "bias": (FLOATS, ((experts, rows),)),
+        "weight": (FLOATS, ((experts, columns, rows),)),
+        "weight_scale_2": (("F32",), _SCALAR),
+        "input_scale": (("F32",), _SCALAR),
     }
-    if form is not Format.MXFP4:
-        return bias | {shape.name: (FLOATS, (experts, columns, rows))}
-    return bias | {
-        f"{shape.name}_blocks": (("U8",), (experts, rows, columns // MX_GROUP, MX_GROUP // 2)),
-        f"{shape.name}_scales": (("U8",), (experts, rows, columns // MX_GROUP)),
-    }
+    if form is Format.MXFP4:
+        groups = columns // MX_GROUP
+        held["weight"] = (("U8",), ((experts, rows, groups, MX_GROUP // 2),))
+        held["weight_scale"] = (("U8",), ((experts, rows, groups),))
+    elif form is not Format.NONE:
+        held["weight"] = (("U8",), ((experts, columns // 2, rows),))
+        held["weight_scale"] = (("F8_E4M3",), ((experts, columns // NV_GROUP, rows),))
+    return {f"{shape.name}{end}": held[part] for part, end in _stacked_parts(form).items()}
+
+
+def _stacked_parts(form: Format) -> dict[str, str]:
+    """Map the parts of a projection of all experts to the ends of their tensors' names.
+
+    Source: GptOssExperts of transformers 5.14, openai/gpt-oss-20b, and ModelOpt 0.47's export of it.
+    """
+    if form is Format.NONE:
+        return {"weight": "", "bias": "_bias"}
+    if form is Format.MXFP4:
+        return {"weight": "_blocks", "weight_scale": "_scales", "bias": "_bias"}
+    if form not in (Format.NVFP4, Format.W4A16_NVFP4):
+        raise CheckpointError(f"experts in one tensor are not read in {form}")
+    parts = ("weight_scale", "weight_scale_2", *(("input_scale",) if form is Format.NVFP4 else ()))
+    return {"weight": "", "bias": "_bias", **{part: f"_{part}" for part in parts}}
 
 
 _SCALAR = ((), (1,))

@@ -138,6 +138,52 @@ def test_a_budget_measures_nothing_and_its_choice_is_in_the_files(
     assert np.median(error) < 2e-5
 
 
+# By what engines compute as one, and its part of a layer.
+JOINED = {
+    "mixtral": ("block_sparse_moe.experts", 5.0),
+    "qwen3_moe": ("mlp.experts", 7.0),
+    "phi3": ("mlp.gate_up_proj", 6.0),
+}
+
+
+@pytest.mark.parametrize("architecture", JOINED)
+def test_models_of_joined_projections_and_experts_are_mixed(
+    calibrations: Calibrations, tmp_path: Path, architecture: str
+) -> None:
+    place, bits = JOINED[architecture]
+    asked = budget(bits).model_dump() | {"auto": {"effective_bits": bits, "formats": ["w4a16_nvfp4", "fp8"]}}
+    wanted = Quantization.model_validate(asked)
+    source, dataset = calibrations.source(architecture), calibrations.dataset()
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    given: dict[str, Any] = {"progress": Silent(), "device": "cpu"}
+    measure_sensitivity(source, dataset, wanted, kept=tmp_path / "kept.pt", into=measured, **given)
+    found = json.loads((measured / auto.SENSITIVITY).read_text(encoding="utf-8"))
+    groups = [group for group in found["groups"] if place in group["layers"][0]]
+    assert len(groups) == 2
+    assert all(
+        0 == one["scores"]["none"] < one["scores"]["fp8"] < one["scores"]["w4a16_nvfp4"]
+        for one in found["groups"]
+    )
+    calibrate(source, dataset, wanted, exports=(), into=tmp_path, sensitivity_dir=measured, **given)
+    chosen = facts(tmp_path)["auto"]
+    assert bits - 1.5 < chosen["effective_bits"] <= bits
+    assert len(chosen["formats"]) > 1
+    checkpoint = CheckpointReader(tmp_path / "hf")
+    checkpoint.check()
+    for group in groups:
+        assert len({checkpoint.quantization.format_of(name) for name in group["layers"]}) == 1
+    prompts = np.random.default_rng(4).integers(3, 400, (8, 6)).tolist()
+    judged = Decoder(checkpoint, prompts, "cpu")
+    wanted_logits = (judged.hidden_states(lambda: None) @ judged.head().T).numpy().reshape(8, 6, -1)
+    build_ir(tmp_path / "hf", tmp_path / "ir", simulate_activations=architecture == "phi3", progress=Silent())
+    engine = Stateful(tmp_path / "ir")
+    logits = np.stack([engine.logits(prompt) for prompt in prompts])
+    error = np.abs(logits - wanted_logits).max(axis=(1, 2)) / np.abs(wanted_logits).max()
+    # Experts are built without the rounding of FP8 inputs, which the gate simulates.
+    assert np.median(error) < (2e-5 if architecture == "phi3" else 0.1)
+
+
 def test_a_budget_without_what_was_measured_is_refused(calibrations: Calibrations, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs measured sensitivity"):
         calibrate(

@@ -42,7 +42,7 @@ class Calibrations:
         if key not in self._made:
             folder = self.root / f"source{len(self._made)}"
             scaling = LLAMA3_SCALING if architecture == "llama" else None
-            key_of_rope = "rope_theta" if architecture == "qwen2" else "rope_parameters"
+            key_of_rope = "rope_theta" if architecture in ("qwen2", "gemma3_text") else "rope_parameters"
             rope = {"rope_scaling": scaling, "rope_key": key_of_rope}
             sizes: dict[str, Any] = {**SIZES, **rope, "dtype": dtype, **changed}
             self._made[key] = make_checkpoint(folder, architecture, **sizes)  # type: ignore[arg-type]

@@ -85,7 +85,8 @@ def served_format(tensor: WeightTensor, model: ModelSpec) -> str:
     """Return the format that a tensor is served in: its published one, or what the recipe makes of linear layers."""
     if model.format == model.sizes.stored:
         return tensor.stored
-    return model.format if tensor.quantizable else "none"
+    is_kept = model.sizes.stored == "mxfp4" and tensor.stored == "none"  # what is cast is MXFP4 alone
+    return model.format if tensor.quantizable and not is_kept else "none"
 
 
 def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple: int = 1) -> int:

@@ -20,14 +20,15 @@ from pipeline.plan.memory.capacity import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.constants import efficiency
-from pipeline.plan.performance.engine import EngineSpeed
+from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, token_acceptance
 from pipeline.plan.performance.estimates import Quantity, structure_of
-from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop
+from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop, open_arrivals
 from pipeline.plan.performance.roofline import ModelLoad, model_load
 from pipeline.plan.performance.scheduler import ServedEngine, StepTimes
 from pipeline.resources import parse_yaml
 
-Kind = Literal["full-load", "fixed-batch", "first-token", "closed-loop"]
+Kind = Literal["full-load", "fixed-batch", "first-token", "closed-loop", "open-loop"]
+SERVED = ("closed-loop", "open-loop")  # measured at a server
 _ENOUGH = 1_000_000  # pages and slots of figures whose memory was not the limit
 
 
@@ -36,8 +37,15 @@ class PublishedFigure:
     """One measurement: output tokens a second of all GPUs, or milliseconds.
 
     Attributes:
+        prompt_tokens: Length of prompts as it is published.
         batch: Requests at a time; 0: as many as fit.
-        spread: Share of its mean by which a length may lie above or below.
+        rate: Requests a second of an open loop; else 0.
+        lengths: Shortest and longest prompt and answer, as shares of those published.
+        track: Backend that it was measured on.
+        step_tokens: Most tokens of a step.
+        chunked: Whether prompts may be split over steps.
+        fraction: Share of the free memory that the KV cache may take.
+        check: Whether it only checks the constants, and is never fitted.
         measured: Quantity -> what was measured, in tokens a second or in milliseconds.
     """
 
@@ -50,24 +58,29 @@ class PublishedFigure:
     prompt_tokens: int
     output_tokens: int
     batch: int
-    spread: float
+    rate: float
+    lengths: tuple[float, float]
+    track: Track
+    step_tokens: int
+    chunked: bool
+    fraction: float
+    check: bool
     source: str
     measured: Mapping[Quantity, float] = field(hash=False)
 
     @property
-    def track(self) -> Track:
-        """Backend that it was measured on."""
-        return "tensorrt" if self.kind in ("fixed-batch", "first-token") else "pytorch"
-
-    @property
     def need(self) -> ModelSpec:
         """The model as it was run."""
-        return ModelSpec("target", _sizes(self.model), self.split, self.form, self.kv_cache)
+        return ModelSpec("target", _sizes(self.model), self.split, self.form, self.kv_cache, self.step_tokens)
 
     @property
     def work(self) -> Workload:
         """The lengths of its requests."""
-        return Workload(self.prompt_tokens, self.output_tokens, self.spread)
+        least, most = self.lengths
+        mean = (least + most) / 2
+        return Workload(
+            round(self.prompt_tokens * mean), round(self.output_tokens * mean), (most - least) / 2 / mean
+        )
 
     @property
     def set_up(self) -> tuple[object, ...]:
@@ -103,6 +116,8 @@ def simulate_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = N
     engine = served_figure(figure, given)
     if figure.kind == "closed-loop":
         return closed_loop(engine, figure.batch, figure.work)
+    if figure.kind == "open-loop":
+        return open_arrivals(engine, figure.rate, figure.work, int(_data()["open_requests"]))
     count = full_load_requests(figure) if figure.kind == "full-load" else figure.batch
     return all_at_once(engine, count, figure.work)
 
@@ -129,6 +144,8 @@ def measured_units(
     answer = figure.output_tokens
     if figure.kind == "first-token":
         return {"ttft-idle": 1e3 * seconds}
+    if figure.kind == "open-loop":
+        return {"tpot": 1e3 * tpot_s, "ttft-loaded": 1e3 * ttft_s}
     if figure.kind == "closed-loop":
         first: Quantity = "ttft-loaded" if figure.batch > 1 else "ttft-idle"
         rate = figure.batch * answer / (ttft_s + (answer - 1) * tpot_s)
@@ -139,7 +156,7 @@ def measured_units(
 
 def _times(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> StepTimes:
     constants = efficiency(figure.gpu, figure.track, given)
-    return EngineSpeed(figure_load(figure), gpu_rates(figure.gpu), constants, figure.need.step_tokens).times
+    return EngineSpeed(figure_load(figure), gpu_rates(figure.gpu), constants, figure.step_tokens).times
 
 
 def served_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> ServedEngine:
@@ -152,10 +169,11 @@ def served_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = Non
         times=_times(figure, given),
         slots=_ENOUGH if roomy else int(_data()["max_batch"]) * groups,
         blocks=_ENOUGH if roomy else _blocks(figure),
-        step_tokens=figure.need.step_tokens * groups,
+        step_tokens=figure.step_tokens * groups,
+        chunked=figure.chunked,
         gpus=figure.split.world,
-        request_s=constants.request_s if figure.kind == "closed-loop" else 0.0,
-        admit_s=constants.admit_s if figure.kind == "closed-loop" else 0.0,
+        request_s=constants.request_s if figure.kind in SERVED else 0.0,
+        admit_s=constants.admit_s if figure.kind in SERVED else 0.0,
     )
 
 
@@ -163,7 +181,14 @@ def served_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = Non
 def _blocks(figure: PublishedFigure) -> int:
     """Pages of the KV cache; at least those of one request, where it ran although the plan has no room."""
     device, length = gpu(figure.gpu), figure.prompt_tokens + figure.output_tokens
-    spec = DeploymentSpec(device.name, device.driver_mib * 2**20, (figure.need,), length, concurrency=1)
+    spec = DeploymentSpec(
+        device.name,
+        device.driver_mib * 2**20,
+        (figure.need,),
+        length,
+        concurrency=1,
+        fraction=figure.fraction,
+    )
     return max(plan_memory(spec).blocks, -(-length // 32)) * figure.split.request_groups
 
 
@@ -171,6 +196,51 @@ def _blocks(figure: PublishedFigure) -> int:
 def figure_load(figure: PublishedFigure) -> ModelLoad:
     """Count what a figure's model asks of a rank."""
     return model_load(figure.need, gpu_rates(figure.gpu))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCheck:
+    """A published gain of prediction layers beside the computed one.
+
+    Attributes:
+        layers: Tokens that a round proposes.
+        tokens: Tokens that a round yields, as published.
+        measured: Times as fast as without speculation.
+        computed: The same of the model, with the acceptance that yields so many tokens.
+    """
+
+    what: str
+    source: str
+    layers: int
+    tokens: float
+    measured: float
+    computed: float
+
+    @property
+    def error(self) -> float:
+        """Relative error: -0.1 is ten percent too little."""
+        return self.computed / self.measured - 1
+
+
+def speculation_checks() -> list[SpeculationCheck]:
+    """Compute published gains of speculation for one request."""
+    found = []
+    for table in _data()["speculation"]:
+        split = Parallelism(table["tensor"], expert=table["expert"])
+        need = ModelSpec("target", _sizes(table["model"]), split, table["format"], table["kv_cache"])
+        target = EngineSpeed.of(need, table["gpu"], "pytorch")
+        context = Workload(table["prompt"], table["answer"]).mean_context
+        what = f"{table['model']} {table['format']} {table['gpu']} TP{split.tensor} EP{split.expert}"
+        for layers, tokens, measured in table["rows"]:
+            acceptance = token_acceptance((tokens - 1) / layers, layers)
+            engine = SpeculativeEngine.with_layers(target, layers, acceptance)
+            gain = engine.gain(1, context)
+            found.append(
+                SpeculationCheck(
+                    what, str(_data()["sources"][table["source"]]), layers, tokens, measured, gain
+                )
+            )
+    return found
 
 
 def full_load_requests(figure: PublishedFigure) -> int:
@@ -191,6 +261,7 @@ def _sizes(name: str) -> ModelSizes:
 
 
 def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
+    kind = table["kind"]
     for row in table["rows"]:
         split = Parallelism(
             table.get("tensor", 1),
@@ -198,25 +269,29 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
             table.get("expert", 1),
             table.get("attention_dp", False),
         )
-        batch, output = 0, 1
+        batch, asked, output = 0, 0.0, 1
         measured: dict[Quantity, float]
-        if table["kind"] == "full-load":
+        if kind == "full-load":
             prompt, output, rate = row
             measured = {"throughput": rate * (split.world if table["per_gpu"] else 1)}
-        elif table["kind"] == "fixed-batch":
+        elif kind == "fixed-batch":
             batch, ways, prompt, output, rate = row
             split, measured = replace(split, tensor=ways), {"throughput": rate * ways}
-        elif table["kind"] == "first-token":
+        elif kind == "first-token":
             ways, prompt, first = row
             split, batch, measured = replace(split, tensor=ways), 1, {"ttft-idle": first}
+        elif kind == "open-loop":
+            prompt, output, asked, first, each = row
+            measured = {"tpot": each, "ttft-loaded": first}
         else:
             prompt, output, batch, first, each = row
             rate = 1e3 * batch * output / (first + (output - 1) * each)
             measured = {"throughput": rate, "tpot": each, "ttft-loaded" if batch > 1 else "ttft-idle": first}
         for quantity in table.get("not", ()):
             measured.pop(quantity, None)
+        how = {**_data()["runs"].get(table["source"], {}), **table}
         yield PublishedFigure(
-            kind=table["kind"],
+            kind=kind,
             model=table["model"],
             gpu=table["gpu"],
             form=table["format"],
@@ -225,10 +300,23 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
             prompt_tokens=prompt,
             output_tokens=output,
             batch=batch,
-            spread=table.get("spread", 0.0),
+            rate=asked,
+            lengths=tuple(how.get("lengths", (1.0, 1.0))),
+            track=how.get("track", "pytorch"),
+            step_tokens=_step_tokens(how.get("step_tokens", 8192), prompt, output, batch),
+            chunked=how.get("chunked", True),
+            fraction=how.get("fraction", 0.9),
+            check=how.get("check", False),
             measured=measured,
             source=table["source"],
         )
+
+
+def _step_tokens(given: int | str, prompt: int, answer: int, batch: int) -> int:
+    """Work out max_num_tokens as InferenceX's scripts do: for one prompt beside the answers, or for a whole request."""
+    if isinstance(given, int):
+        return given
+    return (prompt + batch + 127) // 64 * 64 if given == "prompt" else prompt + answer + 200
 
 
 @cache

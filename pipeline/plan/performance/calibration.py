@@ -118,6 +118,7 @@ class CalibratedConstants(_Section):
     expert_arithmetic: float = Field(default=1.0, gt=0)
     expert_layer_us: float = Field(default=0.0, ge=0)
     latent_layer_us: float = Field(default=0.0, ge=0)
+    block_layer_us: float = Field(default=0.0, ge=0)
     request_us: float = Field(default=0.0, ge=0)
     admit_us: float = Field(default=0.0, ge=0)
 

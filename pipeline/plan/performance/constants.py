@@ -41,6 +41,7 @@ class Efficiency:
     expert_arithmetic: float = 1.0
     expert_layer_s: float = 0.0  # routing, sorting and adding up in a layer of experts
     latent_layer_s: float = 0.0  # further projections in a layer of multi-head latent attention
+    block_layer_s: float = 0.0  # scaling the inputs of a layer's products in FP8 blocks
     request_s: float = 0.0  # of a request outside the engine: HTTP and tokens; in its first token alone
     admit_s: float = 0.0  # from one request to the next, which a front end hands over one by one
 
@@ -66,7 +67,7 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
         link=facts["shared"]["link"],
         exchange_s=link * 1e-6,
         layer_s=facts["shared"]["layer_us"] * 1e-6,
-        step_s=facts["shared"]["step_us"] * 1e-6,
+        step_s=of_track["step_us"] * 1e-6,
         hides_step=track == "pytorch",  # its overlap scheduler, on by default
         sequence_s=of_track["sequence_us"] * 1e-6,
         eager=of_track["eager"],
@@ -79,8 +80,9 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
         },
         expert_layer_s=facts["shared"]["expert_layer_us"] * 1e-6,
         latent_layer_s=facts["shared"]["latent_layer_us"] * 1e-6,
-        request_s=facts["shared"]["request_us"] * 1e-6,
-        admit_s=facts["shared"]["admit_us"] * 1e-6,
+        block_layer_s=facts["shared"]["block_layer_us"] * 1e-6,
+        request_s=of_track["request_us"] * 1e-6,
+        admit_s=of_track["admit_us"] * 1e-6,
     )
 
 

@@ -1,8 +1,9 @@
-"""How far to trust a computed figure: the interval that four of five measurements of its class fell into.
+"""How far to trust a computed figure: the bracket that four of five measurements of its class fall into.
 
 A class is a quantity, the structure of the model (dense, or sparse: with experts), the format of its weights and the
 generation of the GPU. `data/efficiency.yaml` has the classes that measurements check, with errors of measurements whose
-whole set-up (model, GPU, split, lengths) was left out of the fit. What no class is of has no interval.
+whole set-up (model, GPU, split, lengths) was left out of the fit, and how many of them brackets hold that were set
+without their set-up. What no class is of has no bracket.
 """
 
 from __future__ import annotations
@@ -71,13 +72,16 @@ class FigureClass:
         format: Format of the weights.
         generation: Generation of the GPUs, as `contracts/data/gpus.yaml` names their constants.
         count: Measurements.
+        set_ups: Set-ups (model, format, GPU, split, lengths) that they are of.
         mean: Mean of absolute relative errors, with the measured set-up left out of the fit.
         median: Their median.
         p90: Their 90th percentile.
         bias: Median of the errors; above 0 the forecast is too much.
-        low: Measured over computed: a tenth of the measurements lie below.
-        high: A tenth lie above.
+        low: Lower end of the bracket: measured over computed, 1 at most.
+        high: Upper end, 1 at least.
+        covered: Share of measurements within brackets that were set without their set-up; None with too few set-ups.
         unseen: Median of absolute errors with all of the model on this GPU left out of the fit.
+        unseen_covered: Share of measurements within the bracket then; None with too few set-ups.
     """
 
     quantity: Quantity
@@ -85,13 +89,16 @@ class FigureClass:
     format: str
     generation: str
     count: int
+    set_ups: int
     mean: float
     median: float
     p90: float
     bias: float
     low: float
     high: float
+    covered: float | None
     unseen: float
+    unseen_covered: float | None
 
     @property
     def name(self) -> str:
@@ -151,4 +158,4 @@ class Trust:
         if not self.checks(quantity):
             return Estimate(value)
         found = self.classes[quantity]
-        return Estimate(value, value * min(found.low, 1.0), value * max(found.high, 1.0))
+        return Estimate(value, value * found.low, value * found.high)

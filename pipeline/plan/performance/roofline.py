@@ -67,6 +67,7 @@ class ModelLoad:
     layers: int  # of the stage
     expert_layers: int  # ... with routed experts
     latent_layers: int  # ... with multi-head latent attention
+    block_layers: int  # ... whose inputs are scaled block by block, by kernels of their own
     stages: int
     ranks: int  # that share each layer, or with attention data parallelism the experts
     attention_ranks: int  # ... that have sequences of their own; 1: all work on the same
@@ -101,7 +102,7 @@ class ModelLoad:
         )  # fmt: skip
         counts = {
             name: round(getattr(self, name) * share)
-            for name in ("layers", "expert_layers", "latent_layers", "exchanges")
+            for name in ("layers", "expert_layers", "latent_layers", "block_layers", "exchanges")
         }
         return replace(self, **{name: getattr(self, name) * share for name in names}, **counts)
 
@@ -126,6 +127,7 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
         latent_layers=sum(
             any(cache.kind == "latent attention" for cache in sizes.blocks[index].caches) for index in held
         ),
+        block_layers=len(held) if model.format == "fp8_block" else 0,
         stages=split.pipeline,
         ranks=split.tensor,
         attention_ranks=split.request_groups,
@@ -239,7 +241,8 @@ def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Ef
     rank = _rank(stage, load.attention_ranks)
     bandwidth = rates.memory_gb_s * 1e9 * constants.memory
     kernels = load.layers * constants.layer_s + load.expert_layers * constants.expert_layer_s
-    kernels = stages * (kernels + load.latent_layers * constants.latent_layer_s)
+    kernels += load.latent_layers * constants.latent_layer_s + load.block_layers * constants.block_layer_s
+    kernels = stages * kernels
     kernels = kernels * (1 + constants.eager * (step.prompt > 0))
     read_s, pair_s = attention_rates(load, rates, constants)
     pairs = rank.prompt * (rank.prompt_before + rank.prompt / 2)

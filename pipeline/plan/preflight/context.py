@@ -102,6 +102,11 @@ class RecipeModel:
         return self.facts.sizes
 
     @property
+    def is_cast(self) -> bool:
+        """Whether its weights are published in MXFP4 and cast to NVFP4, with no calibration of weights."""
+        return self.sizes is not None and self.sizes.stored == "mxfp4" and self.format != "none"
+
+    @property
     def architecture(self) -> str | None:
         """The class that its config.json names ("": none). None: not known before the checkpoint is here."""
         return self.sizes.architecture if self.sizes is not None else self.facts.architecture

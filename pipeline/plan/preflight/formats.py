@@ -62,14 +62,47 @@ def _context_off(context: Context, keys: tuple[str, ...], when: str, fix: str, *
 def _formats(context: Context) -> Iterator[Objection]:
     facts = rule("calibrate.formats").facts
     for model in context.models:
-        known = _known_formats(facts, model)
+        known = _known_formats(facts, model, context.kind)
+        of = f" for {model.architecture}" if model.architecture and model.format in facts["formats"] else ""
+        others = [form for form in context.layer_formats(model) if form not in known]
         if model.format not in known:
-            of = (
-                f" for {model.sizes.architecture}" if model.sizes and model.format in facts["formats"] else ""
-            )
+            yield Objection((model.format_key,), f"cannot be made{of}", f"one of {', '.join(known)}")
+        elif others and model.format == "auto":
             yield Objection(
-                (model.format_key,), f"cannot be calibrated{of} yet", f"one of {', '.join(known)}"
+                ("quantization.auto.formats",),
+                f"has {', '.join(others)}, which cannot be made{of}",
+                f"formats among {', '.join(form for form in known if form not in ('none', 'auto'))}",
             )
+        elif (
+            model.architecture in facts["cast"]
+            and model.sizes
+            and model.format != "none"
+            and not model.is_cast
+        ):
+            yield Objection(
+                (model.source_key, model.format_key),
+                "has experts that are not in MXFP4, and only those are cast; gpt-oss is not calibrated",
+                f"a checkpoint as it is published, or {model.format_key}: none",
+            )
+
+
+def _cast_loader(context: Context) -> Iterator[Objection]:
+    """Experts of gpt-oss that the LLM API has to read."""
+    runtime, facts = context.gpu_runtime, rule("cast.loader").facts
+    assert runtime is not None, "the rule is about TensorRT-LLM"
+    for model in context.models:
+        since = facts["since"].get(model.format)
+        if not model.is_cast or model.architecture not in rule("calibrate.formats").facts["cast"]:
+            continue
+        if since is None:
+            problem, fix = (
+                "is read of gpt-oss by no TensorRT-LLM",
+                f"one of {', '.join(facts['since'])}, or none",
+            )
+            yield Objection((model.format_key, VERSION), problem, fix)
+        elif precedes(runtime.version, since):
+            problem = f"is read of gpt-oss by TensorRT-LLM since {since}"
+            yield Objection((model.format_key, VERSION), problem, f"set {VERSION} to {since}, or a newer one")
 
 
 def _engine_formats(context: Context) -> Iterator[Objection]:
@@ -130,9 +163,12 @@ def _compressed(context: Context) -> Iterator[Objection]:
             )
 
 
-def _known_formats(facts: Mapping[str, Any], model: RecipeModel) -> list[str]:
-    fused = model.sizes is not None and model.sizes.architecture in facts["fused"]
-    return list(facts["fused_formats" if fused else "formats"])
+def _known_formats(facts: Mapping[str, Any], model: RecipeModel, kind: str) -> list[str]:
+    if model.architecture in facts["cast"]:
+        return list(facts["cast_formats"])
+    if model.architecture in facts["joined"]:
+        return list(facts["joined_engine_formats" if kind == "tensorrt" else "joined_formats"])
+    return list(facts["formats"])
 
 
 def _awq_samples(context: Context) -> Iterator[Objection]:
@@ -229,6 +265,7 @@ FORMAT_CHECKS: Mapping[str, Check] = {
     "calib.awq_sizes": _awq_samples,
     "calibrate.formats": _formats,
     "calibrate.engines": _engine_formats,
+    "cast.loader": _cast_loader,
     "auto.budget": _auto_budget,
     "ckpt.compressed": _compressed,
 }

@@ -219,7 +219,7 @@ def calibrated_weights(context: Context) -> int:
     """Count the weights of the largest model that is calibrated, which is loaded whole; 0 if there is none, or it is
     not known.
     """
-    calibrated = (sizes for model, sizes in context.sized if model.format != "none")
+    calibrated = (sizes for model, sizes in context.sized if model.format != "none" and not model.is_cast)
     return max((sum(parameter_counts(sizes).values()) for sizes in calibrated), default=0)
 
 

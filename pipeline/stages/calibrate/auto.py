@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from pipeline.contracts.engine_memory import format_bits
@@ -27,12 +28,14 @@ from pipeline.progress import Progress, Task
 from pipeline.recipe import Quantization
 from pipeline.stages.calibrate.measurement import (
     KV_CONFIG,
+    UNQUANTIZED,
     Batch,
     forward,
     layer_format,
     linear_layers,
     modelopt_config,
 )
+from pipeline.stages.calibrate.model import all_experts
 from pipeline.store import Json
 
 STATE, SENSITIVITY = "search.pt", "sensitivity.json"
@@ -68,15 +71,19 @@ def search(
     calibrations = sum(1 for config in configs if config["algorithm"] is not None)
     total = len(batches) * (calibrations + 1)
     torch.manual_seed(0)
-    with progress.task("measure sensitivity", total, "batches") as task, _amended(algorithms):
+    with (
+        progress.task("measure sensitivity", total, "batches") as task,
+        _amended(algorithms),
+        all_experts(model),
+    ):
         _, found = mtq.auto_quantize(
             model,
-            constraints={"effective_bits": _with_head(model, bits)},
+            constraints={"effective_bits": _with_others(model, bits)},
             quantization_formats=configs,
             data_loader=batches,
             forward_step=_Forward(task),
             loss_func=_loss,
-            disabled_layers=["*lm_head*"],
+            disabled_layers=[f"*{name}" for name in UNQUANTIZED],
             # ModelOpt takes a quarter of the steps for AWQ; here all formats see all samples.
             num_calib_steps=4 * len(batches),
             num_score_steps=len(batches),
@@ -90,11 +97,12 @@ def search(
     return result
 
 
-def _with_head(model: Any, bits: float) -> float:
-    """Turn an average of the layers of the blocks into ModelOpt's, which counts the output projection, too."""
+def _with_others(model: Any, bits: float) -> float:
+    """Turn an average of the layers that may be quantized into ModelOpt's, which counts the others, too."""
     weights = sum(int(layer.weight.numel()) for _, layer in linear_layers(model))
-    head = int(model.lm_head.weight.numel())
-    average = (bits * weights + _UNQUANTIZED_BITS * head) / (weights + head)
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    others = sum(int(module.weight.numel()) for module in linears) - weights
+    average = (bits * weights + _UNQUANTIZED_BITS * others) / (weights + others)
     return min(_UNQUANTIZED_BITS, average + _ROUNDING)
 
 
@@ -124,13 +132,14 @@ def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _amended(module: Any) -> Iterator[None]:
-    """Keep ModelOpt's progress bars off the screen, and let it go on with a state that has no scores yet.
+    """Keep ModelOpt's progress bars off the screen, and mend two things of ModelOpt 0.47.
 
-    ModelOpt 0.47 saves its calibrations, and fails on them when they are loaded: the empty scores come back as a plain
-    dictionary, to which it then adds by keys that are not there.
+    It saves its calibrations, and fails on them when they are loaded: the empty scores come back as a plain
+    dictionary, to which it then adds by keys that are not there. And it would score Mixtral's experts by the output of
+    their list, which computes nothing; here by the output of the block, as it does with Qwen's.
     """
     bars, searcher = module.tqdm, module.AutoQuantizeGradientSearcher
-    load = searcher.load_search_checkpoint
+    load, rules = searcher.load_search_checkpoint, searcher.score_module_rules
 
     def load_amended(self: Any) -> bool:
         loaded: bool = load(self)
@@ -138,10 +147,11 @@ def _amended(module: Any) -> Iterator[None]:
         return loaded
 
     module.tqdm, searcher.load_search_checkpoint = (lambda iterable, **_: iterable), load_amended
+    searcher.score_module_rules = [r"^(.*?\.block_sparse_moe)\.experts\.\d+\.(w1|w2|w3)$", *rules]
     try:
         yield
     finally:
-        module.tqdm = bars
+        module.tqdm, searcher.score_module_rules = bars, rules
         del searcher.load_search_checkpoint  # that of its base class again
 
 
@@ -170,7 +180,7 @@ def measure_sensitivity(
     names = {format_bits(form, block): form for form in ("none", *quantization.auto.formats)}
     groups: list[dict[str, Any]] = []
     for stats in found["candidate_stats"].values():
-        if stats["module_names"] == ["lm_head"]:
+        if stats["module_names"][0].endswith(UNQUANTIZED):
             continue
         weights = round(stats["uncompressed_cost"])
         candidates: dict[str, float] = {}

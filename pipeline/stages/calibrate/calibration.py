@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline.contracts.checkpoint import CheckpointLayout, check_files
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
-from pipeline.models import Architecture, CheckpointReader, Format, TensorFiles
+from pipeline.models import Architecture, CheckpointReader, Format
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.plan import UNIFIED
 from pipeline.progress import Progress
 from pipeline.recipe import Quantization
-from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
+from pipeline.stages.calibrate.cast import FORMATS as CASTS
+from pipeline.stages.calibrate.cast import can_cast, cast, largest_inputs
 from pipeline.stages.calibrate.third_party import Notes, quietly
 from pipeline.stages.dataset.freezing import read_samples
 from pipeline.stages.torch_device import torch_device, torch_threads_for
@@ -72,7 +73,7 @@ def calibrate(
     if form is not Format.NONE and source.quantization.format is not Format.NONE:
         if quantization.kv_cache != "auto":
             raise UserError("weights are cast without calibration: quantization.kv_cache must be auto")
-        return facts | _cast(work, source) | {"seconds": round(time.monotonic() - began, 1)}
+        return facts | _cast(work, source, dataset_dir) | {"seconds": round(time.monotonic() - began, 1)}
     if form is not Format.NONE or exports:
         work.import_libraries()
     with torch_threads_for(work.elements):
@@ -140,10 +141,15 @@ def _open(
     form = Format(quantization.format)
     source = CheckpointReader(checkpoint_dir)
     stored = source.quantization
-    castable = form is Format.W4A16_NVFP4 and stored.compressed and stored.format is Format.MXFP4
-    castable = castable and isinstance(source.tensors, TensorFiles)  # not a decoder below a tower for images
-    if form is not Format.NONE and stored.format is not Format.NONE and not castable:
-        raise UserError(f"{checkpoint_dir} is quantized already ({stored.format}): format: none keeps it")
+    if (
+        form is not Format.NONE
+        and stored.format is not Format.NONE
+        and not (form in CASTS and can_cast(source))
+    ):
+        fix = f"format {' or '.join(CASTS)} casts it, " if can_cast(source) else ""
+        raise UserError(
+            f"{checkpoint_dir} is quantized already ({stored.format}): {fix}format: none keeps it"
+        )
     with progress.task("checking the checkpoint"):
         source.check()
     if form is not Format.NONE and dataset_dir is None:
@@ -154,16 +160,22 @@ def _open(
     )
 
 
-def _cast(work: _Calibration, source: CheckpointReader) -> dict[str, Json]:
+def _cast(work: _Calibration, source: CheckpointReader, dataset_dir: Path | None) -> dict[str, Json]:
     """Four-bit floats from one kind of scales to another."""
     from pipeline.stages.calibrate import unified
-    from pipeline.stages.calibrate.cast import cast
 
-    directory = work.into / UNIFIED
-    facts = cast(source, directory, work.progress)
+    directory, inputs = work.into / UNIFIED, None
+    if work.form is Format.NVFP4:
+        assert dataset_dir is not None, "looked at when it was opened"
+        samples = read_samples(dataset_dir / "calibration.jsonl", source.architecture.vocab)
+        with torch_threads_for(work.elements):
+            inputs = largest_inputs(source, samples, work.device, work.progress)
+    facts = cast(source, directory, inputs, work.progress)
     unified.copy_companions(source.directory, directory)
     unified.judge(directory, work.form, work.group_size, "auto", {})
     work.progress.say(f"    {facts['blocks']} blocks cast, {facts['inexact_blocks']} of them not exact")
+    for layer in facts["inexact_layers"]:  # type: ignore[union-attr]
+        work.progress.say(f"    not exact: {layer}, with blocks more than 2^17 below its largest")
     return {"cast": facts, "exports": {UNIFIED: _size(directory)}, "warnings": []}
 
 
@@ -207,9 +219,9 @@ class _Calibration:
 
     def import_libraries(self) -> None:
         """Torch, transformers and ModelOpt: half a minute on a slow disk. Raises UserError for other families."""
-        if self._architecture.family not in MODEL_TYPES:
-            name = self._architecture.class_name
-            raise UserError(f"{name} cannot be calibrated; {', '.join(MODEL_TYPES)} can")
+        from pipeline.stages.calibrate.model import check_family
+
+        check_family(self._architecture)
         with self._phase("importing ModelOpt"):
             import modelopt.torch.export  # noqa: F401
 

@@ -33,6 +33,11 @@ _CONFIGS: Mapping[Format, str] = {
     Format.W4A16_NVFP4: "W4A16_NVFP4_CFG",
 }
 KV_CONFIG = "FP8_KV_CFG"
+UNQUANTIZED = (
+    "lm_head",
+    "block_sparse_moe.gate",
+    "mlp.gate",
+)  # ends of the names of layers that keep their precision
 _FP4_BACKEND = "nvfp4_in_torch"
 
 # AWQ measures activations in one pass and searches the best smoothing in another; weights alone need no samples.
@@ -120,9 +125,9 @@ def _round_fp4(x: Tensor, quantizer: Any) -> Tensor:
 
 
 def linear_layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and modules of the linear layers, without the output projection."""
+    """Yield names and modules of the linear layers, without the output projection and routers."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name != "lm_head":
+        if isinstance(module, nn.Linear) and not name.endswith(UNQUANTIZED):
             yield name, module
 
 

@@ -17,9 +17,26 @@ from pipeline.errors import StageError, UserError
 from pipeline.machine.host import read_memory
 from pipeline.models import Architecture, TensorFiles
 from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
+from pipeline.stages.evaluate.decoder import causal_attention
 from pipeline.store import Json
 
 _MOST_TOKENS, _MOST_SECONDS = 64, 60.0
+# What ModelOpt calls the families that are calibrated.
+_MODEL_TYPES = {**MODEL_TYPES, "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3": "gemma3"}
+
+
+def check_family(architecture: Architecture) -> None:
+    """Raise UserError for a model that is not calibrated, and say what is missing."""
+    name = architecture.class_name
+    if architecture.stacked:
+        raise UserError(
+            f"{name} cannot be calibrated: all experts of a layer lie in one tensor. What is cast, in format nvfp4 or "
+            "w4a16_nvfp4, is a checkpoint whose experts are in MXFP4"
+        )
+    if name.endswith("ForConditionalGeneration"):
+        raise UserError(f"{name} cannot be calibrated: its decoder is exported with no tower for images")
+    if architecture.family not in _MODEL_TYPES:
+        raise UserError(f"{name} cannot be calibrated; {', '.join(_MODEL_TYPES)} can")
 
 
 def check_known(directory: Path, architecture: Architecture) -> None:
@@ -35,11 +52,10 @@ def check_known(directory: Path, architecture: Architecture) -> None:
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     with torch.device("meta"):
         model = auto.from_config(config)
-        if architecture.experts:
-            separate(model)
+        separate(model)
     kind = get_model_type(model)
     compatible, _, _ = check_model_compatibility(get_transformer_layers(model))
-    if kind != MODEL_TYPES.get(architecture.family) or not compatible:
+    if kind != _MODEL_TYPES.get(architecture.family) or not compatible:
         raise UserError(
             f"ModelOpt does not know {architecture.class_name} (takes it for {kind!r}): it cannot be exported"
         )
@@ -77,8 +93,7 @@ def load(directory: Path, architecture: Architecture, device: str) -> Any:
     ]
     if wrong:
         raise StageError("\n  ".join([f"{directory} does not fit {architecture.class_name}:", *wrong]))
-    if architecture.experts:
-        separate(model)
+    separate(model)
     return model.eval().requires_grad_(False)
 
 
@@ -153,28 +168,34 @@ def attend(
     sample_lengths: tuple[int, ...] | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each sample; samples lie one after the other in the row.
 
     Args:
-        sample_lengths: Tokens of each sample; None: a call of generation, which goes to transformers' `sdpa`.
+        sample_lengths: Tokens of each sample; None: a call of generation, which goes to transformers' `sdpa`, or
+            where scores are capped, which that cannot, is a single sample.
 
     Returns:
         [1, tokens, heads, head_dim], and None in place of attention weights.
     """
-    if sample_lengths is None:
+    if sample_lengths is None and softcap is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         given = {"scaling": scaling, "sliding_window": sliding_window, **others}
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **given)
         return output, None
+    limits: Any = {"scale": scaling, "window": sliding_window, "cap": softcap}
+    if sample_lengths is None:
+        return causal_attention(query, key, value, **limits).transpose(1, 2), None
     outputs, start = [], 0
     for length, run in groupby(sample_lengths):
         count = len(list(run))
         rows = slice(start, start + count * length)
         q, k, v = (_stacked(part[0, :, rows], count) for part in (query, key, value))
-        outputs.append(_causal(q, k, v, scaling, sliding_window))
+        output = causal_attention(q, k, v, **limits).transpose(1, 2)
+        outputs.append(output.reshape(1, count * length, *output.shape[2:]))
         start = rows.stop
     return torch.cat(outputs, dim=1), None
 
@@ -185,54 +206,45 @@ def _stacked(part: Tensor, count: int) -> Tensor:
     return part.reshape(heads, count, -1, size).transpose(0, 1)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    """[count, heads, length, head_dim] each -> [1, count * length, heads, head_dim]"""
-    count, heads, length, size = query.shape
-    mask = None
-    if window is not None and window < length:
-        at = torch.arange(length, device=query.device)
-        distance = at[:, None] - at[None, :]
-        mask = (distance >= 0) & (distance < window)
-    output = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-    )
-    return output.transpose(1, 2).reshape(1, count * length, heads, size)
-
-
-# Mixtral's experts
+# Experts
 #
 # transformers 5 keeps all experts of a layer in two tensors. ModelOpt 0.47 can measure and write those for the Hugging
-# Face export (under other names), but not for TensorRT-LLM; and an expert that no sample reaches has no scales. Here
-# each layer's block is replaced by one that holds router and experts as linear layers: the layout of transformers 4, of
-# the hub's files, and the one that ModelOpt's name-based rules for Mixtral are written for. Weights are not copied.
+# Face export, but not for TensorRT-LLM; and an expert that no sample reaches has no scales. Here each layer's block is
+# replaced by one that holds router and experts as linear layers: the layout of transformers 4, of the hub's files, and
+# the one that ModelOpt's name-based rules for Mixtral and Qwen are written for. Weights are not copied.
 
 
-class MixtralExpert(nn.Module):
-    """One expert: w2(silu(w1 x) * w3 x)."""
+class Expert(nn.Module):
+    """One expert: down(silu(gate x) * up x)."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, names: tuple[str, str, str]) -> None:
         super().__init__()
-        gate, up = gate_up.chunk(2)
-        self.w1, self.w2, self.w3 = _linear(gate), _linear(down), _linear(up)
+        self._names = names
+        for name, weight in zip(names, (*gate_up.chunk(2), down), strict=True):
+            self.add_module(name, _linear(weight))
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> the same."""
-        result: Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
+        gate, up, down = (getattr(self, name) for name in self._names)
+        result: Tensor = down(functional.silu(gate(x)) * up(x))
         return result
 
 
-class MixtralSparseMoeBlock(nn.Module):
+class SparseMoeBlock(nn.Module):
     """Router and experts. ModelOpt knows it by its name, and by `top_k`, `num_experts`, `gate` and `experts`.
 
     While `everywhere` is set, each expert sees all tokens, and the result is that of the chosen ones all the same.
     """
 
+    names: tuple[str, str, str]  # of an expert's gate, up and down
+
     def __init__(self, fused: Any) -> None:
         super().__init__()
-        self.top_k, self.num_experts = int(fused.top_k), int(fused.experts.num_experts)
+        self.top_k, self.num_experts = int(fused.gate.top_k), int(fused.experts.num_experts)
         self.gate = _linear(fused.gate.weight)
+        self._renormalize = getattr(fused.gate, "norm_topk_prob", True)
         weights = zip(fused.experts.gate_up_proj, fused.experts.down_proj, strict=True)
-        self.experts = nn.ModuleList(MixtralExpert(upper, lower) for upper, lower in weights)
+        self.experts = nn.ModuleList(Expert(upper, lower, self.names) for upper, lower in weights)
         self.everywhere = False
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -240,7 +252,7 @@ class MixtralSparseMoeBlock(nn.Module):
         x = hidden.reshape(-1, hidden.shape[-1])
         shares = torch.softmax(self.gate(x).float(), dim=-1)
         top, chosen = torch.topk(shares, self.top_k, dim=-1)
-        top = (top / top.sum(dim=-1, keepdim=True)).to(x.dtype)
+        top = (top / top.sum(dim=-1, keepdim=True) if self._renormalize else top).to(x.dtype)
         result = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             tokens, place = torch.where(chosen == number)
@@ -251,9 +263,26 @@ class MixtralSparseMoeBlock(nn.Module):
         return result.reshape(hidden.shape)
 
 
+class MixtralSparseMoeBlock(SparseMoeBlock):
+    """Under the name by which ModelOpt knows Mixtral's."""
+
+    names = ("w1", "w3", "w2")
+
+
+class Qwen3MoeSparseMoeBlock(SparseMoeBlock):
+    """Under the name by which ModelOpt knows Qwen's."""
+
+    names = ("gate_proj", "up_proj", "down_proj")
+
+
 def separate(model: Any) -> None:
-    """Replace the fused blocks of a Mixtral model, in place; `model` may be on the meta device."""
+    """Replace the fused blocks of experts of a model, in place; `model` may be on the meta device."""
     for layer in model.model.layers:
+        if not hasattr(layer.mlp, "experts"):
+            continue
+        if type(layer.mlp).__name__ == "Qwen3MoeSparseMoeBlock":
+            layer.mlp = Qwen3MoeSparseMoeBlock(layer.mlp)
+            continue
         block = MixtralSparseMoeBlock(layer.mlp)
         del layer.mlp
         layer.block_sparse_moe = block
@@ -267,7 +296,7 @@ def separate(model: Any) -> None:
 @contextlib.contextmanager
 def all_experts(model: Any) -> Iterator[None]:
     """Show every token to every expert; does nothing where there are none."""
-    blocks = [module for module in model.modules() if isinstance(module, MixtralSparseMoeBlock)]
+    blocks = [module for module in model.modules() if isinstance(module, SparseMoeBlock)]
     for block in blocks:
         block.everywhere = True
     try:

@@ -24,6 +24,7 @@ from pipeline.models.quantization import AWQ
 from pipeline.models.rope import rope_settings
 from pipeline.models.tensors import read_headers
 from pipeline.stages.calibrate.measurement import layer_format
+from pipeline.stages.calibrate.model import SparseMoeBlock
 
 # Everything of a checkpoint that is neither weights nor their index.
 COMPANIONS = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -202,13 +203,18 @@ def fold(model: Any, dtype: torch.dtype) -> None:
 
 
 def _sharing_an_input(layer: Any) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """Linear layers of a decoder layer that engines make one, with the norm that they read."""
-    attention, norm = layer.self_attn, layer.post_attention_layernorm
+    """Linear layers of a decoder layer that engines make one, with the norm that they read.
+
+    Layers that are stored as one (Phi-3) have one scale anyway; no format that smooths is made of them, or of experts.
+    """
+    attention = layer.self_attn
+    norm = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
     if hasattr(attention, "q_proj"):
         yield layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]
-    experts = getattr(layer, "block_sparse_moe", None)
-    if experts is not None:
-        yield from ((norm, [expert.w1, expert.w3]) for expert in experts.experts)
+    if isinstance(layer.mlp, SparseMoeBlock):
+        yield from (
+            (norm, [getattr(expert, name) for name in layer.mlp.names[:2]]) for expert in layer.mlp.experts
+        )
     elif hasattr(layer.mlp, "gate_proj"):
         yield norm, [layer.mlp.gate_proj, layer.mlp.up_proj]
 
@@ -230,9 +236,10 @@ def _into_norm(norm: Any, modules: list[nn.Module], dtype: torch.dtype) -> None:
     """Multiply the smoothing into the norm, rounded; weights are divided by what became of it there."""
     smoothing = _smoothing(modules[0])
     assert smoothing is not None, "the caller looked"
-    smoothing, before = smoothing.float(), norm.weight.float()
-    after = (before * smoothing).to(dtype).float()
-    kept = after / before
+    plus = 1 if "Gemma" in type(norm).__name__ else 0  # these multiply by 1 + weight
+    smoothing, before = smoothing.float(), norm.weight.float() + plus
+    after = (before * smoothing - plus).to(dtype).float()
+    kept = (after + plus) / before
     kept = torch.where(torch.isfinite(kept) & (kept > 0), kept, smoothing)
     for module in modules:
         _smooth(module, kept, beside=torch.ones_like(kept))

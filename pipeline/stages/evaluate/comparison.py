@@ -146,7 +146,7 @@ def _scores(
     def compared(first: States, second: States) -> PositionScores:
         positions = sum(len(sample) - 1 for sample in samples)
         with progress.task("compare positions", positions, "positions") as task:
-            return measure(samples, first, second, task.advance)
+            return measure(samples, first, second, task.advance, checkpoint.architecture.logits_cap)
 
     exact = states("f32")
     for precision in export.computed(checkpoint.architecture.hidden):
@@ -279,6 +279,7 @@ def measure(
     reference: States,
     quantized: States,
     advance: Callable[[float], None],
+    logits_cap: float | None = None,
 ) -> PositionScores:
     """Score every position of the samples with both models.
 
@@ -297,7 +298,7 @@ def measure(
     for at in range(0, len(predicting), step):
         rows = torch.from_numpy(predicting[at : at + step]).to(reference[0].device)
         aims = torch.from_numpy(targets[at : at + step]).to(reference[0].device)
-        first, second = (log_probs(hidden[rows], head) for hidden, head in (reference, quantized))
+        first, second = (log_probs(hidden[rows], head, logits_cap) for hidden, head in (reference, quantized))
         slices.append(_compare(first, second, aims))
         advance(len(rows))
     columns = [np.concatenate(parts) for parts in zip(*slices, strict=True)]

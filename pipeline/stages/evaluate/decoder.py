@@ -2,9 +2,7 @@
 
 One layer is in memory at a time, so a model larger than memory can be judged. All tokens of all samples go
 through a layer together (only attention looks at samples), so nothing is padded. Everything is float32; what
-quantization does to weights, inputs, keys and values is simulated with the scales that the files hold. So is bf16, on
-any processor: what one operation hands to the next is rounded as in the `cpu` runtime (OpenVINO 2026.4), which sums in
-float32 and returns logits in it.
+quantization does to weights, inputs, keys and values is simulated with the scales that the files hold.
 
 Roundings of inputs are simulated in float32 with the scales of the checkpoint, as ModelOpt 0.47's fake quantization
 does; NVFP4's after its description (two levels of scales, blocks of 16 scaled as they come), for ModelOpt's own needs a
@@ -20,14 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.errors import StageError, UserError
-from pipeline.models import Architecture, CheckpointReader, Format
-from pipeline.runtimes.tensorrt.checkpoint import MODEL_TYPES
+from pipeline.errors import StageError
+from pipeline.models import Architecture, CheckpointReader, Format, LinearLayer
+from pipeline.models.rope import Rope
 
 _LOGITS = 1 << 24  # of each model, held at once
 _ROWS = 4096  # tokens that go through a linear layer together
 E4M3_MAX, E2M1_MAX, BLOCK = 448.0, 6.0, 16
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# transformers 5.14, models/gpt_oss/modeling_gpt_oss.py: GptOssExperts.
+_SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
+_GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 class Decoder:
@@ -37,10 +38,9 @@ class Decoder:
         samples: Tokens of each sample.
         device: "cpu" or "cuda".
         kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
-        bf16: Whether weights, activations, keys and values are rounded to bf16.
-
-    Raises:
-        UserError: The family is not one that is calibrated.
+        bf16: Round weights, activations, keys and values to bf16, as the `cpu` runtime hands them on (OpenVINO 2026.4);
+            sums and logits stay float32.
+        observe: Keep the largest magnitude of each linear layer's inputs in `largest_inputs`.
     """
 
     def __init__(
@@ -51,15 +51,20 @@ class Decoder:
         kv_scale: float | None = None,
         *,
         bf16: bool = False,
+        observe: bool = False,
     ) -> None:
         self._bf16 = bf16
         self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
-        if self._architecture.family not in MODEL_TYPES:
-            raise UserError(f"{self._architecture.class_name} cannot be judged; {', '.join(MODEL_TYPES)} can")
+        self._is_gemma = self._architecture.family.startswith("gemma")
         self._lengths = [len(sample) for sample in samples]
         self._tokens = torch.tensor([token for sample in samples for token in sample], device=device)
-        self._cosine, self._sine = self._rotations()
+        turns = self._rotations(self._architecture.rope)
+        local = self._architecture.local_rope
+        near = turns if local is None else self._rotations(local)
+        self._turns = [turns if window is None else near for window in self._architecture.windows]
+        self._observe = observe
+        self.largest_inputs: dict[str, float] = {}
 
     @property
     def layers(self) -> int:
@@ -77,12 +82,20 @@ class Decoder:
         """
         model = self._architecture
         table = self._array(model.embedding)
-        x = table[self._tokens]
+        x = self._held(table[self._tokens] * (model.hidden**0.5 if self._is_gemma else 1))
         del table
         for layer in range(model.layers):
             block = f"model.layers.{layer}."
-            x = self._held(x + self._attention(layer, self._norm(x, block + "input_layernorm")))
-            x = self._held(x + self._feed_forward(block, self._norm(x, block + "post_attention_layernorm")))
+            mixed = self._attention(layer, self._norm(x, block + "input_layernorm"))
+            if self._is_gemma:
+                x = self._held(x + self._norm(mixed, block + "post_attention_layernorm"))
+                made = self._feed_forward(layer, self._norm(x, block + "pre_feedforward_layernorm"))
+                x = self._held(x + self._norm(made, block + "post_feedforward_layernorm"))
+            else:
+                x = self._held(x + mixed)
+                x = self._held(
+                    x + self._feed_forward(layer, self._norm(x, block + "post_attention_layernorm"))
+                )
             if not torch.isfinite(x).all():
                 raise StageError(
                     f"{self._checkpoint.directory}: layer {layer} computes values that are not finite"
@@ -100,14 +113,22 @@ class Decoder:
         query, key, value = self._projections(block, x)
         if model.qk_norm:
             query, key = self._norm(query, block + "q_norm"), self._norm(key, block + "k_norm")
-        query, key = self._rotate(query), self._rotate(key)
+        query, key = self._rotate(query, layer), self._rotate(key, layer)
         scales = self._checkpoint.kv_scales(layer)
         if scales is not None:  # the cache holds keys after the rotation
             scales = scales if self._kv_scale is None else (self._kv_scale, self._kv_scale)
             key, value = round_e4m3(key, scales[0]), round_e4m3(value, scales[1])
-        samples = (torch.split(part, self._lengths) for part in (query, key, value))
-        outputs = [self._attend(q, k, v, model.windows[layer]) for q, k, v in zip(*samples, strict=True)]
-        return self.linear(block + "o_proj", torch.cat(outputs))
+        sinks = self._array(block + "sinks") if block + "sinks" in self._checkpoint.tensors else None
+        samples = (
+            torch.split(part.transpose(0, 1)[None], self._lengths, dim=2) for part in (query, key, value)
+        )
+        outputs = [
+            causal_attention(
+                q, k, v, scale=model.attention_scale, window=model.windows[layer], cap=model.attention_cap, sinks=sinks
+            )[0].transpose(0, 1).flatten(1)
+            for q, k, v in zip(*samples, strict=True)
+        ]  # fmt: skip
+        return self.linear(block + "o_proj", self._held(torch.cat(outputs)))
 
     def _projections(self, block: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [tokens, (kv_)heads, head_dim]."""
@@ -123,50 +144,58 @@ class Decoder:
         )
         return query, key, value
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-        """[tokens, heads, head_dim] of one sample -> [tokens, heads * head_dim]."""
-        tokens, mask = len(query), None
-        if window is not None and window < tokens:
-            ahead = torch.arange(tokens, device=self._device)
-            distance = ahead[:, None] - ahead[None, :]
-            mask = (distance >= 0) & (distance < window)
-        attended = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            key.transpose(0, 1)[None],
-            value.transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-        )
-        return self._held(attended[0].transpose(0, 1).flatten(1))
-
-    def _feed_forward(self, block: str, x: Tensor) -> Tensor:
-        if self._architecture.experts:
-            return self._experts(block + "block_sparse_moe.", x)
-        if self._architecture.fused:
+    def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
+        model, block = self._architecture, f"model.layers.{layer}."
+        if model.sparse[layer]:
+            return self._experts(block, x)
+        if model.fused:
             gate, up = self.linear(block + "mlp.gate_up_proj", x).chunk(2, dim=-1)
         else:
-            gate, up = self.linear(block + "mlp.gate_proj", x), self.linear(block + "mlp.up_proj", x)
-        return self.linear(block + "mlp.down_proj", self._held(functional.silu(gate) * up))
+            gate, up = (self.linear(f"{block}mlp.{name}", x) for name in _GATED[:2])
+        gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate)
+        return self.linear(block + "mlp.down_proj", self._held(gate * up))
 
     def _experts(self, block: str, x: Tensor) -> Tensor:
         """Each token by the experts that the router ranks highest, in the shares that it gives these."""
         model, result = self._architecture, torch.zeros_like(x)
-        shares = torch.softmax(self.linear(block + "gate", x), dim=-1)
-        top, chosen = torch.topk(shares, model.experts_per_token, dim=-1)
-        top = top / top.sum(dim=-1, keepdim=True)
+        is_mixtral = model.family == "mixtral"
+        place = block + ("block_sparse_moe." if is_mixtral else "mlp.")
+        logits = self.linear(place + ("router" if model.stacked else "gate"), x)
+        top, chosen = torch.topk(logits, model.experts_per_token, dim=-1)
+        shares = torch.softmax(top, dim=-1)
+        if not model.renormalize:
+            shares = torch.softmax(logits, dim=-1).gather(1, chosen)
         for number in range(model.experts):
-            tokens, place = torch.where(chosen == number)
-            if len(tokens):
-                expert, mine = f"{block}experts.{number}.", x[tokens]
-                gate, up = self.linear(expert + "w1", mine), self.linear(expert + "w3", mine)
-                inner = self._held(functional.silu(gate) * up)
-                result.index_add_(0, tokens, self.linear(expert + "w2", inner) * top[tokens, place, None])
+            tokens, rank = torch.where(chosen == number)
+            if not len(tokens):
+                continue
+            mine = x[tokens]
+            if model.stacked:
+                made = self._stacked_expert(f"{place}experts.", number, mine)
+            else:
+                expert = f"{place}experts.{number}."
+                gate, up, down = (expert + name for name in (("w1", "w3", "w2") if is_mixtral else _GATED))
+                inner = self._held(functional.silu(self.linear(gate, mine)) * self.linear(up, mine))
+                made = self.linear(down, inner)
+            result.index_add_(0, tokens, made * shares[tokens, rank, None])
         return result
+
+    def _stacked_expert(self, place: str, number: int, x: Tensor) -> Tensor:
+        """One of gpt-oss: gates are the even outputs of the first projection, the others the odd ones."""
+        both = self._product(self._checkpoint.expert(place + "gate_up_proj", number), x)
+        gate = both[:, 0::2].clamp(max=_SWIGLU_LIMIT)
+        up = both[:, 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT) + 1
+        inner = self._held(up * gate * torch.sigmoid(gate * _SWIGLU_ALPHA))
+        return self._product(self._checkpoint.expert(place + "down_proj", number), inner)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """The output of one linear layer for x [tokens, in]: smoothed, rounded as its kernel would, multiplied."""
-        layer = self._checkpoint.linear(name)
+        return self._product(self._checkpoint.linear(name), x)
+
+    def _product(self, layer: LinearLayer, x: Tensor) -> Tensor:
+        if self._observe:
+            largest = float(x.abs().max())
+            self.largest_inputs[layer.name] = max(self.largest_inputs.get(layer.name, 0.0), largest)
         weight = self._weight(layer.dequantize())
         bias = None if layer.bias is None else self._weight(layer.bias)
         smooth = None if layer.pre_quant_scale is None else self._weight(layer.pre_quant_scale)
@@ -179,25 +208,25 @@ class Decoder:
         return self._held(torch.cat(outputs))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        weight = self._array(name + ".weight")
+        weight = self._array(name + ".weight") + (1 if self._is_gemma else 0)
         return self._held(functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon))
 
-    def _rotations(self) -> tuple[Tensor, Tensor]:
+    def _rotations(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each token's position, [tokens, 1, channels that turn]."""
-        model = self._architecture
-        rope, longest = model.rope, max(self._lengths)
+        longest = max(self._lengths)
         long = rope.kind == "longrope" and longest > (rope.scaling or {})["original_max_position_embeddings"]
-        inverse = rope.inverse_frequencies(model.head_dim, long=long)
+        inverse = rope.inverse_frequencies(self._architecture.head_dim, long=long)
         positions = np.concatenate([np.arange(length, dtype=np.float32) for length in self._lengths])
         angles = torch.from_numpy(positions[:, None] * inverse[None, :]).to(self._device)
         both = torch.cat([angles, angles], dim=-1)[:, None, :]
         return both.cos() * rope.attention_factor, both.sin() * rope.attention_factor
 
-    def _rotate(self, x: Tensor) -> Tensor:
-        channels = self._cosine.shape[-1]
+    def _rotate(self, x: Tensor, layer: int) -> Tensor:
+        cosine, sine = self._turns[layer]
+        channels = cosine.shape[-1]
         x, still = x[..., :channels], x[..., channels:]
         first, second = x.chunk(2, dim=-1)
-        turned = x * self._cosine + torch.cat([-second, first], dim=-1) * self._sine
+        turned = x * cosine + torch.cat([-second, first], dim=-1) * sine
         return self._held(torch.cat([turned, still], dim=-1))
 
     def _array(self, name: str) -> Tensor:
@@ -211,9 +240,57 @@ class Decoder:
         return x.bfloat16().float() if self._bf16 else x
 
 
-def log_probs(hidden: Tensor, head: Tensor) -> Tensor:
-    """Log-probabilities [positions, vocab] of the tokens that follow hidden states [positions, hidden]."""
-    return functional.log_softmax(functional.linear(hidden, head), dim=-1)
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None,
+    window: int | None = None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend to what came before.
+
+    Args:
+        query: [samples, heads, tokens, head_dim], the last of the keys and values [samples, kv_heads, …, head_dim].
+        scale: By which scores are multiplied; None: the root of head_dim divides them.
+        window: Positions that a token sees, its own included.
+        cap: Scores are `cap * tanh(score / cap)`.
+        sinks: [heads]: a score of each head that no key has.
+
+    Returns:
+        [samples, heads, tokens, head_dim].
+    """
+    tokens, mask = key.shape[2], None
+    if cap is not None or sinks is not None or (window is not None and window < tokens):
+        at = torch.arange(tokens, device=query.device)
+        distance = at[-query.shape[2] :, None] - at[None, :]
+        mask = (distance >= 0) & (distance < (tokens if window is None else window))
+    if cap is None and sinks is None:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+    assert mask is not None, "made above"
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is None:
+        return scores.softmax(dim=-1) @ value
+    beside = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, beside], dim=-1).softmax(dim=-1)[..., :-1] @ value
+
+
+def log_probs(hidden: Tensor, head: Tensor, cap: float | None = None) -> Tensor:
+    """Log-probabilities [positions, vocab] of the tokens that follow hidden states [positions, hidden].
+
+    Args:
+        cap: Logits are `cap * tanh(logit / cap)`.
+    """
+    logits = functional.linear(hidden, head)
+    return functional.log_softmax(logits if cap is None else cap * torch.tanh(logits / cap), dim=-1)
 
 
 def rows_at_once(head: Tensor) -> int:

@@ -41,7 +41,7 @@ def spec() -> DeploymentSpec:
 
 def slower(constants: Efficiency) -> Efficiency:
     """A machine that is not what was published."""
-    return replace(constants, memory=0.7 * constants.memory, step_s=1.8 * constants.step_s, prompt_s=0.02)
+    return replace(constants, memory=0.7 * constants.memory, step_s=1.8 * constants.step_s, request_s=0.02)
 
 
 def measured(loads: tuple[int, ...] = LOADS, work: Workload = WORK) -> list[MeasuredLoad]:

@@ -55,7 +55,7 @@ NO_CHUNKS_OLD = (*NO_CHUNKS, "runtime.version=1.1.0")
 MTP = ("runtime.speculation={method: mtp, layers: 1}",)
 UNVERIFIED = arguments(quite_another_thing=1)
 GELU = (Fault("is not supported", key="hidden_act", value="gelu", fix="silu"),)
-
+MXFP4 = sized(architecture="GptOssForCausalLM", stored="mxfp4")
 MEDUSA, SPEC = {"decoding_type": "Medusa"}, {"decoding_type": "NGram", "max_draft_len": 4}
 TONE = ("adapters={tone: {source: 'hf:my-org/tone'}}",)
 NO_SIZE = arguments(speculative_config=SPEC)
@@ -284,7 +284,10 @@ CASES = [
     Case("model.class", None, TINY, models=sized(architecture="Phi3ForCausalLM")),
     Case("model.class", None, TINY, models=sized(architecture="MixtralForCausalLM")),
     Case("model.class", None, TINY, ("quantization={}",), models=sized(architecture="GptOssForCausalLM")),
-    Case("model.class", "error", TINY, models=sized(architecture="GptOssForCausalLM")),  # it is calibrated
+    Case("calibrate.formats", "error", TINY, models=sized(architecture="GptOssForCausalLM")),
+    Case("cast.loader", None, NVFP4, models=MXFP4),
+    Case("cast.loader", "error", NVFP4, ("runtime.version=1.1.0",), models=MXFP4),
+    Case("cast.loader", "error", NVFP4, ("quantization.format=w4a16_nvfp4",), models=MXFP4),
     Case("model.rope", None, FP8, models=sized(rope={"kind": "llama3"})),
     Case("model.rope", "error", FP8, models=sized(rope={"kind": "yarn"})),
     Case("model.rope", "error", FP8, models=sized(rope={"partial_rotary_factor": 0.75})),

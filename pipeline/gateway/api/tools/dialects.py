@@ -59,6 +59,7 @@ class ToolDialect(_Entry):
     bare: str | None = None
     head: tuple[str, ...] = ("", "")
     tool: str = r"\s*([\w.-]+)\s*"
+    unnamed: str | None = None
     ends: tuple[str, ...] = ()
     hard: bool = False
     key: tuple[str, str] = ("", "")
@@ -175,7 +176,7 @@ class CallHead:
     """A call at the beginning of a text, up to its arguments.
 
     Attributes:
-        name: name of the tool.
+        name: name of the tool; "" if the head has an id in its place, and the arguments have to tell.
         used: characters of the head.
         whole: whether the call is a JSON object with its keys in another order, of which nothing was read yet.
     """
@@ -206,7 +207,8 @@ def read_head(dialect: ToolDialect, text: str) -> CallHead | Incomplete | None:
     at, end = min(found)
     name = re.fullmatch(dialect.tool, rest[:at])
     if name is None:
-        return None
+        unnamed = dialect.unnamed is not None and re.fullmatch(dialect.unnamed, rest[:at])
+        return CallHead("", len(before) + at + len(end)) if unnamed else None
     return CallHead(name[1], len(before) + at + (0 if end in ("{", "<") else len(end)))
 
 
@@ -294,6 +296,23 @@ def parameter_schemas(function: Any) -> Mapping[str, Any]:
     for key in ("parameters", "properties"):
         function = function.get(key) if isinstance(function, Mapping) else None
     return function if isinstance(function, Mapping) else {}
+
+
+def tool_by_arguments(arguments: str, tools: Mapping[str, Any]) -> str | None:
+    """Tell a tool by the keys of its arguments, in JSON, as SGLang does where a call has no name.
+
+    It is the only tool, or the first whose parameters have most of the keys, and no fewer than they lack; else None.
+
+    >>> tool_by_arguments('{"city": "Oslo"}', {"a": {}, "b": {"parameters": {"properties": {"city": {}}}}})
+    'b'
+    """
+    if len(tools) == 1:
+        return next(iter(tools))
+    keys = (_read_object(arguments) or {}).keys()
+    known = {name: parameter_schemas(function).keys() for name, function in tools.items()}
+    scores = {name: len(keys & has) - len(keys - has) for name, has in known.items() if has and keys}
+    best = max(scores, key=scores.__getitem__, default=None)
+    return best if best is not None and scores[best] >= 0 else None
 
 
 def typed_value(text: str, types: frozenset[str]) -> str:

@@ -29,6 +29,7 @@ from pipeline.gateway.api.tools.dialects import (
     read_head,
     read_python_arguments,
     read_whole_call,
+    tool_by_arguments,
 )
 from pipeline.gateway.api.tools.parts import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 
@@ -78,12 +79,10 @@ class AnswerParser:
         self._parts: list[Part] = []
         self._buffer = ""
         self._passed = ""  # read since a call may have begun; text after all if none comes
-        # Whether anything but white space has come; whether these calls stand after a mark.
-        self._begun = self._marked = False
+        self._begun = self._marked = False  # text has come; these calls stand after a mark
         self._kind: type[TextPart] | type[ReasoningPart] = TextPart
         self._last: type[Part] | None = None  # kind of the last part
-        # Whether white space that comes now is left out; whether the answer has reasoned.
-        self._fresh = self._reasoned = False
+        self._fresh = self._reasoned = False  # white space is left out now; the answer has reasoned
         self._empty = True  # whether the call has no arguments yet
         self._reader: ArgumentReader | None = None
         # Of a call that is read when it is complete.
@@ -303,13 +302,14 @@ class AnswerParser:
             return False
         if head is None:
             return self._no_call()
-        if head.whole or (self._dialect.form == "python" and rest[0] != "{"):
-            if head.name not in self._tools and not (head.whole or self._marked or self.calls):
+        objects = not head.name
+        if objects or (self._dialect.form == "python" and rest[0] != "{"):
+            if head.name not in self._tools and not (objects or self._marked or self.calls):
                 return self._no_call()
             self._passed += self._buffer[:at]
             self._buffer, self._head = rest[head.used :], rest[: head.used]
             self._pieces, self._name, self._state = [], head.name, self._whole_call
-            self._scanner = Scanner() if head.whole else Scanner("\"'", depth=1)
+            self._scanner = Scanner() if objects else Scanner("\"'", depth=1)
             return True
         if head.name not in self._tools:
             return self._no_call()
@@ -359,10 +359,9 @@ class AnswerParser:
 
     def _argue(self, text: str) -> None:
         """Pass a piece of arguments on."""
-        if text:
-            self._empty = False
-            if self._keeps:
-                self._parts.append(ArgumentsPart(self.calls - 1, text))
+        self._empty = self._empty and not text
+        if text and self._keeps:
+            self._parts.append(ArgumentsPart(self.calls - 1, text))
 
     def _in_arguments(self) -> bool:
         assert self._reader is not None
@@ -376,13 +375,17 @@ class AnswerParser:
         return step.over
 
     def _whole_call(self) -> bool:
-        """Within a call that is read when it is complete: Python, or a JSON object with its keys in another order."""
+        """Within a call that is read when it is complete: Python, JSON with its keys in another order, or unnamed."""
         end = self._scanner.end(self._buffer)
         self._pieces.append(self._buffer if end is None else self._buffer[:end])
         self._buffer = "" if end is None else self._buffer[end:]
         if end is None:
             return False
         text = "".join(self._pieces)
+        if self._head and not self._name and (name := tool_by_arguments(text, self._tools)):
+            self._buffer = text + self._buffer
+            self._begin_call(name)
+            return True
         call: tuple[str, str | None] | None = (self._name, None)
         if not self._head:
             call = read_whole_call(text)

@@ -22,7 +22,6 @@ from openvino import Type
 
 from pipeline.errors import UserError
 from pipeline.models import CheckpointReader, Format, LinearLayer
-from pipeline.models.layers import unpack_mxfp4
 from pipeline.models.quantization import AWQ, FP4
 from pipeline.models.reader import PARTS
 from pipeline.models.tensors import Array
@@ -84,7 +83,8 @@ class Weights:
 
     def __init__(self, checkpoint: CheckpointReader, *, simulate: bool) -> None:
         quantization, cache = checkpoint.quantization, checkpoint.quantization.kv_cache
-        kinds = {quantization.stored(shape.name) for shape in checkpoint.architecture.linears()}
+        layers = (*checkpoint.architecture.linears(), *checkpoint.architecture.stacked_experts())
+        kinds = {quantization.stored(shape.name) for shape in layers}
         unsimulated = sorted(one.name for one in kinds if one.name == Format.NVFP4 or one.dynamic == "other")
         if simulate and unsimulated:
             raise UserError(
@@ -122,21 +122,24 @@ class Weights:
                 raise UserError(
                     f"{name}: inputs of experts cannot be rounded; simulate_activations: false builds it"
                 )
-        place = f"{names[0].replace('.experts.0.', '.experts.')}.weight"
-        return widen(self.constants.add(np.stack([_expert(layer) for layer in layers]), place))
+        return self._experts(layers, f"{names[0].replace('.experts.0.', '.experts.')}.weight")
 
     def stacked(self, name: str) -> tuple[Node, Node]:
         """Weights [experts, out, in] and biases [experts, 1, out] of a tensor that holds all experts of a layer."""
-        bias = f32(self.values(f"{name}_bias")[:, None, :])
-        if self._checkpoint.quantization.format is not Format.MXFP4:
-            self._read.add(name)
-            weight = self._checkpoint.tensors[name].swapaxes(1, 2)
-            return widen(self.constants.add(weight, f"{name}.weight")), bias
-        packed = (f"{name}_blocks", f"{name}_scales")
-        self._read |= set(packed)
-        codes, scales = unpack_mxfp4(*(self._checkpoint.tensors[one] for one in packed))
-        grouped = ops.multiply(widen(self.constants.add(codes, f"{name}.weight")), f32(scales[..., None]))
-        return ops.reshape(grouped, i64([*codes.shape[:2], -1]), special_zero=False), bias
+        self._read |= {tensor for tensor in self._checkpoint.tensors if tensor.startswith(name)}
+        layers = [self._checkpoint.expert(name, at) for at in range(self._checkpoint.architecture.experts)]
+        return self._experts(layers, f"{name}.weight"), f32(self.values(f"{name}_bias")[:, None, :])
+
+    def _experts(self, layers: Sequence[LinearLayer], name: str) -> Node:
+        """Four-bit floats as whole numbers of 8 bits with scales; other formats as they are, or by their scales."""
+        if any(layer.format not in FP4 for layer in layers):
+            return widen(self.constants.add(np.stack([_expert(layer) for layer in layers]), name))
+        # Twice the e2m1 numbers are whole, and their products with half the scales are exact.
+        codes = np.stack([(2 * layer.codes()).astype(np.int8) for layer in layers])
+        scales = np.stack([layer.scales() / 2 for layer in layers])[..., None]
+        constant = self.constants.add(codes.reshape(*scales.shape[:-1], -1), name)
+        grouped = ops.multiply(widen(constant), f32(scales))
+        return ops.reshape(grouped, i64(list(codes.shape)), special_zero=False)
 
     def linear(self, x: Node, name: str) -> Node:
         """[..., in] -> [..., out]: the linear layer `name`, its bias included."""
@@ -378,8 +381,8 @@ def round_int8(x: Node, scale: float) -> Node:
 
 def quantize_int8(x: Node, scale: float) -> Node:
     """As `round_int8`, in the form by which OpenVINO multiplies 8-bit inputs and weights as integers."""
-    low, high = f32(-128.0 * scale), f32(127.0 * scale)
-    return ops.fake_quantize(x, low, high, low, high, 256)
+    ends = f32(-128.0 * scale), f32(127.0 * scale)
+    return ops.fake_quantize(x, *ends, *ends, 256)
 
 
 def round_by_token(x: Node, *, whole: bool) -> Node:
