@@ -223,5 +223,6 @@ def test_time_grows_with_the_length(kind: str) -> None:
         return time.process_time() - began
 
     seconds(100)
-    short = min(seconds(1000) for _ in range(3))
-    assert seconds(8000) < 24 * short + 0.05
+    # The least of several, because other work on the machine only adds.
+    short = min(seconds(2000) for _ in range(3))
+    assert any(seconds(16000) < 24 * short + 0.01 for _ in range(5))

@@ -37,20 +37,16 @@ def cast(source: Path, into: Path, form: str = "w4a16_nvfp4") -> dict[str, objec
     return calibrate(source, into, quantization(form), exports=(), into=into, progress=Silent(), device="cpu")
 
 
-@pytest.fixture
-def gpt_oss(tmp_path: Path) -> Path:
+def plain_gpt_oss(folder: Path, **changes: Any) -> Path:
+    """A small gpt-oss that is not quantized."""
     sizes: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 96}
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    plain = make_checkpoint(
-        tmp_path / "plain",
-        "gpt_oss",
-        **sizes,
-        layers=2,
-        attention_bias=True,
-        sliding_window=4,
-        rope_scaling=yarn,
-    )
-    return as_mxfp4(plain, tmp_path / "source")
+    return make_checkpoint(folder, "gpt_oss", **sizes, attention_bias=True, rope_scaling=yarn, **changes)
+
+
+@pytest.fixture
+def gpt_oss(tmp_path: Path) -> Path:
+    return as_mxfp4(plain_gpt_oss(tmp_path / "plain", layers=2, sliding_window=4), tmp_path / "source")
 
 
 @pytest.mark.parametrize("form", ["w4a16_nvfp4", "nvfp4"])
@@ -85,21 +81,11 @@ def test_experts_of_gpt_oss_are_the_same_to_the_last_bit(gpt_oss: Path, tmp_path
 
 
 def test_the_layout_of_experts_is_modelopt_s(tmp_path: Path) -> None:
-    """What its export writes of a gpt-oss in BF16 is read without a fault, as the weights that it rounds."""
+    """ModelOpt's export of a gpt-oss in BF16 is read without a fault, as the weights that it rounds."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    sizes: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 96}
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    plain = make_checkpoint(
-        tmp_path / "plain",
-        "gpt_oss",
-        **sizes,
-        layers=1,
-        attention_bias=True,
-        rope_scaling=yarn,
-        dtype="float32",
-    )
+    plain = plain_gpt_oss(tmp_path / "plain", layers=1, dtype="float32")
     with quietly("ModelOpt", Notes()), torch.no_grad():
         from modelopt.torch.export import export_hf_checkpoint
         from modelopt.torch.quantization import quantize

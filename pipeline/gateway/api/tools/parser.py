@@ -168,8 +168,8 @@ class AnswerParser:
     def _text(self) -> bool:
         """Outside of calls and reasoning."""
         if not self._begun:
-            start = self._buffer.lstrip()
-            if not start:
+            if not (start := self._buffer.lstrip()):
+                self._take(len(self._buffer) if len(self._buffer) > _PIECE else 0)
                 return False
             marked = self._marks.search(start)
             if not (marked and marked.start() == 0):

@@ -246,9 +246,8 @@ class _Pool:
         self.digests: dict[int, bytes] = {}  # cached block -> digest
         self.users = [0] * num_blocks
         self._layout = layout
-        self._reserved = (
-            0  # without a window: blocks promised to sequences, not yet taken; else: `most` of each
-        )
+        # Without a window, blocks promised to sequences and not yet taken; else `most` of each.
+        self._reserved = 0
         self._whole = 0  # blocks of all sequences, were they kept to their ends
 
     @property
