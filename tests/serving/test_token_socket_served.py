@@ -73,10 +73,10 @@ def test_a_call_that_breaks_off_without_a_stop_frees_the_engine(server: TritonSe
     receiver = sockets.TokenReceiver()
 
     def leave() -> None:
-        began = threading.Event()
+        began, ignored = threading.Event(), queue.SimpleQueue[Any]()
         with receiver.listen(lambda _: began.set()) as target:
             client = grpc.InferenceServerClient(server.grpc_url)
-            client.start_stream(lambda *_: None)
+            client.start_stream(lambda result, error: ignored.put((result, error)))
             tensors = [tensor(name, value) for name, value in ASKED.items()]
             client.async_stream_infer("tensorrt_llm", tensors, parameters={sockets.PARAMETER: target})
             assert began.wait(30)
