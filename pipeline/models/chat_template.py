@@ -208,9 +208,15 @@ def template_sources(folder: Path) -> dict[str, str]:
 
 def _family_template(architectures: Any) -> str | None:
     """Template of ours for the classes that a config.json names."""
-    names = {name for name in architectures if isinstance(name, str)} if isinstance(architectures, list) else set()
+    names = (
+        {name for name in architectures if isinstance(name, str)}
+        if isinstance(architectures, list)
+        else set()
+    )
     files = (resources.files("pipeline.models") / "data" / "chat_templates").iterdir()
-    return next((file.read_text("utf-8") for file in files if file.name.removesuffix(".jinja") in names), None)
+    return next(
+        (file.read_text("utf-8") for file in files if file.name.removesuffix(".jinja") in names), None
+    )
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Families whose checkpoints bring an encoder in place of a chat template: prompts to the byte, and answers read back."""
+"""Families whose checkpoints bring an encoder, not a chat template: prompts to the byte, and answers read back."""
 
 from __future__ import annotations
 
