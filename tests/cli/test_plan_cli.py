@@ -301,12 +301,6 @@ def test_what_cannot_be_asked(arguments: tuple[str, ...], error: type[Exception]
     assert text in str(result.exception)
 
 
-def test_an_option_that_became_a_verb_is_told() -> None:
-    assert (
-        "Write pipeline plan compare RECIPE"
-        in CliRunner().invoke(cli, ["plan", "tiny-cpu", "--compare"]).stderr
-    )
-
 
 def test_the_model_s_errors_are_printed() -> None:
     result = run("accuracy")
