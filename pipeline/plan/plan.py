@@ -132,7 +132,7 @@ def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
     if kind != "tensorrt":
         return (unified, *ranks)
     loaded = parallelism(recipe, TARGET).folder
-    return (*sorted(ranks, key=lambda one: one.folder != loaded), unified)
+    return (*sorted(ranks, key=lambda export: export.folder != loaded), unified)
 
 
 class _Planner:
@@ -235,7 +235,7 @@ class _Planner:
 
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
-        judged: list[Json] = [asdict(one) for one in evaluated_exports(self._recipe)]
+        judged: list[Json] = [asdict(export) for export in evaluated_exports(self._recipe)]
         return self._step("evaluate", {"judged": judged}, inputs)
 
     def _is_split(self, role: str) -> bool:
