@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.errors import InvalidInput, SourceError, UserError
+from pipeline.machine.host import read_processors
 from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import (
@@ -135,14 +136,14 @@ def make_report(
     probes = _probes(recipe, store, offline, progress, unknown)
     facts = _with_probes(read_recipe_facts(recipe), probes)
     access = None if offline else read_access(recipe, store)
-    ram = serving_memory_bytes(recipe)
+    ram, bf16 = serving_memory_bytes(recipe), read_processors().bf16
 
     found = allow(facts.findings(access), allowed)
     plan, found = _plan(facts, store, offline, allowed, found, unknown)
     adapters = (
         read_models(plan, store)[TARGET].adapters if plan is not None else facts.models[TARGET].adapters
     )
-    memory = _memory(recipe, probes, facts.emitted, ram, adapters, unknown)
+    memory = _memory(recipe, probes, facts.emitted, ram, bf16, adapters, unknown)
     return PlanReport(
         recipe=recipe,
         findings=found,
@@ -239,6 +240,7 @@ def _memory(
     models: Mapping[str, ModelProbe],
     emitted: GeneratedConfig,
     ram: int | None,
+    bf16: bool | None,
     adapters: Mapping[str, Adapter],
     unknown: dict[str, str],
 ) -> MemoryPlan | None:
@@ -255,6 +257,7 @@ def _memory(
             ram,
             {role: _unexplained(model) for role, model in models.items()},
             adapters,
+            bf16,
         )
         if demand is not None:
             fewer = [role for role, model in models.items() if _counted_share(recipe, role, model) > _MOST]

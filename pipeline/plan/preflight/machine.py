@@ -194,7 +194,7 @@ def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]
 
 def _bf16(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     if needs.bf16 and here.bf16 is False:
-        yield Objection((PRECISION,), "this processor has no bf16 arithmetic", f"--set {PRECISION}=f32")
+        yield Objection((PRECISION,), "this processor has no bf16 arithmetic", f"--set {PRECISION}=auto")
 
 
 def _disk(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
