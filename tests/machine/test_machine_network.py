@@ -119,7 +119,9 @@ def test_a_token_is_sent_and_never_shown(hub: str, tmp_path: Path, where: str) -
 
 def test_offline_asks_nobody(hub: str, tmp_path: Path) -> None:
     found = read_hub(
-        [("a/open", None, "config.json")], 5, {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+        [("a/open", None, "config.json")],
+        5,
+        {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
     )
     assert found == Hub(hub, True, None)
     assert not found.reached
