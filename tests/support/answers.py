@@ -26,8 +26,9 @@ def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
         if dialect.form == "python":
             written = f"[{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})]"
         else:
+            own = f'"{name}"' if before.endswith("name=") else name
             written = (
-                f"{before}{name}{after}{''.join(_element(dialect, *item) for item in values.items())}{end}"
+                f"{before}{own}{after}{''.join(_element(dialect, *item) for item in values.items())}{end}"
             )
     return f"{next(iter(dialect.opens), '')}{written}{next(iter(dialect.closes), '')}"
 
@@ -35,5 +36,6 @@ def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
 def _element(dialect: ToolDialect, key: str, value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     line = "\n" if dialect.trim else ""
-    own = f'"{key}" string="{str(isinstance(value, str)).lower()}"' if "DSML" in dialect.key[0] else key
+    own = f'"{key}"' if dialect.key[0].endswith("name=") else key
+    own += f' string="{str(isinstance(value, str)).lower()}"' if "DSML" in dialect.key[0] else ""
     return f"{dialect.key[0]}{own}{dialect.key[1]}{dialect.value[0]}{line}{text}{line}{dialect.value[1]}\n"
