@@ -84,9 +84,13 @@ def written(dialect: ToolDialect, name: str, arguments: Mapping[str, Any]) -> st
     packed = json.dumps(arguments, ensure_ascii=False)
     if dialect.held is not None and dialect.held.start:
         return f'{{"name": "{name}", "parameters": {packed}}}'
-    opens = next(iter(dialect.opens), "")
-    call = write_call(dialect, name, packed)
-    return f"{opens}[{call.removeprefix(opens)}]" if dialect.held and dialect.held.separator else call
+    call, opens, closes = (
+        write_call(dialect, name, packed),
+        next(iter(dialect.opens), ""),
+        next(iter(dialect.closes), ""),
+    )
+    listed = dialect.held is not None and dialect.held.separator is not None
+    return f"{opens}[{call.removeprefix(opens).removesuffix(closes)}]{closes}" if listed else call
 
 
 def with_parameters_of_calls(case: Mapping[str, Any]) -> list[dict[str, Any]]:

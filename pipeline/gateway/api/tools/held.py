@@ -24,12 +24,13 @@ from pipeline.gateway.api.tools.schemas import parameter_schemas, parameters_of,
 
 Format = dict[str, Any]  # as `xgrammar.structural_tag` has them
 
-_FIELD = re.compile(r"(\{(?:name|br|sp|index|key|string|value|arguments|parameters)\})")
+_FIELD = re.compile(r"(\{(?:name|br|sp|index|key|string|type|value|arguments|parameters)\})")
 # A line break that models and their templates may leave out.
 _BREAK: Format = {"type": "regex", "pattern": r"\n?"}
 _HOLE: Format = {}  # for what a template is filled with
 _FIELDS: Mapping[str, Format] = {
-    "{br}": _BREAK, "{sp}": {"type": "regex", "pattern": " ?"}, "{index}": {"type": "regex", "pattern": "[0-9]+"},
+    "{br}": _BREAK, "{type}": {"type": "regex", "pattern": "[a-z]+"},
+    "{sp}": {"type": "regex", "pattern": " ?"}, "{index}": {"type": "regex", "pattern": "[0-9]+"},
     "{arguments}": _HOLE, "{parameters}": _HOLE, "{value}": _HOLE,
 }  # fmt: skip
 # Answers that are no call in JSON.
@@ -118,7 +119,8 @@ def _parameters(template: str, function: Mapping[str, Any]) -> Iterator[Format]:
         schema = schemas.get(name, {})
         types = schema_types(schema, root)
         text = not types or "string" in types
-        parts = _parts(template, {"{key}": name, "{string}": str(text).lower()})
+        texts = {"{key}": name, "{string}": str(text).lower()} | ({"{type}": "string"} if text else {})
+        parts = _parts(template, texts)
         if not text:
             refers = '"$ref"' in json.dumps(schema)
             whole = {**moved["properties"][name], "$defs": {"tool": moved}} if refers else schema
@@ -157,7 +159,7 @@ def _parts(template: str, texts: Mapping[str, str]) -> list[str | Format]:
     """Texts of a template, and the formats between them."""
     parts: list[str | Format] = []
     for part in filter(None, _FIELD.split(template)):
-        known = _FIELDS.get(part, texts.get(part, part))
+        known = texts.get(part) or _FIELDS.get(part, part)
         if isinstance(known, str) and parts and isinstance(parts[-1], str):
             parts[-1] += known
         else:
