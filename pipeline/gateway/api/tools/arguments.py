@@ -313,7 +313,7 @@ class UnquotedArguments:
                 return 0
             out.append(self._word(word[0]))
             return len(word[0])
-        elif char in "{[":
+        if char in "{[":
             self._open.append("}" if char == "{" else "]")
             self._wanted = False
             out.append(char)
