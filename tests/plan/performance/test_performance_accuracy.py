@@ -50,7 +50,7 @@ def test_classes_are_of_the_measurements_that_there_are() -> None:
     counts: dict[tuple[str, ...], int] = {}
     checked = 0
     for figure in figures():
-        if figure.check:
+        if figure.check and figure.context is None:
             checked += len(figure.measured)
             continue
         for name in figure.measured:
