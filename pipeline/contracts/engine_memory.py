@@ -62,6 +62,23 @@ def cpu_expert_bytes(form: str) -> float:
     return float(values.get(form, values["others"]))
 
 
+def cpu_bf16_pays(hidden: int) -> bool:
+    """Tell whether the embedded engine is faster in bf16 with models of a hidden size, where the processor has it."""
+    return hidden >= int(_data()["cpu_bf16_hidden"]["value"])
+
+
+def cpu_precision(asked: str, hidden: int, *, bf16: bool) -> str:
+    """Return the type that the embedded engine computes a model in: "f32" or "bf16".
+
+    Args:
+        asked: `runtime.precision` of the recipe.
+        bf16: whether the processor has arithmetic for it.
+    """
+    if asked != "auto":
+        return asked
+    return "bf16" if bf16 and cpu_bf16_pays(hidden) else "f32"
+
+
 def derives_windows(version: str) -> bool:
     """Tell whether a release keeps no more than their window of layers that see one, without being told."""
     return holds(version, _data()["kv_cache"]["windows_since"], None)

@@ -134,7 +134,8 @@ def _host(found: Inventory) -> Iterator[Check]:
     else:
         one = found.processors
         quota = f"; the container's share is {one.quota:g}" if one.quota is not None else ""
-        yield Check("processors", "ok", f"{one.cores} cores, {one.threads} threads{quota}")
+        bf16 = {True: ", bf16 arithmetic", False: ", no bf16 arithmetic", None: ""}[one.bf16]
+        yield Check("processors", "ok", f"{one.cores} cores, {one.threads} threads{bf16}{quota}")
     yield _shm(found)
     yield _disk("store", found.store, found)
     yield _disk("temporary", found.temporary, found)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path("/")
-_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # as the kernel names what OpenVINO computes with
+# As the kernel names what OpenVINO computes in bf16 with: any one of these, or both of those.
+_BF16, _BF16_AVX2 = frozenset({"avx512_bf16", "amx_bf16"}), frozenset({"avx_ne_convert", "avx_vnni_int8"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def processor_name(root: Path = _ROOT) -> str:
 
 def _has_bf16(root: Path) -> bool | None:
     flags = _cpuinfo("flags", root).split()
-    return not _BF16.isdisjoint(flags) if flags else None
+    return not _BF16.isdisjoint(flags) or _BF16_AVX2.issubset(flags) if flags else None
 
 
 def _cpuinfo(key: str, root: Path) -> str:

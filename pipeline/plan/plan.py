@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pipeline.contracts import llmapi
 from pipeline.errors import UserError
 from pipeline.plan.parallelism import Parallelism, parallelism
-from pipeline.recipe import Gate, Recipe
+from pipeline.recipe import CpuRuntime, Gate, Recipe
+from pipeline.recipe.runtime import Precision
 from pipeline.store import ArtifactKey, Json
 
 # Raised whenever a stage would make different files from the same inputs; it is part of every key.
@@ -121,6 +122,7 @@ class EvaluatedExport:
 
     folder: str  # within the calibration: "hf", "trtllm-tp2"
     kv_scale: float | None = None  # of an FP8 cache, if the runtime computes with its own; None: the files'
+    precision: Precision = "f32"  # that the runtime computes in, as the recipe says; "auto": either
 
 
 def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
@@ -128,11 +130,12 @@ def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
     ranks = [EvaluatedExport(size.folder) for size in rank_exports(recipe, TARGET)]
     kind = recipe.runtime.kind
     own = kind == "pytorch" and recipe.quantization.kv_cache == "fp8"
-    unified = EvaluatedExport(UNIFIED, llmapi.fp8_cache_scale() if own else None)
+    precision = recipe.runtime.precision if isinstance(recipe.runtime, CpuRuntime) else "f32"
+    unified = EvaluatedExport(UNIFIED, llmapi.fp8_cache_scale() if own else None, precision)
     if kind != "tensorrt":
         return (unified, *ranks)
     loaded = parallelism(recipe, TARGET).folder
-    return (*sorted(ranks, key=lambda one: one.folder != loaded), unified)
+    return (*sorted(ranks, key=lambda export: export.folder != loaded), unified)
 
 
 class _Planner:
@@ -235,7 +238,10 @@ class _Planner:
 
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
-        judged: list[Json] = [asdict(one) for one in evaluated_exports(self._recipe)]
+        judged: list[Json] = []
+        for export in evaluated_exports(self._recipe):
+            precision = {} if export.precision == "f32" else {"precision": export.precision}
+            judged.append({"folder": export.folder, "kv_scale": export.kv_scale, **precision})
         return self._step("evaluate", {"judged": judged}, inputs)
 
     def _is_split(self, role: str) -> bool:

@@ -38,6 +38,9 @@ Version = Annotated[
 Gpu = Annotated[str, AfterValidator(_gpu), Field(json_schema_extra={"pattern": f"^{_GPU.pattern}$"})]
 
 
+Precision = Literal["auto", "f32", "bf16"]
+
+
 class CpuRuntime(RecipeSection):
     """The embedded default: OpenVINO with a paged KV cache and in-flight batching, on this machine's CPU."""
 
@@ -53,9 +56,10 @@ class CpuRuntime(RecipeSection):
         le=1_048_576,
         description="Memory of the KV cache; by default what the limits need.",
     )
-    precision: Literal["f32", "bf16"] = Field(
-        default="f32",
-        description="Type of activations, sums and KV cache; weights stay calibrated. bf16 needs AVX512_BF16 or AMX.",
+    precision: Precision = Field(
+        default="auto",
+        description="Type of activations and KV cache; weights stay as calibrated. auto is bf16 where the serving "
+        "processor has it (AVX512_BF16, AMX) and the model is large enough to gain, else f32; bf16 alone needs it.",
     )
     speculation: Literal["engine", "bls"] = Field(
         default="engine",

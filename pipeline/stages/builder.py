@@ -332,7 +332,7 @@ def _evaluate(work: StageInput) -> Facts:
     return evaluate(
         work.inputs["checkpoint"],
         [
-            Export(work.inputs["calibrated"] / export.folder, export.kv_scale)
+            Export(work.inputs["calibrated"] / export.folder, export.kv_scale, export.precision)
             for export in evaluated_exports(work.recipe)
         ],
         work.inputs["dataset"] / "heldout.jsonl",

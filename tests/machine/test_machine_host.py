@@ -171,6 +171,7 @@ def test_jobs_of_batch_systems(environment: dict[str, str], name: str | None) ->
         ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", True),
         ("flags\t\t: fpu avx2 amx_bf16\nbugs\t\t:\n", True),
         ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", False),
+        ("flags\t\t: fpu avx2 avx_vnni avx_vnni_int8 avx_ne_convert\n", True),
         ("Features\t: fp asimd bf16\n", None),
     ],
 )

@@ -95,6 +95,15 @@ def test_all_exports_are_judged_and_first_what_the_runtime_loads(
     assert [one["folder"] for one in settings["judged"]] == judged
 
 
+def test_an_export_is_judged_in_the_types_that_the_runtime_may_compute_in() -> None:
+    def judged(*overrides: str) -> Any:
+        return make_plan(tiny(*overrides), AROUND)["evaluate"].key.settings["judged"]
+
+    assert [one.get("precision") for one in judged()] == ["auto", None]
+    assert [one.get("precision") for one in judged("runtime.precision=f32")] == [None, None]
+    assert not any("precision" in one for one in judged(GPU % "pytorch"))
+
+
 def test_a_cache_is_judged_with_the_scale_that_the_runtime_computes_with() -> None:
     """TensorRT-LLM's PyTorch backend reads no scales of an FP8 cache; engines and others do."""
     fp8 = "quantization.kv_cache=fp8"

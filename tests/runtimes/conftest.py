@@ -24,6 +24,6 @@ def cpu_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folders = []
     for role in ("target", "draft"):
         folder = tmp_path_factory.mktemp(role)
-        build_ir(CHECKPOINTS / f"support-{role}", folder, precision="f32", progress=Silent())
+        build_ir(CHECKPOINTS / f"support-{role}", folder, progress=Silent())
         folders.append(folder)
     return Pair(*folders)

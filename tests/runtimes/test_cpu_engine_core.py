@@ -353,8 +353,14 @@ def test_bf16_runs_where_the_processor_has_it(make_core: MakeCore, expected: lis
         with pytest.raises(UnfitProcessor, match="no bf16 arithmetic"):
             make_core(precision="bf16")
         return
-    (one,) = answer(make_core(precision="bf16"), greedy(0))
+    core = make_core(precision="bf16")
+    assert (core.stats().precision, core.precisions) == ("bf16", {"target": "bf16: as asked"})
+    (one,) = answer(core, greedy(0))
     assert one.tokens[:3] == expected[0][:3]  # later ones are nearly as likely as others
+
+
+def test_small_models_are_exact_on_every_processor(make_core: MakeCore) -> None:
+    assert make_core(precision="auto").stats().precision == "f32"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the engine does where the processor has no bf16 arithmetic, and no exact sums of 8-bit products."""
+"""What the engine does where the processor has bf16 arithmetic or none, and no exact sums of 8-bit products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.runtimes.cpu.engine import EngineSettings, processor
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, signal_stack_kept
-from pipeline.runtimes.cpu.engine.processor import UnfitProcessor, check_precision, integer_options
+from pipeline.runtimes.cpu.engine.processor import UnfitProcessor, chosen_precision, integer_options
 from pipeline.runtimes.cpu.ir.weights import quantize_int8
 from tests.runtimes.conftest import Pair
 
@@ -67,20 +67,39 @@ def test_the_largest_numbers_have_the_sum_that_they_have() -> None:
     assert (made == SIZE * 127 * 127).all()
 
 
-class WithoutBf16:
-    """In place of `openvino.Core`, on a processor that has AVX2 only."""
+class Processor:
+    """In place of `openvino.Core`, on a processor that has, or has not, bf16 arithmetic."""
+
+    def __init__(self, *capabilities: str) -> None:
+        self._capabilities = ["FP32", "INT8", *capabilities]
 
     def get_property(self, device: str, name: str) -> Any:
         return {
-            ("CPU", "OPTIMIZATION_CAPABILITIES"): ["FP32", "INT8", "BIN"],
+            ("CPU", "OPTIMIZATION_CAPABILITIES"): self._capabilities,
             ("CPU", "FULL_DEVICE_NAME"): "Some Processor",
         }[device, name]
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "asked", "gains", "chosen"),
+    [
+        (("BF16",), "auto", True, ("bf16", "Some Processor has it")),
+        (("BF16",), "auto", False, ("f32", "the model is too small to gain by bf16")),
+        ((), "auto", True, ("f32", "Some Processor has no bf16 arithmetic")),
+        (("BF16",), "bf16", False, ("bf16", "as asked")),
+        (("BF16",), "f32", True, ("f32", "as asked")),
+    ],
+)
+def test_precision_follows_the_processor_and_the_model(
+    monkeypatch: pytest.MonkeyPatch, capabilities: tuple[str, ...], asked: Any, gains: bool, chosen: Any
+) -> None:
+    monkeypatch.setattr(ov, "Core", lambda: Processor(*capabilities))
+    assert chosen_precision(asked, gains=gains) == chosen
+
+
 def test_bf16_is_refused_where_there_is_none(cpu_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ov, "Core", WithoutBf16)
-    check_precision("f32")
+    monkeypatch.setattr(ov, "Core", Processor)
     with pytest.raises(
-        UnfitProcessor, match=r"^Some Processor has no bf16 arithmetic .* runtime.precision to f32"
+        UnfitProcessor, match=r"^Some Processor has no bf16 arithmetic .* runtime.precision to auto"
     ):
         PagedModel(cpu_pair.target, EngineSettings(precision="bf16"))

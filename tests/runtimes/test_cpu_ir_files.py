@@ -76,7 +76,7 @@ def test_weights_stay_packed_in_the_file_and_engine_json_holds_the_facts(built: 
     assert json.loads((built.plain / "engine.json").read_text()) == facts
     expected = {"architecture": "LlamaForCausalLM", "layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2}
     expected |= {"head_dim": 64, "vocab_size": 512, "max_position_embeddings": 2048, "sliding_window": None}
-    expected |= {"tied": False, "precision": "f32", "simulate_activations": False}
+    expected |= {"tied": False, "bf16_pays": False, "simulate_activations": False}
     assert {key: facts[key] for key in expected} == expected
     assert facts["quantization"]["kv_cache"] == "FP8"
     assert facts["quantization"]["producer"] == "modelopt 0.47.0"
@@ -226,18 +226,3 @@ def test_inputs_that_cannot_be_simulated_are_refused(plain: Path) -> None:
     Weights(checkpoint, simulate=False)
     with pytest.raises(UserError, match="inputs of nvfp4 layers are not simulated"):
         Weights(checkpoint, simulate=True)
-
-
-def test_bf16_is_computed_in_where_asked(plain: Path, tmp_path: Path) -> None:
-    tokens = prompt(40)
-    logits = []
-    for precision in ("f32", "bf16"):
-        facts = _build(plain, tmp_path / precision, precision=precision)
-        assert facts["compile_options"]["INFERENCE_PRECISION_HINT"] == precision
-        logits.append(Stateful(tmp_path / precision).logits(tokens))
-    assert np.abs(logits[1] - logits[0]).max() < 0.05 * np.abs(logits[0]).max()
-
-
-def test_an_unknown_precision_is_refused(plain: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="f16"):
-        _build(plain, tmp_path, precision="f16")

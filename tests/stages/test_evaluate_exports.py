@@ -47,6 +47,18 @@ def compared(
     return read_metrics(into)
 
 
+def test_bf16_stays_near_f32_of_the_same_files(calibrations: Calibrations, tmp_path: Path) -> None:
+    (metrics,) = compared(
+        calibrations, [Export(calibrations.trained("fp8") / "hf", precision="bf16")], tmp_path
+    )
+    assert (metrics.name, metrics.precision) == ("hf in bf16", "bf16")
+    assert metrics.beside_f32 is not None
+    assert 0 < abs(metrics.beside_f32.perplexity_increase.value) < 0.005
+    assert metrics.beside_f32.top1_agreement.value >= 0.99
+    assert "; beside f32: perplexity " in judge([metrics], GATE).summary["hf in bf16"]
+    assert Export(tmp_path, precision="auto").computed(2048) == ("bf16", "f32")
+
+
 @pytest.mark.parametrize(
     "form",
     ["fp8", "int4_awq", *(pytest.param(one, marks=pytest.mark.slow) for one in ("int8_sq", "w4a8_awq"))],

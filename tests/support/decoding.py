@@ -28,7 +28,8 @@ class Stateful:
             model = core.read_model(folder / "openvino_model.xml")
             if long:
                 turn_long(model)
-            options |= {"INFERENCE_NUM_THREADS": 2, **integer_options(model)}
+            exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+            options |= {"INFERENCE_NUM_THREADS": 2, **exact, **integer_options(model)}
             self.compiled = core.compile_model(model, "CPU", options)
         self._request = self.compiled.create_infer_request()
 
@@ -61,7 +62,9 @@ class Paged:
         from pipeline.runtimes.cpu.engine import EngineSettings
         from pipeline.runtimes.cpu.engine.paged_model import PagedModel
 
-        self._model = PagedModel(folder, EngineSettings(threads=2, max_sequence_tokens=longest))
+        self._model = PagedModel(
+            folder, EngineSettings(threads=2, max_sequence_tokens=longest, precision="f32")
+        )
         self._model.allocate([16] * len(self._model.windows))
 
     def logits(self, tokens: list[int], chunks: Sequence[int]) -> np.ndarray:

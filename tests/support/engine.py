@@ -80,7 +80,7 @@ def load(
     adapters: Path | None = None,
     **settings: Any,
 ) -> EngineCore:
-    sizes = EngineSettings(**settings)
+    sizes = EngineSettings(**{"precision": "f32", **settings})
     model = PagedModel(target, sizes, adapters)
     grammars = Grammars(VOCABULARY, model.vocab_size) if guides else None
     return EngineCore(model, PagedModel(draft, sizes) if draft else None, sizes, grammars)
@@ -166,6 +166,7 @@ class FakeModel:
     """Computes what `next_logits` does, from what its cache holds."""
 
     block_size = 4
+    precision = "f32"
     vocab_size = VOCAB
 
     def __init__(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import engine
+import triton_python_backend_utils as pb_utils
 from gauges import Gauges
 from request_manager import RequestManager
 from request_parser import RequestLimits
@@ -28,6 +29,8 @@ class TritonPythonModel:
         self._engine = engine.Engine(
             parameters.path("gpt_model_path"), draft, settings, _vocabulary(parameters), adapters
         )
+        for role, precision in self._engine.precisions.items():
+            pb_utils.Logger.log_info(f"{args['model_name']}: {role} computes in {precision}")
         stats_period_s = parameters.number("stats_check_period_ms", 100) / 1000
         self._gauges = Gauges(
             args["model_name"], self._engine.stats, settings.max_concurrency, stats_period_s
@@ -71,7 +74,7 @@ def _settings(parameters: Parameters) -> engine.EngineSettings:
         kv_cache_mib=optional("cpu_kv_cache_mib"),
         prefix_caching=parameters.flag("enable_kv_cache_reuse", True),
         threads=optional("cpu_threads"),
-        precision="bf16" if parameters.text("cpu_precision", "f32") == "bf16" else "f32",
+        precision=parameters.text("cpu_precision", defaults.precision),  # type: ignore[arg-type]  # it checks
     )
 
 

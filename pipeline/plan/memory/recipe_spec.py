@@ -18,6 +18,7 @@ from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import DRAFT, TARGET
 from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
+# As the embedded engine chooses (runtimes/cpu/engine/processor.py).
 _PRECISIONS = {"f32": "float32", "bf16": "bfloat16"}
 
 
@@ -28,6 +29,7 @@ def deployment_spec(
     ram_bytes: int | None = None,
     unexplained: Mapping[str, int] | None = None,
     adapters: Mapping[str, Adapter] | None = None,
+    bf16: bool | None = None,
 ) -> DeploymentSpec | None:
     """Work out what a recipe puts on each GPU, or into memory on `cpu`.
 
@@ -37,6 +39,7 @@ def deployment_spec(
         unexplained: role -> weights that a checkpoint has besides those that its sizes explain.
         adapters: LoRA adapters of the recipe that are here, by name.
         ram_bytes: Memory of this machine, for `cpu`; None is returned where it is needed and not known.
+        bf16: Whether its processor has bf16 arithmetic; None where that is not known, and f32 is counted.
 
     Raises:
         UserError: the GPU is not known, or the weights of a model cannot be counted: then nothing is said of them.
@@ -52,7 +55,7 @@ def deployment_spec(
     limits = steps or {}
     models = tuple(
         replace(
-            _need(recipe, role, sizes[role], limits.get(role, StepLimits())),
+            _need(recipe, role, sizes[role], limits.get(role, StepLimits()), bool(bf16)),
             unexplained=(unexplained or {}).get(role, 0),
         )
         for role in roles
@@ -144,7 +147,7 @@ def _format(recipe: Recipe, role: str, sizes: ModelSizes) -> str:
     return sizes.stored if chosen == "none" else chosen
 
 
-def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> ModelSpec:
+def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits, bf16: bool) -> ModelSpec:
     quantization, runtime = recipe.quantization, recipe.runtime
     own: Mapping[str, Any] = runtime.llm_args if isinstance(runtime, PyTorchRuntime) else {}
     if own.get("disable_mm_encoder"):
@@ -156,7 +159,7 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits) -> M
         sizes=sizes,
         split=parallelism(recipe, role),
         format=form,
-        kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes),
+        kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes, bf16),
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,
@@ -213,11 +216,11 @@ def _cpu_margin(recipe: Recipe) -> int:
     return drafts + StepLimits().block_tokens - 2 + math.ceil(step / limits.max_concurrency)
 
 
-def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
+def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes, bf16: bool) -> str:
     """An engine takes the type from its calibrated checkpoint; the LLM API is told, or follows the published one; `cpu`
     keeps its own."""
     if isinstance(recipe.runtime, CpuRuntime):
-        return _PRECISIONS[recipe.runtime.precision]
+        return _PRECISIONS[engine_memory.cpu_precision(recipe.runtime.precision, sizes.hidden, bf16=bf16)]
     asked = recipe.quantization.kv_cache
     if asked == "auto" and isinstance(recipe.runtime, PyTorchRuntime):
         return sizes.kv_cache or sizes.dtype

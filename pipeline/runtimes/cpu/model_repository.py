@@ -29,6 +29,7 @@ from pipeline.contracts.inflight_batcher import tensors
 from pipeline.errors import StageError
 from pipeline.models.token_ids import TokenIds, token_ids
 from pipeline.progress import Progress
+from pipeline.recipe.runtime import Precision
 from pipeline.runtimes.base import Engines
 from pipeline.triton import text_models
 from pipeline.triton.config import model_config
@@ -84,7 +85,7 @@ class CpuSettings:
     draft_kv_share: float = 0.5  # of kv_cache_mib, where the draft has an engine of its own
     kv_cache_reuse: bool = True
     threads: int | None = None  # None: one a core
-    precision: Literal["f32", "bf16"] = "f32"
+    precision: Precision = "auto"
     guided_decoding: bool = False  # answers that have a form, for requests that ask for one
     max_queue_size: int = 0  # 0: no limit
     max_queue_delay_us: int = 0

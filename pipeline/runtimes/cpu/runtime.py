@@ -38,7 +38,6 @@ class CpuBackend:
         adapted: Mapping[str, Json] = {"adapters": True} if recipe.adapters and role == TARGET else {}
         return {
             "runtime": settings.kind,
-            "precision": settings.precision,
             "simulate_activations": settings.simulate_activations,
             **adapted,
         }
@@ -50,7 +49,6 @@ class CpuBackend:
         return build_ir(
             inputs.checkpoint,
             inputs.into,
-            precision=settings.precision,
             simulate_activations=settings.simulate_activations,
             adapters=bool(inputs.recipe.adapters) and inputs.role == TARGET,
             progress=inputs.progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from pipeline.stages.evaluate.results import (
     EvaluationMetrics,
     Export,
     KlHistogram,
+    PrecisionLoss,
     WorstPosition,
     perplexity,
     write_metrics,
@@ -35,6 +36,9 @@ from pipeline.stages.torch_device import torch_device, torch_threads_for
 from pipeline.store import Json
 
 _WORST, _CONTEXT_TOKENS = 12, 32
+States = tuple[
+    Tensor, Tensor
+]  # hidden states [tokens, hidden] after the last norm, output projection [vocab, hidden]
 
 
 def evaluate(
@@ -49,7 +53,8 @@ def evaluate(
     """Compare exported checkpoints with the original, position by position; metrics.json into `into`.
 
     Every token of a held-out sample but its first is predicted and counted; nothing is padded. All checkpoints are read
-    from their files, with the scales that they hold, and computed in float32.
+    from their files, with the scales that they hold. The original is computed in float32, an export in each type that
+    its runtime may compute it in; bf16 is compared with float32 of the same files, too.
 
     Args:
         reference_dir: The original, in the Hugging Face layout.
@@ -57,7 +62,7 @@ def evaluate(
         device: "cpu" or "cuda"; by default a GPU if there is one.
 
     Returns:
-        The figures of each export by the name of its folder; the device, and the seconds that it took.
+        The figures of each export by the name of its folder and type; the device, and the seconds that it took.
 
     Raises:
         CheckpointError: A checkpoint is damaged (a scale missing, a wrong shape, values that are not finite).
@@ -71,25 +76,22 @@ def evaluate(
     for checkpoint in checkpoints:
         checkpoint.check()
         _check_same_model(reference, checkpoint)
-    samples = read_samples(heldout, reference.architecture.vocab)
+    samples, tokenizer = read_samples(heldout, reference.architecture.vocab), reference_dir / "tokenizer.json"
     metrics: list[EvaluationMetrics] = []
     with torch_threads_for(reference.tensors.elements):
         original = _states(
             Decoder(reference, samples, device), f"evaluate {reference.quantization.format}", progress
         )
         for export, checkpoint in zip(exports, checkpoints, strict=True):
-            decoder = Decoder(checkpoint, samples, device, export.kv_scale)
-            label = f"evaluate {checkpoint.quantization.format}, {export.directory.name}"
-            states = _states(decoder, label, progress)
-            positions = sum(len(sample) - 1 for sample in samples)
-            with progress.task("compare positions", positions, "positions") as task:
-                figures = measure(samples, original, states, task.advance, reference.architecture.logits_cap)
-            metrics.append(
-                _metrics(figures, export, checkpoint, samples, heldout, reference_dir / "tokenizer.json")
-            )
+            for precision, scores, beside in _scores(export, checkpoint, samples, original, device, progress):
+                figures = _metrics(scores, export, checkpoint, samples, heldout, tokenizer)
+                if beside is not None:
+                    loss = PrecisionLoss(*beside.estimates()[:2])
+                    figures = dataclasses.replace(figures, precision=precision, beside_f32=loss)
+                metrics.append(figures)
     write_metrics(metrics, into)
     return {
-        "exports": {metric.files: _facts(metric) for metric in metrics},
+        "exports": {metric.name: _facts(metric) for metric in metrics},
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -120,10 +122,39 @@ def _check_same_model(reference: CheckpointReader, exported: CheckpointReader) -
         raise CheckpointError(f"{exported.directory} is not the model of {reference.directory}: {parts}")
 
 
-def _states(decoder: Decoder, label: str, progress: Progress) -> tuple[Tensor, Tensor]:
+def _states(decoder: Decoder, label: str, progress: Progress) -> States:
     with progress.task(label, decoder.layers, "layers") as task:
         hidden = decoder.hidden_states(task.advance)
     return hidden, decoder.head()
+
+
+def _scores(
+    export: Export,
+    checkpoint: CheckpointReader,
+    samples: list[list[int]],
+    original: States,
+    device: str,
+    progress: Progress,
+) -> Iterator[tuple[str, PositionScores, PositionScores | None]]:
+    """Score an export in each type that it may be computed in: beside the original, and bf16 beside f32."""
+
+    def states(precision: str) -> States:
+        decoder = Decoder(checkpoint, samples, device, export.kv_scale, bf16=precision == "bf16")
+        label = f"evaluate {checkpoint.quantization.format}, {export.directory.name}"
+        return _states(decoder, label if precision == "f32" else f"{label} in {precision}", progress)
+
+    def compared(first: States, second: States) -> PositionScores:
+        positions = sum(len(sample) - 1 for sample in samples)
+        with progress.task("compare positions", positions, "positions") as task:
+            return measure(samples, first, second, task.advance, checkpoint.architecture.logits_cap)
+
+    exact = states("f32")
+    for precision in export.computed(checkpoint.architecture.hidden):
+        if precision == "f32":
+            yield precision, compared(original, exact), None
+        else:
+            rounded = states(precision)
+            yield precision, compared(original, rounded), compared(exact, rounded)
 
 
 def _metrics(
@@ -245,8 +276,8 @@ class PositionScores:
 @torch.inference_mode()
 def measure(
     samples: Sequence[Sequence[int]],
-    reference: tuple[Tensor, Tensor],
-    quantized: tuple[Tensor, Tensor],
+    reference: States,
+    quantized: States,
     advance: Callable[[float], None],
     logits_cap: float | None = None,
 ) -> PositionScores:
@@ -254,8 +285,8 @@ def measure(
 
     Args:
         samples: Tokens; together as many as there are hidden states.
-        reference: Hidden states [tokens, hidden] after the last norm and output projection [vocab, hidden], float32.
-        quantized: The same of the quantized model.
+        reference: States of the original, float32.
+        quantized: States of the quantized model.
         advance: Called with the number of positions that were scored.
 
     Raises:

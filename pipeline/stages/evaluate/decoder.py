@@ -38,6 +38,8 @@ class Decoder:
         samples: Tokens of each sample.
         device: "cpu" or "cuda".
         kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
+        bf16: Round weights, activations, keys and values to bf16, as the `cpu` runtime hands them on (OpenVINO 2026.4);
+            sums and logits stay float32.
         observe: Keep the largest magnitude of each linear layer's inputs in `largest_inputs`.
     """
 
@@ -48,8 +50,10 @@ class Decoder:
         device: str,
         kv_scale: float | None = None,
         *,
+        bf16: bool = False,
         observe: bool = False,
     ) -> None:
+        self._bf16 = bf16
         self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
         self._is_gemma = self._architecture.family.startswith("gemma")
@@ -78,18 +82,20 @@ class Decoder:
         """
         model = self._architecture
         table = self._array(model.embedding)
-        x = table[self._tokens] * (model.hidden**0.5 if self._is_gemma else 1)
+        x = self._held(table[self._tokens] * (model.hidden**0.5 if self._is_gemma else 1))
         del table
         for layer in range(model.layers):
             block = f"model.layers.{layer}."
             mixed = self._attention(layer, self._norm(x, block + "input_layernorm"))
             if self._is_gemma:
-                x = x + self._norm(mixed, block + "post_attention_layernorm")
+                x = self._held(x + self._norm(mixed, block + "post_attention_layernorm"))
                 made = self._feed_forward(layer, self._norm(x, block + "pre_feedforward_layernorm"))
-                x = x + self._norm(made, block + "post_feedforward_layernorm")
+                x = self._held(x + self._norm(made, block + "post_feedforward_layernorm"))
             else:
-                x = x + mixed
-                x = x + self._feed_forward(layer, self._norm(x, block + "post_attention_layernorm"))
+                x = self._held(x + mixed)
+                x = self._held(
+                    x + self._feed_forward(layer, self._norm(x, block + "post_attention_layernorm"))
+                )
             if not torch.isfinite(x).all():
                 raise StageError(
                     f"{self._checkpoint.directory}: layer {layer} computes values that are not finite"
@@ -122,7 +128,7 @@ class Decoder:
             )[0].transpose(0, 1).flatten(1)
             for q, k, v in zip(*samples, strict=True)
         ]  # fmt: skip
-        return self.linear(block + "o_proj", torch.cat(outputs))
+        return self.linear(block + "o_proj", self._held(torch.cat(outputs)))
 
     def _projections(self, block: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [tokens, (kv_)heads, head_dim]."""
@@ -147,7 +153,7 @@ class Decoder:
         else:
             gate, up = (self.linear(f"{block}mlp.{name}", x) for name in _GATED[:2])
         gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate)
-        return self.linear(block + "mlp.down_proj", gate * up)
+        return self.linear(block + "mlp.down_proj", self._held(gate * up))
 
     def _experts(self, block: str, x: Tensor) -> Tensor:
         """Each token by the experts that the router ranks highest, in the shares that it gives these."""
@@ -169,7 +175,8 @@ class Decoder:
             else:
                 expert = f"{place}experts.{number}."
                 gate, up, down = (expert + name for name in (("w1", "w3", "w2") if is_mixtral else _GATED))
-                made = self.linear(down, functional.silu(self.linear(gate, mine)) * self.linear(up, mine))
+                inner = self._held(functional.silu(self.linear(gate, mine)) * self.linear(up, mine))
+                made = self.linear(down, inner)
             result.index_add_(0, tokens, made * shares[tokens, rank, None])
         return result
 
@@ -178,7 +185,7 @@ class Decoder:
         both = self._product(self._checkpoint.expert(place + "gate_up_proj", number), x)
         gate = both[:, 0::2].clamp(max=_SWIGLU_LIMIT)
         up = both[:, 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT) + 1
-        inner = up * gate * torch.sigmoid(gate * _SWIGLU_ALPHA)
+        inner = self._held(up * gate * torch.sigmoid(gate * _SWIGLU_ALPHA))
         return self._product(self._checkpoint.expert(place + "down_proj", number), inner)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -198,11 +205,11 @@ class Decoder:
             rows = rows if smooth is None else rows * smooth
             rows = rows if scale is None else round_input(rows, layer.format, scale)
             outputs.append(functional.linear(rows, weight, bias))
-        return torch.cat(outputs)
+        return self._held(torch.cat(outputs))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._array(name + ".weight") + (1 if self._is_gemma else 0)
-        return functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon)
+        return self._held(functional.rms_norm(x, weight.shape, weight, self._architecture.norm_epsilon))
 
     def _rotations(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each token's position, [tokens, 1, channels that turn]."""
@@ -219,13 +226,18 @@ class Decoder:
         channels = cosine.shape[-1]
         x, still = x[..., :channels], x[..., channels:]
         first, second = x.chunk(2, dim=-1)
-        return torch.cat([x * cosine + torch.cat([-second, first], dim=-1) * sine, still], dim=-1)
+        turned = x * cosine + torch.cat([-second, first], dim=-1) * sine
+        return self._held(torch.cat([turned, still], dim=-1))
 
     def _array(self, name: str) -> Tensor:
         return self._weight(self._checkpoint.array(name))
 
     def _weight(self, values: np.ndarray) -> Tensor:  # type: ignore[type-arg]
-        return torch.from_numpy(values.astype(np.float32)).to(self._device)
+        return self._held(torch.from_numpy(values.astype(np.float32)).to(self._device))
+
+    def _held(self, x: Tensor) -> Tensor:
+        """x as the next operation gets it."""
+        return x.bfloat16().float() if self._bf16 else x
 
 
 def causal_attention(

@@ -95,8 +95,9 @@ def hold_to_gate(recipe: Recipe, evaluation: Artifact, store: Store, progress: P
     if not verdict.passed:
         raise GateFailed(f"recipe {recipe.name}: {verdict}\nreport: {kept}")
     loaded = f", which {recipe.runtime.kind} loads"
+    own = {one.name for one in metrics if one.files == metrics[0].files}
     for files, figures in verdict.summary.items():
-        progress.say(f"    gate: {files}{loaded if files == metrics[0].files else ''}: {figures}")
+        progress.say(f"    gate: {files}{loaded if files in own else ''}: {figures}")
     progress.say(f"    report: {kept}")
 
 
@@ -111,7 +112,7 @@ def report_folder(store: Store, recipe: Recipe, evaluation: Artifact) -> Path:
 class GateCheck:
     """One budget, and the figure that is held against it."""
 
-    files: str  # the export: "hf", "trtllm-tp2"
+    files: str  # the export: "hf", "hf in bf16", "trtllm-tp2"
     key: str  # of the recipe: "max_perplexity_increase"
     figure: float
     limit: float
@@ -148,14 +149,20 @@ def judge(metrics: Sequence[EvaluationMetrics], gate: Gate | None) -> GateVerdic
     checks = tuple(check for metric in metrics for check in _checks(metric, gate)) if gate is not None else ()
     passed = all(check.passed for check in checks)
     advice = () if passed else tuple(_advice(metrics[0], checks))
-    return GateVerdict(passed, {metric.files: _summary(metric) for metric in metrics}, checks, advice)
+    return GateVerdict(passed, {metric.name: _summary(metric) for metric in metrics}, checks, advice)
 
 
 def _summary(metrics: EvaluationMetrics) -> str:
+    beside = ""
+    if (loss := metrics.beside_f32) is not None:
+        beside = (
+            f"; beside f32: perplexity {loss.perplexity_increase.value:+.2%}, "
+            f"top-1 agreement {loss.top1_agreement.value:.2%}"
+        )
     return (
         f"perplexity {metrics.reference_perplexity:.4g} -> {metrics.quantized_perplexity:.4g} "
         f"({metrics.perplexity_increase.value:+.2%}), top-1 agreement {metrics.top1_agreement.value:.2%}, "
-        f"KL {metrics.mean_kl.value:.2g} nats, over {metrics.positions} positions of {metrics.samples} samples"
+        f"KL {metrics.mean_kl.value:.2g} nats, over {metrics.positions} positions of {metrics.samples} samples{beside}"
     )
 
 
@@ -163,7 +170,7 @@ def _checks(metrics: EvaluationMetrics, gate: Gate) -> Iterator[GateCheck]:
     increase, agreement, kl = metrics.perplexity_increase, metrics.top1_agreement, metrics.mean_kl
     limit = gate.max_perplexity_increase
     yield GateCheck(
-        metrics.files,
+        metrics.name,
         "max_perplexity_increase",
         increase.value,
         limit,
@@ -174,7 +181,7 @@ def _checks(metrics: EvaluationMetrics, gate: Gate) -> Iterator[GateCheck]:
     )
     limit = gate.min_top1_agreement
     yield GateCheck(
-        metrics.files,
+        metrics.name,
         "min_top1_agreement",
         agreement.value,
         limit,
@@ -184,7 +191,7 @@ def _checks(metrics: EvaluationMetrics, gate: Gate) -> Iterator[GateCheck]:
     )
     if gate.max_kl is not None:
         yield GateCheck(
-            metrics.files,
+            metrics.name,
             "max_kl",
             kl.value,
             gate.max_kl,

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from pipeline.contracts import engine_memory
 from pipeline.errors import StageError
+from pipeline.recipe.runtime import Precision
 
 SCHEMA = 2
 FILE = "metrics.json"
@@ -30,10 +32,18 @@ class Export:
         directory: A unified Hugging Face checkpoint; or, if its name begins with "trtllm-", a TensorRT-LLM checkpoint,
             all ranks of which are put together.
         kv_scale: The scale of an FP8 cache, if the runtime computes with one of its own; None: those of the files.
+        precision: Type that the runtime computes in; "auto": bf16 or f32, by the processor that serves.
     """
 
     directory: Path
     kv_scale: float | None = None
+    precision: Precision = "f32"
+
+    def computed(self, hidden: int) -> tuple[str, ...]:
+        """Types that a model of a hidden size may be served in, "bf16" first."""
+        if self.precision != "auto":
+            return (self.precision,)
+        return ("bf16", "f32") if engine_memory.cpu_bf16_pays(hidden) else ("f32",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +80,16 @@ class KlHistogram:
 
 
 @dataclass(frozen=True, slots=True)
+class PrecisionLoss:
+    """Figures of an export that is computed in bf16, beside the same files in f32."""
+
+    perplexity_increase: BootstrapEstimate  # relative
+    top1_agreement: BootstrapEstimate
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationMetrics:
-    """The figures of one export, over `positions`: each token of each held-out sample but the first."""
+    """Figures of one export, computed in one type: of `positions`, each token of each held-out sample but the first."""
 
     files: str  # the folder that was read: "hf", "trtllm-tp2"
     format: str
@@ -90,6 +108,13 @@ class EvaluationMetrics:
     max_kl: float
     histogram: KlHistogram
     worst: tuple[WorstPosition, ...]
+    precision: str = "f32"  # that the export was computed in; its original always in f32
+    beside_f32: PrecisionLoss | None = None  # of bf16
+
+    @property
+    def name(self) -> str:
+        """ "hf", or "hf in bf16"."""
+        return self.files if self.precision == "f32" else f"{self.files} in {self.precision}"
 
 
 def write_metrics(metrics: Sequence[EvaluationMetrics], directory: Path) -> None:

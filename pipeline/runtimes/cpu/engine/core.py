@@ -81,6 +81,12 @@ class EngineCore:
         """Names of the target's LoRA adapters."""
         return self._target.adapters
 
+    @property
+    def precisions(self) -> dict[str, str]:
+        """Model -> type that it computes in, and why."""
+        models = {"target": self._target, "draft": self._draft}
+        return {name: f"{one.precision}: {one.reason}" for name, one in models.items() if one}
+
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest if the request could never run."""
         vocab = self._target.vocab_size
@@ -161,7 +167,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and queues."""
-        return self._counters.snapshot(self._scheduler, self._blocks)
+        return self._counters.snapshot(self._scheduler, self._blocks, self._target.precision)
 
     def step(self) -> None:
         """Admit, propose drafts, compute the target once for all sequences, choose tokens, send outputs."""

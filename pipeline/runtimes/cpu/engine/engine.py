@@ -76,6 +76,11 @@ class Engine:
         return self._core.adapters
 
     @property
+    def precisions(self) -> dict[str, str]:
+        """Model -> type that it computes in, and why: "bf16: Intel Xeon has it"."""
+        return self._core.precisions
+
+    @property
     def stopped(self) -> str | None:
         """Why the engine takes no more requests; None while it does."""
         return self._stopped

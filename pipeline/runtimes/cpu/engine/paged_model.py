@@ -16,7 +16,7 @@ import ctypes
 import json
 import math
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from .adapters import ADAPTER_INPUTS, AdapterStack
 from .block_manager import BlockTable
 from .capped_attention import cap_paged_attention, uncap_attention
-from .processor import check_precision, integer_options
+from .processor import chosen_precision, integer_options
 from .settings import EngineSettings
 
 LONG = "rope.long"  # name of a constant of the graph: whether longrope's long factors hold
@@ -71,7 +71,7 @@ class PagedModel:
         self.max_positions: int = facts["max_position_embeddings"]
         self.vocab_size: int = facts["vocab_size"]
         with signal_stack_kept():
-            check_precision(settings.precision)
+            self.precision, self.reason = chosen_precision(settings.precision, gains=facts["bf16_pays"])
             core = ov.Core()
             model = core.read_model(folder / MODEL_FILE)
             self._stack = AdapterStack(adapters) if adapters else None
@@ -90,7 +90,9 @@ class PagedModel:
             if cap is not None:
                 cap_paged_attention(model, cap)
             _gather_rows(model)
-            compiled = core.compile_model(model, "CPU", {**_properties(settings), **integer_options(model)})
+            compiled = core.compile_model(
+                model, "CPU", _properties(settings, self.precision, integer_options(model))
+            )
         self._caches = {
             port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
             for port in compiled.inputs
@@ -287,10 +289,11 @@ def _gather_rows(model: ov.Model) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _properties(settings: EngineSettings) -> dict[str, Any]:
+def _properties(settings: EngineSettings, precision: str, further: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "INFERENCE_PRECISION_HINT": settings.precision,
-        "KV_CACHE_PRECISION": settings.precision,
+        **further,
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,  # pinned threads wait for each other when the machine has other work

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import openvino as ov
@@ -17,14 +18,31 @@ class UnfitProcessor(RuntimeError):
     """This processor cannot compute in the precision that is asked for."""
 
 
-def check_precision(precision: str) -> None:
-    """Raise UnfitProcessor for a precision ("f32" or "bf16") whose KV cache OpenVINO would refuse, in its own terms."""
+def chosen_precision(
+    asked: Literal["auto", "f32", "bf16"], *, gains: bool
+) -> tuple[Literal["f32", "bf16"], str]:
+    """Choose the type of activations on this processor, and say why.
+
+    Args:
+        gains: Whether the model is large enough to be faster in bf16; decides for "auto".
+
+    Raises:
+        UnfitProcessor: bf16 is asked for, and OpenVINO would refuse its KV cache, in its own terms.
+    """
+    if asked == "f32":
+        return "f32", "as asked"
     core = ov.Core()
-    if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        name = str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip()
+    able = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    name = str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip()
+    if asked == "bf16" and not able:
         raise UnfitProcessor(
-            f"{name} has no bf16 arithmetic (AVX512_BF16, AMX): set runtime.precision to f32, or serve elsewhere"
+            f"{name} has no bf16 arithmetic (AVX512_BF16, AMX): set runtime.precision to auto, or serve elsewhere"
         )
+    if asked == "bf16":
+        return "bf16", "as asked"
+    if not able:
+        return "f32", f"{name} has no bf16 arithmetic"
+    return ("bf16", f"{name} has it") if gains else ("f32", "the model is too small to gain by bf16")
 
 
 def integer_options(model: ov.Model) -> Mapping[str, str]:

@@ -20,7 +20,9 @@ class EngineSettings:
     max_draft_tokens: int = 5  # tokens proposed by the draft model, or by the caller, for one step
     prefix_caching: bool = True
     threads: int | None = None  # None: OpenVINO decides
-    precision: Literal["f32", "bf16"] = "f32"  # f32 is exact
+    precision: Literal["auto", "f32", "bf16"] = (
+        "auto"  # auto: bf16 where processor and model gain by it; f32 is exact
+    )
     adapt_speculation: bool = (
         True  # draft only while it is measured to pay; the answer is the same either way
     )
@@ -39,8 +41,8 @@ class EngineSettings:
                 raise ValueError(f"{name} is {value}, must be 1 or more")
         if self.max_draft_tokens < 0:
             raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}, must be 0 or more")
-        if self.precision not in ("f32", "bf16"):
-            raise ValueError(f"precision is {self.precision!r}, must be 'f32' or 'bf16'")
+        if self.precision not in ("auto", "f32", "bf16"):
+            raise ValueError(f"precision is {self.precision!r}, must be 'auto', 'f32' or 'bf16'")
 
     @property
     def step_tokens(self) -> int:

@@ -35,6 +35,7 @@ class EngineStats:
     draft_tokens_total: int
     draft_tokens_accepted: int
     finished: dict[FinishReason, int]
+    precision: str  # type that the target computes in: "f32" or "bf16"
 
     @property
     def acceptance(self) -> float:
@@ -82,7 +83,7 @@ class EngineCounters:
         self.generated_tokens += generated_tokens
         self.stepped_at = time.time()
 
-    def snapshot(self, scheduler: BatchScheduler, blocks: BlockManager) -> EngineStats:
+    def snapshot(self, scheduler: BatchScheduler, blocks: BlockManager, precision: str) -> EngineStats:
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -103,4 +104,5 @@ class EngineCounters:
             draft_tokens_total=self.draft_tokens_total,
             draft_tokens_accepted=self.draft_tokens_accepted,
             finished=dict(self.finished),
+            precision=precision,
         )

@@ -13,21 +13,22 @@ from typing import Any
 
 import openvino as ov
 
-from pipeline.errors import StageError, UserError
+from pipeline.contracts import engine_memory
+from pipeline.errors import StageError
 from pipeline.models import Architecture, CheckpointReader
 from pipeline.progress import Progress
 from pipeline.runtimes.cpu.ir.families import DECODERS
 from pipeline.runtimes.cpu.ir.weights import Weights
 
 FACTS = "engine.json"
-PRECISIONS = ("f32", "bf16")
+# By default OpenVINO rounds the inputs of packed layers to 8 bits, by scales that it finds itself.
+OPTIONS = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
 
 def build_ir(
     checkpoint_dir: Path,
     into: Path,
     *,
-    precision: str = "f32",
     simulate_activations: bool = False,
     adapters: bool = False,
     progress: Progress,
@@ -36,19 +37,16 @@ def build_ir(
 
     Args:
         into: Made if it is not there.
-        precision: Type of computations, keys and values: "f32" or "bf16".
         simulate_activations: Round inputs of quantized layers, keys and values by the checkpoint's scales;
             without it only the weights are quantized.
         adapters: Name input and output of each linear layer in engine.json, between which the engine adds adapters.
 
     Raises:
         CheckpointError: All faults of the files.
-        UserError: This runtime lacks the format or the precision.
+        UserError: This runtime lacks the format.
         StageError: The model leaves tensors out, or OpenVINO cannot write it.
         OSError: There is no room.
     """
-    if precision not in PRECISIONS:
-        raise UserError(f"precision {precision!r} is not known; {' and '.join(PRECISIONS)} are")
     checkpoint = CheckpointReader(checkpoint_dir)
     weights = Weights(checkpoint, simulate=simulate_activations)
     checkpoint.check()
@@ -58,15 +56,13 @@ def build_ir(
     unread = weights.unread()
     if unread:
         raise StageError("\n".join([f"{checkpoint_dir}: tensors that the model leaves out", *unread]))
-    options = compile_options(precision)
-    for name, value in options.items():
+    for name, value in OPTIONS.items():
         model.set_rt_info(value, ["runtime_options", name])
     save(model, into)
     facts = {
         **_facts(checkpoint),
-        "precision": precision,
         "simulate_activations": simulate_activations,
-        "compile_options": options,
+        "compile_options": OPTIONS,
         "weights": weights.constants.census(),
         "bytes": {name: (into / name).stat().st_size for name in (MODEL, WEIGHTS)},
         "openvino": ov.get_version(),
@@ -76,18 +72,6 @@ def build_ir(
         facts["linears"] = {name: [node.get_friendly_name() for node in ends] for name, ends in named}
     (into / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
-
-
-def compile_options(precision: str) -> dict[str, str]:
-    """Compiler options with which the model computes what was calibrated.
-
-    By default OpenVINO rounds the inputs of packed layers to 8 bits, by scales that it finds itself.
-    """
-    return {
-        "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-    }
 
 
 def _facts(checkpoint: CheckpointReader) -> dict[str, Any]:
@@ -108,6 +92,7 @@ def _facts(checkpoint: CheckpointReader) -> dict[str, Any]:
         "attention_cap": arch.attention_cap,
         "sliding_window": max(windows, default=None),
         "tied": arch.tied,
+        "bf16_pays": engine_memory.cpu_bf16_pays(arch.hidden),
         "quantization": {
             "format": str(quantization.format),
             "group_size": quantization.group_size,
