@@ -311,19 +311,14 @@ def engine_options(recipe: Recipe) -> EngineOptions:
 
 def _balance(recipe: Recipe) -> tuple[int, int] | None:
     """Steps for which prompts wait, with TensorRT-LLM's defaults where the recipe leaves them out."""
-    given = (
-        recipe.runtime.llm_args.get("attention_dp_config")
-        if isinstance(recipe.runtime, PyTorchRuntime)
-        else None
-    )
-    if not isinstance(given, Mapping) or not given.get("enable_balance"):
+    runtime = recipe.runtime
+    given = runtime.llm_args.get("attention_dp_config") if isinstance(runtime, PyTorchRuntime) else None
+    if not isinstance(given, dict) or not given.get("enable_balance"):
         return None
     default = PromptBalance(1)
-    found = (
-        given.get("timeout_iters", default.timeout_steps),
-        given.get("batching_wait_iters", default.wait_steps),
-    )
-    return (max(1, found[0]), max(0, found[1])) if all(isinstance(one, int) for one in found) else None
+    timeout = given.get("timeout_iters", default.timeout_steps)
+    wait = given.get("batching_wait_iters", default.wait_steps)
+    return (max(1, timeout), max(0, wait)) if isinstance(timeout, int) and isinstance(wait, int) else None
 
 
 def overlaps_steps(recipe: Recipe) -> bool:

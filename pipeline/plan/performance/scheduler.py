@@ -218,7 +218,9 @@ class EngineScheduler(Generic[R]):
         self.in_flight += 1
         if self.service.overlaps and (self._sequences or self._mixed_until < math.inf):
             # The step after the one that is under way has been scheduled.
-            under_way = math.floor(self._step + _NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
+            under_way = (
+                math.floor(self._step + _NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
+            )
             request.earliest = under_way + 1
         self._waiting.append(request)
         self._admit(now)

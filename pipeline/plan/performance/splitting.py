@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pipeline.plan.memory import DeploymentSpec, plan_memory
 from pipeline.plan.parallelism import Parallelism
@@ -161,7 +162,7 @@ def _fewest(
         least = math.ceil(requests_per_s / one.most) * one.gpus
         if best is not None and least >= best[0].gpus * best[1]:
             continue
-        found = highest_rate(lambda rate, one=one: look(one, rate), one.most, slo)
+        found = highest_rate(partial(look, one), one.most, slo)
         if found is None:
             continue
         count = math.ceil(requests_per_s / found[0])

@@ -70,7 +70,9 @@ def test_brackets_hold_four_of_five_measurements_that_they_were_not_set_by() -> 
     assert len(held) >= 15
     # As near as so many set-ups can tell.
     near = [max(0.1, 0.8 / one.set_ups**0.5) for one in found]
-    assert all(share is not None and abs(share - 0.8) <= off for (share, _), off in zip(held, near, strict=True))
+    assert all(
+        share is not None and abs(share - 0.8) <= off for (share, _), off in zip(held, near, strict=True)
+    )
     shares, counts = np.array(held, float).T
     assert 0.75 <= np.average(shares, weights=counts) <= 0.85
 
