@@ -1,7 +1,7 @@
 """The form that an answer must have, as TensorRT-LLM's tensors tell it: a kind, and a text that depends on it.
 
-guided_decoding_guide_type    json, json_schema, regex or ebnf_grammar
-guided_decoding_guide         the schema, expression or grammar; `json` has none
+guided_decoding_guide_type    json, json_schema, regex, ebnf_grammar or, beyond TensorRT-LLM's models, structural_tag
+guided_decoding_guide         the schema, expression, grammar or tag (JSON); `json` has none
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from shared.refusal import RequestRefused
 
 TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
-Kind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
+Kind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
 
 
 def guide_of(kind: str | None, text: str | None) -> tuple[Kind, str] | None:
@@ -30,8 +30,8 @@ def guide_of(kind: str | None, text: str | None) -> tuple[Kind, str] | None:
             raise RequestRefused(f"{TYPE}: is missing, but there is a {GUIDE}")
         case "json":
             return kind, ""
-        case "json_schema" | "regex" | "ebnf_grammar" if text is not None:
+        case "json_schema" | "regex" | "ebnf_grammar" | "structural_tag" if text is not None:
             return kind, text
-        case "json_schema" | "regex" | "ebnf_grammar":
+        case "json_schema" | "regex" | "ebnf_grammar" | "structural_tag":
             raise RequestRefused(f"{GUIDE}: is missing, and {kind} needs one")
-    raise RequestRefused(f"{TYPE} = {kind}: must be json, json_schema, regex or ebnf_grammar")
+    raise RequestRefused(f"{TYPE} = {kind}: must be json, json_schema, regex, ebnf_grammar or structural_tag")

@@ -144,10 +144,10 @@ class LoadRecords:
     def count_tokens(self, count: Callable[[str], int]) -> None:
         """Count the tokens of answers whose server did not."""
         for kept in (self.counted, self.warm_up):
-            for place, one in enumerate(kept):
-                if one.text:
-                    stats = replace(one.stats, output_tokens=count(one.text))
-                    kept[place] = replace(one, stats=stats, text="", tokens_by="tokenizer")
+            for place, request in enumerate(kept):
+                if request.text:
+                    stats = replace(request.stats, output_tokens=count(request.text))
+                    kept[place] = replace(request, stats=stats, text="", tokens_by="tokenizer")
 
 
 async def run_load(
@@ -250,24 +250,28 @@ class _Run:
             task.cancel()
 
     async def _keep_one(self) -> None:
-        while not self._over(self.now_s()) and (one := self._next()) is not None:
-            if not await self._converse(one, None, self._begin(self.now_s())):
+        while not self._over(self.now_s()) and (conversation := self._next()) is not None:
+            if not await self._converse(conversation, None, self._begin(self.now_s())):
                 await asyncio.sleep(_PAUSE_S)
 
     async def _open_loop(self, group: asyncio.TaskGroup, seed: int) -> None:
         arrivals = poisson(self._load.value, seed)
-        while (one := self._next()) is not None:
-            due_s = (one.start_s or 0.0) / self._load.value if self._load.kind == "trace" else next(arrivals)
+        while (conversation := self._next()) is not None:
+            due_s = (
+                (conversation.start_s or 0.0) / self._load.value
+                if self._load.kind == "trace"
+                else next(arrivals)
+            )
             if self._over(due_s):
                 break
             # One that is late lets answers be read, too: however late all are, it ends.
             await asyncio.sleep(max(0.0, due_s - self.now_s()))
-            self._add(group, self._converse(one, due_s, self._begin(due_s)))
+            self._add(group, self._converse(conversation, due_s, self._begin(due_s)))
 
     def _next(self) -> ScriptedConversation | None:
-        one = next(self._conversations, None)
-        self._ended_early |= one is None
-        return one
+        conversation = next(self._conversations, None)
+        self._ended_early |= conversation is None
+        return conversation
 
     def _over(self, at_s: float) -> bool:
         """Whether a request that is due at this time is no longer sent."""
@@ -394,5 +398,5 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first failure of a group, however deep."""
-    one = group.exceptions[0]
-    return _first(one) if isinstance(one, BaseExceptionGroup) else one
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

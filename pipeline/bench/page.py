@@ -50,7 +50,8 @@ def page(result: BenchResult) -> str:
         throughput=list(throughput_pictures(result)) if drawn else [],
         distributions=list(distribution_pictures(result)) if drawn else [],
         timelines=[
-            (one, one is best, timeline_picture(one, number)) for number, one in enumerate(result.levels)
+            (level, level is best, timeline_picture(level, number))
+            for number, level in enumerate(result.levels)
         ]
         if drawn
         else [],

@@ -81,7 +81,7 @@ class _Line(BaseModel):
         for message in self.messages or ():
             if not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
                 raise refusal("must have messages with a role and a text as content")
-        if self.messages is not None and not any(one["role"] == "user" for one in self.messages):
+        if self.messages is not None and not any(message["role"] == "user" for message in self.messages):
             raise refusal("must have a message of the user")
         return self
 
@@ -92,7 +92,7 @@ class _Line(BaseModel):
             return ({"role": "system", "content": self.system},) if self.system else (), self.turns or []
         if messages[-1]["role"] == "user":
             return tuple(messages[:-1]), [messages[-1]["content"]]
-        asked = [number for number, one in enumerate(messages) if one["role"] == "user"]
+        asked = [number for number, message in enumerate(messages) if message["role"] == "user"]
         return tuple(messages[: asked[0]]), [messages[number]["content"] for number in asked]
 
 
@@ -158,7 +158,7 @@ class PromptFile:
         Raises:
             InvalidInput: Lists the lines without a timestamp.
         """
-        untimed = [number for number, one in enumerate(self.lines, 1) if one.timestamp is None]
+        untimed = [number for number, line in enumerate(self.lines, 1) if line.timestamp is None]
         if untimed:
             faults = [Fault("has no timestamp", key=f"conversation {number}") for number in untimed[:_FAULTS]]
             raise InvalidInput(f"{self.name}: a trace", faults, more=len(untimed) - len(faults))

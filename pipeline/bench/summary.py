@@ -54,7 +54,7 @@ def summarize(records: LoadRecords, slo: Slo | None, server: ServerFigures) -> L
         "queue": Distribution.of([_one(request.stats.queue_ms) for request in begun]),
         "prefill": Distribution.of([_one(request.stats.prefill_ms) for request in begun]),
     }
-    distributions = {name: one for name, one in latencies.items() if one is not None}
+    distributions = {name: latency for name, latency in latencies.items() if latency is not None}
     good_ends = _good_ends(complete, slo)
     good = None if good_ends is None or not complete else len(good_ends) / len(complete)
     chunks = _Chunks.of(everything)

@@ -51,8 +51,9 @@ class Sampling(TypedDict, total=False):
             each of its positions, 0 to 20.
         token_ids: return the ids of the answer's tokens with each chunk.
         priority: 0 to 1; among waiting requests, higher ones are scheduled first. 0.5 by default.
-        guide_type: form of the answer (guided decoding): json, json_schema, regex or ebnf_grammar.
-        guide: the schema, regular expression or grammar.
+        guide_type: form of the answer (guided decoding): json, json_schema, regex, ebnf_grammar, or on cpu and pytorch
+            structural_tag.
+        guide: the schema, regular expression, grammar or tag.
         adapter: name of the LoRA adapter of the deployment that answers; by default the base.
     """
 

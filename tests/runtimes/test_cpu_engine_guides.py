@@ -291,3 +291,109 @@ def test_a_form_that_becomes_too_much_ends_its_own_answer_only(core: EngineCore)
     assert held.finish is FinishReason.REFUSED
     assert "items" in (held.outputs[-1].error or "")
     assert free.tokens == expected
+
+
+CALL = {
+    "type": "object",
+    "properties": {"order": {"enum": ["a", "b"]}, "n": {"type": "integer"}},
+    "required": ["n"],
+}
+# A call that may come in any text: its mark, and what must follow it. The last tag's mark ends in a special token.
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<call>", "e<|start_header_id|>"],
+        "tags": [
+            {"begin": "<call>f(", "content": {"type": "json_schema", "json_schema": CALL}, "end": ")</call>"},
+            {
+                "begin": "<call>g[",
+                "content": {
+                    "type": "tags_with_separator",
+                    "tags": [{"begin": "<", "content": {"type": "any_text"}, "end": ">"}],
+                    "separator": ", ",
+                    "at_least_one": True,
+                },
+                "end": "]</call>",
+            },
+            {
+                "begin": "e<|start_header_id|>tool",
+                "content": {"type": "or", "elements": [{"type": "regex", "pattern": "/[0-9]+/"}]},
+                "end": "<|end_header_id|>",
+            },
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("Any text; <cal and <|end_header_id|> too.", True),
+        ('See <call>f({"order":"a","n":1})</call> and <call>f({"n":-7})</call>.', True),
+        ("<call>g[<x y>, <z>]</call>", True),
+        ("the<|start_header_id|>tool/7/<|end_header_id|>", True),
+        ('<call>f({"order":"c","n":1})</call>', False),
+        ('<call>f({"n":1,"more":1})</call>', False),
+        ("a <call> of another kind", False),
+        ('<call>f({"n":1})', False),
+        ("<call>g[]</call>", False),
+        ("the<|start_header_id|>user", False),
+    ],
+)
+def test_what_follows_a_trigger_fits_its_tag(core: EngineCore, text: str, fits: bool) -> None:
+    assert core.grammars is not None
+    matcher = core.grammars.matcher(Guide("structural_tag", json.dumps(TAG)), [TURN_END])
+    for token in TOKENIZER.encode(text, add_special_tokens=False).ids:
+        matcher.append(token)
+    if matcher.fault is None:
+        matcher.append(TURN_END)
+    assert (matcher.fault is None) == fits, matcher.fault
+
+
+def test_every_call_that_a_model_begins_is_of_its_schema(core: EngineCore) -> None:
+    """A model that is driven to begin calls, and is otherwise free to write what it samples."""
+    toward = np.zeros(2048, np.float32)
+    toward[TOKENIZER.encode("<", add_special_tokens=False).ids] = 9
+    tags = [
+        {"begin": f"<{name}(", "content": {"type": "json_schema", "json_schema": CALL}, "end": ")>"}
+        for name in "fg"
+    ]
+    tag = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"], "tags": tags}}
+    guide = Guide("structural_tag", json.dumps(tag))
+    asked = [guided(seed, guide, 60, seed=seed, prompt=seed % 4, embedding_bias=toward) for seed in range(8)]
+    texts = list(map(text_of, answer(core, *asked)))
+    begun = [call for text in texts for call in re.findall(r"<(..?)", text)]
+    whole = [call for text in texts for call in re.findall(r"<[fg]\((\{.*?\})\)>", text)]
+    assert whole
+    assert {call[:2] for call in begun} <= {"f", "g", "f(", "g("}
+    for call in whole:
+        jsonschema.validate(json.loads(call), {**CALL, "additionalProperties": False})
+
+
+def test_a_token_that_ends_answers_comes_where_a_tag_ends_with_it(core: EngineCore) -> None:
+    call = {
+        "begin": "<call>",
+        "content": {"type": "json_schema", "json_schema": CALL},
+        "end": "<|end_header_id|>",
+    }
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "triggered_tags", "triggers": ["<call>"], "tags": [call]},
+    }
+    ends = TOKENIZER.token_to_id("<|end_header_id|>"), TURN_END
+    assert core.grammars is not None
+    matcher = core.grammars.matcher(Guide("structural_tag", json.dumps(tag)), ends)
+    for token in TOKENIZER.encode('<call>{"n":1}', add_special_tokens=False).ids:
+        matcher.append(token)
+    mask = matcher.allowed([])
+    assert mask is not None
+    assert mask[list(ends)].tolist() == [True, False]
+    matcher.append(ends[0])
+    assert matcher.fault is None
+
+
+@pytest.mark.parametrize("tag", ["{", "[]", '{"format": {"type": "magic"}}', '{"format": {"type": "tag"}}'])
+def test_what_is_no_structural_tag_is_refused(core: EngineCore, tag: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot be held to as structural_tag: "):
+        matcher_of(core, guided("x", Guide("structural_tag", tag)))

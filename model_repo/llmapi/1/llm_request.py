@@ -22,7 +22,9 @@ _ONLY_IF_GIVEN = (
 _LISTS = ("stop", "bad", "stop_token_ids")
 _IGNORABLE = {"presence_penalty": 0, "frequency_penalty": 0}  # -> their values without effect
 # Kind of a guide -> argument of GuidedDecodingParams that takes its text.
-_GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+_GUIDES = {
+    "json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar", "structural_tag": "structural_tag",
+}  # fmt: skip
 _DEFAULTS = {"best_of": 1, "exclude_input_from_output": False, "return_perf_metrics": False}
 # Input -> argument of LoRARequest. The first three come together.
 _LORA = {

@@ -79,7 +79,9 @@ def golden(run: AcceptanceRun) -> Checks:
     longest = run.deployment.limits.max_output_tokens
     with run.client() as client:
         report = asked.ask(
-            lambda one: client.generate(one.asked, temperature=0.0, max_tokens=one.max_tokens or longest).text
+            lambda prompt: (
+                client.generate(prompt.asked, temperature=0.0, max_tokens=prompt.max_tokens or longest).text
+            )
         )
     right, count = report.right, len(report.answers)
     note = "" if report.passed else str(report)
@@ -171,8 +173,10 @@ def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
 def _same(run: AcceptanceRun, drafted: DraftedTexts, alone: DraftedTexts) -> Checks:
     """Hold answers with a draft against those without."""
     pairs, tokenizer = list(zip(drafted.texts, alone.texts, strict=True)), run.tokenizer
-    same = sum(one == other for one, other in pairs)
-    agreement = _agreement([(tokenizer.encode(one).ids, tokenizer.encode(other).ids) for one, other in pairs])
+    same = sum(first == second for first, second in pairs)
+    agreement = _agreement(
+        [(tokenizer.encode(first).ids, tokenizer.encode(second).ids) for first, second in pairs]
+    )
     run.figures |= {"proposed": drafted.proposed, "accepted": drafted.accepted, "equal": same}
     # Kernels of a GPU may round one token differently in a step of several: then a tie falls otherwise.
     limit = run.gate.min_top1_agreement if run.on_gpu else 1.0
@@ -185,11 +189,11 @@ def _same(run: AcceptanceRun, drafted: DraftedTexts, alone: DraftedTexts) -> Che
 def _agreement(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
     """Share of tokens that are equal, of those up to the first difference of each pair."""
     equal = differing = 0
-    for one, other in pairs:
-        both = zip(one, other, strict=False)
-        same = next((at for at, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
+    for first, second in pairs:
+        both = zip(first, second, strict=False)
+        same = next((at for at, (a, b) in enumerate(both) if a != b), min(len(first), len(second)))
         equal += same
-        differing += same < max(len(one), len(other))
+        differing += same < max(len(first), len(second))
     return equal / max(1, equal + differing)
 
 

@@ -202,7 +202,7 @@ def _taken_over(
     if step.name in ("draft", "answers", "stop"):
         # Later steps need the answers of these, and the server has to end.
         return None
-    taken = next((one for one in earlier.steps if one.name == step.name), None)
+    taken = next((finished for finished in earlier.steps if finished.name == step.name), None)
     if taken is None or taken.failed or taken.outcome == "skipped":
         return None
     return replace(taken, resumed=True)

@@ -205,7 +205,9 @@ class AnswerStudy:
         judged = [Judgement(None)] * len(pairs) if judge is None else await judge.judge(pairs)
         tokenizer: Any = read_tokenizer(self._tokenizers["a"]) if "a" in self._tokenizers else None
         return AnswerComparison(
-            questions=tuple(_result(pair, one, tokenizer) for pair, one in zip(pairs, judged, strict=True)),
+            questions=tuple(
+                _result(pair, judgement, tokenizer) for pair, judgement in zip(pairs, judged, strict=True)
+            ),
             perplexity=None if self._no_perplexity else self._perplexity(),
             no_perplexity=self._no_perplexity,
             judge="" if judge is None else judge.model,

@@ -184,13 +184,17 @@ def compare_rounds(
     """Compare what two deployments did under the same loads, round by round."""
     found = []
     for number, level in enumerate(a[0]):
-        pairs = [(one[number], other[number]) for one, other in zip(a, b, strict=True)]
+        pairs = [(first[number], second[number]) for first, second in zip(a, b, strict=True)]
         drawn, left_out = list[MetricComparison](), dict[str, str]()
         for metric in METRICS:
-            values = [(metric.of(one), metric.of(other)) for one, other in pairs]
-            kept = [both for one, other in values if (both := _above_nothing(metric, one, other)) is not None]
+            values = [(metric.of(first), metric.of(second)) for first, second in pairs]
+            kept = [
+                both
+                for first, second in values
+                if (both := _above_nothing(metric, first, second)) is not None
+            ]
             if len(kept) < len(pairs):
-                if any(one is not None or other is not None for one, other in values):
+                if any(first is not None or second is not None for first, second in values):
                     left_out[metric.name] = f"{len(pairs) - len(kept)} of {len(pairs)} rounds have none"
                 continue
             drawn.append(_of_rounds(metric, kept))
@@ -223,16 +227,16 @@ def compare_runs(a: BenchResult, b: BenchResult) -> tuple[LoadComparison, ...]:
     if faults:
         raise InvalidInput("the two runs did not ask the same", faults)
     found = []
-    for one, other in common:
+    for level_a, level_b in common:
         drawn, left_out = list[MetricComparison](), dict[str, str]()
-        windows = RunWindows(one), RunWindows(other)
+        windows = RunWindows(level_a), RunWindows(level_b)
         for metric in METRICS:
-            first, second = metric.of(one), metric.of(other)
+            first, second = metric.of(level_a), metric.of(level_b)
             if (both := _above_nothing(metric, first, second)) is not None:
                 drawn.append(_of_runs(metric, both, windows))
             elif first is not None or second is not None:
                 left_out[metric.name] = "one of the runs has none"
-        found.append(_load(one, [(one, other)], drawn, left_out))
+        found.append(_load(level_a, [(level_a, level_b)], drawn, left_out))
     return tuple(_judged(found))
 
 
@@ -245,9 +249,9 @@ def _above_nothing(metric: Metric, a: float | None, b: float | None) -> tuple[fl
 
 def _differences(a: BenchResult, b: BenchResult) -> Iterator[Fault]:
     for key in sorted(a.workload.keys() | b.workload.keys()):
-        one, other = a.workload.get(key), b.workload.get(key)
-        if one != other:
-            yield Fault(f"is {one} in A, and {other} in B", key=f"workload.{key}")
+        first, second = a.workload.get(key), b.workload.get(key)
+        if first != second:
+            yield Fault(f"is {first} in A, and {second} in B", key=f"workload.{key}")
     if a.seed != b.seed:
         yield Fault(f"is {a.seed} in A, and {b.seed} in B", key="seed")
     if a.target.get("way") != b.target.get("way"):
@@ -285,8 +289,8 @@ def _load(
 
 def _of_rounds(metric: Metric, values: Sequence[tuple[float, float]]) -> MetricComparison:
     a, b = (trimmed_mean(side) for side in zip(*values, strict=True))
-    ratio = trimmed_mean([other / one for one, other in values])
-    rounds = tuple((_round(one), _round(other)) for one, other in values)
+    ratio = trimmed_mean([second / first for first, second in values])
+    rounds = tuple((_round(first), _round(second)) for first, second in values)
     return _comparison(metric, (a, b, ratio), Ratio.of_rounds(values), rounds)
 
 

@@ -129,14 +129,14 @@ def _drawing(shown: list[MetricComparison]) -> Callable[[], Any]:
 
         figure = Figure(figsize=(7.2, 0.5 + 0.36 * len(shown)), layout="constrained")
         axes = figure.subplots()
-        for place, one in enumerate(reversed(shown)):
-            color = _COLORS.get(one.verdict, _SAME)
-            for a, b in one.rounds:
+        for place, metric in enumerate(reversed(shown)):
+            color = _COLORS.get(metric.verdict, _SAME)
+            for a, b in metric.rounds:
                 axes.plot(100 * (b / a - 1), place, marker="|", markersize=9, color=color, alpha=0.5)
-            if one.interval is not None:
-                ends = [100 * (value - 1) for value in one.interval]
+            if metric.interval is not None:
+                ends = [100 * (value - 1) for value in metric.interval]
                 axes.plot(ends, (place, place), color=color, linewidth=2.4, solid_capstyle="butt")
-            axes.plot(100 * (one.ratio - 1), place, marker="o", markersize=6, color=color)
+            axes.plot(100 * (metric.ratio - 1), place, marker="o", markersize=6, color=color)
         axes.axvline(0, color=_SAME, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_yticks(range(len(shown)), [metric.title for metric in reversed(shown)])
         axes.set_ylim(-0.6, len(shown) - 0.4)

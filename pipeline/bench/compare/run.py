@@ -146,7 +146,7 @@ def compare_files(a: Path, b: Path, criteria: CompareCriteria) -> CompareResult:
     """
     runs = [BenchResult.read(path) for path in (a, b)]
     comparison = compare_runs(*runs)
-    one, other = (
+    side_a, side_b = (
         ComparedSide(name=run.name, given=str(path), made=run.made, target=run.target)
         for run, path in zip(runs, (a, b), strict=True)
     )
@@ -156,8 +156,8 @@ def compare_files(a: Path, b: Path, criteria: CompareCriteria) -> CompareResult:
         warnings.append("they were measured from different machines, or with different versions")
     return CompareResult(
         made=_now(),
-        a=one,
-        b=other,
+        a=side_a,
+        b=side_b,
         rounds=0,
         by_turns=False,
         threshold=criteria.threshold,
@@ -178,8 +178,8 @@ def comparison_plan(
         takes = f"{2 * rounds * len(load.loads) * (load.period_s + load.uncounted_s):.0f} s of load"
     return {
         **{
-            name: one.given if one.package is None else f"{one.given}, from {one.package}"
-            for name, one in (("a", a), ("b", b))
+            name: source.given if source.package is None else f"{source.given}, from {source.package}"
+            for name, source in (("a", a), ("b", b))
         },
         "rounds": f"{rounds} of each, in turns: A B B A"
         + (
@@ -234,7 +234,7 @@ class _Comparison:
 
     def open(self, stack: ExitStack) -> None:
         """Start both, where that does not make one slower than it would be alone."""
-        packages = [one.package for one in self.sources.values() if isinstance(one, PackageSource)]
+        packages = [source.package for source in self.sources.values() if isinstance(source, PackageSource)]
         self.by_turns = bool(packages) and (self.settings.criteria.by_turns or not _fit(packages))
         for side, source in self.sources.items():
             if not (self.by_turns and isinstance(source, PackageSource)):
@@ -313,7 +313,9 @@ class _Comparison:
         if "package" in a and a["package"] == b.get("package"):
             yield "both are the same package: what differs is noise, or where they run"
         for side, levels in self.levels.items():
-            limited = [level.generator for one in levels for level in one if level.generator.limits]
+            limited = [
+                level.generator for round_levels in levels for level in round_levels if level.generator.limits
+            ]
             if limited:
                 worst = max(limited, key=lambda generator: generator.late_p99_ms)
                 yield (

@@ -79,7 +79,7 @@ class RunWindows:
         weights = self._weights
         match kept:
             case "output_tokens_per_s" | "good_per_s":
-                rates = [getattr(one, kept) for one in self._windows]
+                rates = [getattr(window, kept) for window in self._windows]
                 return None if None in rates else weights @ np.array(rates) / weights.sum(axis=1)
             case "output_tokens":
                 sums = np.array([(sum(values), len(values)) for values in self._of_requests(kept)], float)

@@ -21,15 +21,20 @@ import contextlib
 import gc
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 # Half of llguidance's own or less: what is so ambiguous that a token costs milliseconds would hold up everybody else.
 # Fuel is also what nested repetitions burn: of (a{1000}){1000}, llguidance's own amount makes ten seconds.
@@ -41,6 +46,7 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 BEGUN = b"."
+_COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
 # With these beside its properties, what an object may have is said in several places.
 _OPEN = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",
@@ -76,7 +82,7 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return made
 
 
-def grammar_of(kind: str, text: str) -> str:
+def grammar_of(kind: str, text: str, tokenizer: LLTokenizer) -> str:
     """Write a guide as the grammar that llguidance takes.
 
     Raises:
@@ -89,12 +95,18 @@ def grammar_of(kind: str, text: str) -> str:
             return _json_schema(text)
         case "regex":
             return str(LLMatcher.grammar_from_regex(text))
+        case "structural_tag":
+            return str(LLMatcher.grammar_from_lark(StructuralTag(tokenizer).write(json.loads(text))))
         case _:
             return str(grammar_from("ebnf", text))
 
 
 def _json_schema(text: str) -> str:
-    schema = json.loads(text)
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(_closed(json.loads(text))), defaults=_COMPACT))
+
+
+def _closed(schema: Any) -> dict[str, Any]:
+    """Close the objects of a schema to properties that it does not name, unless it speaks of others."""
     if not isinstance(schema, dict):
         raise ValueError("a schema is a JSON object")
     # Parts that are to hold together would each forbid what the others ask for.
@@ -103,9 +115,7 @@ def _json_schema(text: str) -> str:
         for part in parts:
             if part.get("properties") and not _OPEN & part.keys():
                 part["additionalProperties"] = False
-    return str(
-        LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_flexible": False})
-    )
+    return schema
 
 
 def _schemas(part: Any) -> Iterator[dict[str, Any]]:
@@ -120,6 +130,124 @@ def _schemas(part: Any) -> Iterator[dict[str, Any]]:
                 yield from _schemas(list(item.values()) if isinstance(item, dict) else [])
             elif name not in ("const", "default", "enum", "examples"):
                 yield from _schemas(item)
+
+
+class StructuralTag:
+    """Writes a structural tag, in the form of xgrammar 0.1.25, as a Lark grammar of llguidance.
+
+    Text is free until a trigger comes, with which a tag begins. Special tokens are no text to llguidance: the text of a
+    tag is cut at them, and free text may have all but those that a trigger holds. Of xgrammar's formats, those that a
+    gateway writes are known: const_string, regex, json_schema, any_text (within a tag), sequence, or, tag,
+    tags_with_separator and triggered_tags.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._special = _special_tokens(tokenizer)
+        known = sorted(self._special, key=len, reverse=True)
+        self._cut = re.compile(f"({'|'.join(map(re.escape, known))})" if known else r"((?!))")
+        self._rules: list[str] = []
+
+    def write(self, tag: Any) -> str:
+        """Raises ValueError if it is none, or has a format that is not known."""
+        try:
+            start = self._format(tag["format"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no structural tag: {error}") from None
+        return "\n".join(["%llguidance {}", f"start: {start}", "TEXT: /(?s:.*)/", *self._rules])
+
+    def _format(self, node: Mapping[str, Any]) -> str:
+        match node["type"]:
+            case "const_string":
+                return self._literal(node["value"])
+            case "regex":
+                return f"/{node['pattern'].replace('/', chr(92) + '/')}/" if node["pattern"] else '""'
+            case "json_schema":
+                return f"%json {json.dumps(_closed(node['json_schema']) | {'x-guidance': _COMPACT})}"
+            case "sequence":
+                return " ".join(map(self._format, node["elements"]))
+            case "or":
+                return self._choice(list(map(self._format, node["elements"])))
+            case "tag":
+                return self._tag(node)
+            case "tags_with_separator" if node.get("at_least_one"):
+                tags = self._choice(list(map(self._tag, node["tags"])))
+                return f"{tags} ({self._literal(node['separator'])} {tags})*"
+            case "triggered_tags":
+                return self._triggered(node)
+        raise ValueError(f"format {str(node['type'])[:64]} is not known here")
+
+    def _tag(self, tag: Mapping[str, Any], done: str = "") -> str:
+        """Write a tag of which the first characters, `done`, have come."""
+        begin = self._literal(tag["begin"][len(done) :])
+        if tag["content"]["type"] == "any_text":
+            return f"{begin} {self._until(tag['end'])}"
+        return f"{begin} {self._format(tag['content'])} {self._literal(tag['end'])}"
+
+    def _triggered(self, node: Mapping[str, Any]) -> str:
+        tags, triggers = node["tags"], [self._first(trigger) for trigger in node["triggers"]]
+        held = {id for trigger in triggers for id in self._ids(trigger)}
+        free = [id for id in self._special.values() if id not in held]
+        items = [
+            f"{self._until(trigger)} {self._choice(list(self._begun(tags, trigger)))}"
+            for trigger in dict.fromkeys(triggers)
+        ]
+        text = f"(TEXT <[{','.join(map(str, free))}]>)" if free else None
+        ends = bool(node.get("stop_after_first"))
+        many = self._choice([part for part in (text, *(() if ends else items)) if part])
+        last = self._choice(["TEXT", *(items if ends else ())])
+        rest = f"{many}* {last}" if many else last
+        if not node.get("at_least_one"):
+            return rest
+        first = self._choice(list(map(self._tag, tags)))
+        return first if ends else f"{first} {rest}"
+
+    def _begun(self, tags: Sequence[Mapping[str, Any]], trigger: str) -> Iterator[str]:
+        yield from (self._tag(tag, trigger) for tag in tags if tag["begin"].startswith(trigger))
+
+    def _first(self, trigger: str) -> str:
+        """A trigger up to its first special token, with which it cannot be mistaken any more."""
+        token = self._cut.search(trigger)
+        return trigger[: token.end()] if token else trigger
+
+    def _ids(self, text: str) -> Iterator[int]:
+        yield from (self._special[token] for token in self._cut.findall(text))
+
+    def _until(self, end: str) -> str:
+        """Any text up to an end, which is not empty, with it."""
+        before, *rest = self._cut.split(end, maxsplit=1)
+        if not end:
+            raise ValueError("what may hold any text needs an end")
+        # One lexeme, as lazy rules are: else TEXT would take the beginning of the end, too.
+        name = (
+            self._rule(f"TEXT {_quoted(before)}", *(("", "R") if rest else ("[lazy]",))) if before else "TEXT"
+        )
+        return f"{name} {self._literal(''.join(rest))}"
+
+    def _literal(self, text: str) -> str:
+        parts = [part for part in self._cut.split(text) if part]
+        return " ".join(
+            f"<[{self._special[part]}]>" if part in self._special else _quoted(part) for part in parts
+        )
+
+    def _choice(self, options: list[str]) -> str:
+        return self._rule(" | ".join(option.strip() or '""' for option in options)) if options else ""
+
+    def _rule(self, body: str, option: str = "", kind: str = "r") -> str:
+        """Add a rule, or by an upper case `kind` a lexeme."""
+        name = f"{kind}{len(self._rules)}"
+        self._rules.append(f"{name}{option}: {body}")
+        return name
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@cache
+def _special_tokens(tokenizer: LLTokenizer) -> Mapping[str, int]:
+    """Special tokens of a tokenizer, by their text."""
+    ids = (id for id in range(tokenizer.vocab_size) if tokenizer.is_special_token(id))
+    return {text: id for id in ids if (text := tokenizer.decode_str([id]))}
 
 
 def serve(tokenizer: LLTokenizer, engine: socket.socket, memory_bytes: int) -> None:
@@ -170,7 +298,7 @@ def _work(tokenizer: LLTokenizer, asked: socket.socket, memory_bytes: int) -> No
 
 def _compile(tokenizer: LLTokenizer, kind: str, text: str) -> dict[str, Any]:
     try:
-        grammar = grammar_of(kind, text)
+        grammar = grammar_of(kind, text, tokenizer)
         make_matcher(tokenizer, grammar)
     except (ValueError, RecursionError) as error:
         return {"error": str(error)}
@@ -189,6 +317,7 @@ def main(tokenizer: Path, end_id: int, memory_mib: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     known = make_tokenizer(tokenizer, end_id)
+    _special_tokens(known)
     gc.freeze()
     serve(known, socket.socket(fileno=sys.stdin.fileno()), memory_mib * 2**20)
 

@@ -191,6 +191,7 @@ class Grammars:
             vocab_size=self._vocab_size,
             end=self._end_id,
             ends=ends,
+            closing=[token for token in ends if token != self._end_id and self.is_special(token)],
         )
 
 

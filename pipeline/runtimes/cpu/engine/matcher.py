@@ -18,10 +18,27 @@ class Matcher:
     >>> matcher.allowed([]).nonzero()                                                     # doctest: +SKIP
     """
 
-    __slots__ = ("_ahead", "_ends", "_inner", "_masks", "_size", "_special", "_vocab_size", "fault")
+    __slots__ = (
+        "_ahead",
+        "_closing",
+        "_ends",
+        "_inner",
+        "_masks",
+        "_size",
+        "_special",
+        "_vocab_size",
+        "fault",
+    )
 
     def __init__(
-        self, inner: LLMatcher, *, size: int, vocab_size: int, end: int, ends: Collection[int]
+        self,
+        inner: LLMatcher,
+        *,
+        size: int,
+        vocab_size: int,
+        end: int,
+        ends: Collection[int],
+        closing: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -29,10 +46,11 @@ class Matcher:
             size: Tokens that `inner` knows; `vocab_size`: tokens that the model has logits for.
             end: The token with which `inner` says that the answer may end.
             ends: The tokens that end this answer.
+            closing: Special tokens of `ends`, which also come where the form asks for them.
         """
         self._inner = inner
         self._size, self._vocab_size = size, vocab_size
-        self._ends = list(ends)
+        self._ends, self._closing = list(ends), list(closing)
         self._special = frozenset((end, *ends))
         self._ahead: list[int] = []  # drafts that `inner` has taken, after the answer
         self._masks: dict[tuple[int, ...], Mask | None] = {}  # by drafts, for the answer as it is
@@ -55,7 +73,11 @@ class Matcher:
             del self._ahead[0]
             return
         self._back(0)
-        fits = self._inner.is_accepting() if token in self._ends else self._take(token)
+        if token in self._ends:
+            closes = token in self._closing and self._inner.try_consume_tokens([token]) == 1
+            fits = closes or self._inner.is_accepting()
+        else:
+            fits = self._take(token)
         if not fits:
             why = " ".join(self._inner.get_error().split()).removesuffix(" <non-verbose/>")
             why = why or "no token that the model may choose keeps to the form"
@@ -96,6 +118,8 @@ class Matcher:
         known = min(self._size, self._vocab_size)
         mask = np.zeros(self._vocab_size, np.bool_)
         mask[:known] = np.unpackbits(bits.view(np.uint8), count=known, bitorder="little")
+        asked = mask[self._closing]
         mask[list(self._special)] = False
-        mask[self._ends] = self._inner.is_accepting()
+        mask[self._closing] = asked
+        mask[self._ends] |= self._inner.is_accepting()
         return mask if mask.any() else None

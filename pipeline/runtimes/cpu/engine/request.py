@@ -105,7 +105,7 @@ class SamplingParams:
         return self.top_p if token == self.top_p_reset_id else max(top_p * self.top_p_decay, self.top_p_min)
 
 
-GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Guide:
     """The form that an answer must have. It goes before words that must not come, and before a least length."""
 
     kind: GuideKind
-    text: str = ""  # the schema, expression or grammar; for `json`, which is any object, there is none
+    text: str = ""  # the schema, expression, grammar or tag; for `json`, which is any object, there is none
 
 
 @dataclass(frozen=True, slots=True)
