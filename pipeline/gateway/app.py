@@ -131,7 +131,9 @@ class Gateway:
             if self._losses is not None and isinstance(model.queue, FairQueue):
                 model.queue.lost_servers.share(self._losses)
             model.start()
-        following = [asyncio.create_task(one.run(self.models)) for one in context.followers.values()]
+        following = [
+            asyncio.create_task(follower.run(self.models)) for follower in context.followers.values()
+        ]
         for family in self._families:
             await family.start()
         yield

@@ -100,9 +100,9 @@ class BackgroundSlots:
 
     def fill(self) -> None:
         """Give the slots that are free."""
-        while self._may_begin and (waiting := [one for one in self._waiting if not one.done()]):
+        while self._may_begin and (waiting := [future for future in self._waiting if not future.done()]):
             # Of the tenants with the fewest slots, the request that has waited the longest.
-            future = min(waiting, key=lambda one: self._running[self._waiting[one]])
+            future = min(waiting, key=lambda waiter: self._running[self._waiting[waiter]])
             self._running[self._waiting.pop(future)] += 1
             future.set_result(None)
 

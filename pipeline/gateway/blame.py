@@ -214,7 +214,7 @@ class LossJudge:
     def may_begin(self, now: float, work: Work) -> bool:
         """Whether a request need not wait for the end of another turn."""
         self._end_turns(now)
-        is_others = any(one.work.party != work.party for one in self._trials)
+        is_others = any(trial.work.party != work.party for trial in self._trials)
         return not is_others or not self.is_suspect(now, work)
 
     def began(self, now: float, work: Work) -> Attempt:
@@ -223,7 +223,7 @@ class LossJudge:
         attempt = Attempt(work, now)
         if (trial_s := self._trial_s(now, work)) is not None:
             attempt.trial_until = now + trial_s
-            turn = [one.trial_until or now for one in self._trials if one.work.party == work.party]
+            turn = [trial.trial_until or now for trial in self._trials if trial.work.party == work.party]
             if turn and work.digest not in self._suspects:
                 # New requests do not make their tenant's turn longer.
                 attempt.trial_until = max(turn)
@@ -361,15 +361,15 @@ class LossJudge:
         tenant = attempt.work.tenant
         if attempt in self._trials:
             self._trials.remove(attempt)
-            if survived and not any(one.work.tenant == tenant for one in self._trials):
+            if survived and not any(trial.work.tenant == tenant for trial in self._trials):
                 self._suspected.pop(tenant, None)
 
     def _convict(self, now: float, tenant: str, loss: _Loss) -> CoolDown | None:
         convictions = self._convictions.setdefault(tenant, [])
         convictions.append(loss.at)
         more = len(convictions) - _MAX_CONVICTIONS
-        machines = sum(one.is_machines for one in self._losses)
-        is_alone = all(one.tenants.keys() <= {tenant} for one in self._losses)
+        machines = sum(other.is_machines for other in self._losses)
+        is_alone = all(other.tenants.keys() <= {tenant} for other in self._losses)
         if more < 0 or len(convictions) <= machines or is_alone:
             return None
         wait_s = min(MAX_COOL_DOWN_S, _COOL_DOWN_S * 2.0 ** min(more, 16))

@@ -291,11 +291,11 @@ class GatewayMetrics(Collector):
         status = self._status
         yield Sample("workers", {}, status.workers)
         yield Sample("worker_restarts_total", {}, status.worker_restarts)
-        for model, one in status.models.items():
+        for model, state in status.models.items():
             for name in ("running", "waiting", "stalled"):
-                yield Sample(name, {"model": model}, getattr(one, name))
-            yield Sample("ready", {"model": model}, int(one.fault is None))
-            for event, count in one.loss_events.items():
+                yield Sample(name, {"model": model}, getattr(state, name))
+            yield Sample("ready", {"model": model}, int(state.fault is None))
+            for event, count in state.loss_events.items():
                 yield Sample("loss_events_total", {"model": model, "event": event}, count)
         for model, usage in self._kv_usage.items():
             yield Sample("kv_usage", {"model": model}, usage)

@@ -181,24 +181,28 @@ def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str,
     Args:
         models: names that requests may have.
     """
-    used = {kind for one in routes for kind in (one.request, one.form, one.response) if kind is not None}
+    used = {
+        kind for route in routes for kind in (route.request, route.form, route.response) if kind is not None
+    }
     kinds = sorted(used | {ErrorAnswer}, key=lambda kind: kind.__name__)
     references, document = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=f"{_REFERENCE}{{model}}"
     )
     of = {kind: references[kind, "validation"] for kind in kinds}
     schemas: dict[str, Any] = document["$defs"]
-    for one in routes:
-        if one.request is not None and "model" in one.request.model_fields:
-            model = schemas[of[one.request]["$ref"].removeprefix(_REFERENCE)]["properties"]["model"]
+    for route in routes:
+        if route.request is not None and "model" in route.request.model_fields:
+            model = schemas[of[route.request]["$ref"].removeprefix(_REFERENCE)]["properties"]["model"]
             (model.get("anyOf") or [model])[0]["enum"] = list(models)
-        if one.form is not None:
-            form = schemas[of[one.form]["$ref"].removeprefix(_REFERENCE)]
+        if route.form is not None:
+            form = schemas[of[route.form]["$ref"].removeprefix(_REFERENCE)]
             form["properties"]["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}
             form.setdefault("required", []).append("file")
     paths: dict[str, dict[str, Any]] = {}
-    for one in routes:
-        paths.setdefault(_PARAMETER.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, of)
+    for route in routes:
+        paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})[route.method.lower()] = _operation(
+            route, of
+        )
     return {
         "openapi": "3.1.0",
         "info": {"title": "pipeline", "version": __version__},
@@ -218,40 +222,42 @@ def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str,
     }
 
 
-def _operation(one: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
+def _operation(route: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "summary": one.summary,
-        "operationId": "_".join([one.method.lower(), *re.findall(r"\w+", _PARAMETER.sub(r"\1", one.path))]),
+        "summary": route.summary,
+        "operationId": "_".join(
+            [route.method.lower(), *re.findall(r"\w+", _PARAMETER.sub(r"\1", route.path))]
+        ),
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in _PARAMETER.findall(one.path)
+        for name in _PARAMETER.findall(route.path)
     ]
-    if one.query is not None:
-        schema = one.query.model_json_schema()
+    if route.query is not None:
+        schema = route.query.model_json_schema()
         parameters += [
             {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": value}
             for name, value in schema["properties"].items()
         ]
     if parameters:
         found["parameters"] = parameters
-    if one.request is not None:
+    if route.request is not None:
         found["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": of[one.request]}},
+            "content": {"application/json": {"schema": of[route.request]}},
         }
-    if one.form is not None:
+    if route.form is not None:
         # Objects in a form are sent as OpenAI's clients do: expires_after[seconds]=3600.
         encoding = {"expires_after": {"style": "deepObject", "explode": True}}
-        form = {"schema": of[one.form], "encoding": encoding}
+        form = {"schema": of[route.form], "encoding": encoding}
         found["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
     done: dict[str, Any] = {"description": "Done."}
-    if one.media_type:
-        done["content"] = {one.media_type: {"schema": {} if one.response is None else of[one.response]}}
-        if one.request is not None and "stream" in one.request.model_fields:
+    if route.media_type:
+        done["content"] = {route.media_type: {"schema": {} if route.response is None else of[route.response]}}
+        if route.request is not None and "stream" in route.request.model_fields:
             done["content"]["text/event-stream"] = {}
     refused: dict[str, Any] = {"description": "Refused, or failed."}
-    if one.logged:
+    if route.logged:
         refused["content"] = {"application/json": {"schema": of[ErrorAnswer]}}
     found["responses"] = {"200": done, "default": refused}
     return found

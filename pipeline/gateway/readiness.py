@@ -114,7 +114,7 @@ class Readiness:
             return self._suspended or "it is not watched yet"
         if not self._watched:
             return f"no server of it is known: {self._client.fault}"
-        faults = [f"{one.endpoint.url}: {one.fault}" for one in self._watched if one.fault]
+        faults = [f"{server.endpoint.url}: {server.fault}" for server in self._watched if server.fault]
         return "; ".join(faults) if len(faults) == len(self._watched) else None
 
     def start(self) -> None:
@@ -129,20 +129,20 @@ class Readiness:
         if self._queue is None:
             return
         servers = self._client.endpoints
-        for gone in [one for one in self._watched if one.endpoint not in servers]:
+        for gone in [server for server in self._watched if server.endpoint not in servers]:
             self._watched.remove(gone)
             if gone.task is not None:
                 gone.task.cancel()
-        known = {one.endpoint.url for one in self._watched}
+        known = {server.endpoint.url for server in self._watched}
         for endpoint in servers:
             if endpoint.url not in known:
                 endpoint.ill = True
-                one = _Watched(endpoint, _NOT_PROBED)
-                self._watched.append(one)
+                watched = _Watched(endpoint, _NOT_PROBED)
+                self._watched.append(watched)
                 # Apart from the trace of the request that may have begun it.
-                one.task = asyncio.get_running_loop().create_task(self._watch(one), context=Context())
-                self._tasks.add(one.task)
-                one.task.add_done_callback(self._tasks.discard)
+                watched.task = asyncio.get_running_loop().create_task(self._watch(watched), context=Context())
+                self._tasks.add(watched.task)
+                watched.task.add_done_callback(self._tasks.discard)
         self._apply()
 
     def suspect(self, url: str, reason: str) -> None:
@@ -152,11 +152,11 @@ class Readiness:
             url: host:port of the server.
             reason: description of the loss.
         """
-        for one in self._watched:
-            if one.endpoint.url == url:
-                one.suspected_at = time.monotonic()
-                self._set(one, reason)
-                one.wake.set()
+        for server in self._watched:
+            if server.endpoint.url == url:
+                server.suspected_at = time.monotonic()
+                self._set(server, reason)
+                server.wake.set()
 
     def suspend(self, reason: str) -> None:
         """Count the model as not ready, whatever probes find.
@@ -170,7 +170,7 @@ class Readiness:
 
     async def probed(self) -> None:
         """Wait until each server has been probed for the first time, and was found well or ill."""
-        while any(one.fault == _NOT_PROBED for one in self._watched):
+        while any(server.fault == _NOT_PROBED for server in self._watched):
             await asyncio.sleep(_POLL_S)
 
     def take_over(self, replaced: Readiness) -> None:
@@ -251,7 +251,7 @@ class Readiness:
         queue = self._queue
         if queue is None:
             return
-        well = sum(not one.fault for one in self._watched)
+        well = sum(not server.fault for server in self._watched)
         if self._slots_per_server is not None and well and queue.slots != well * self._slots_per_server:
             queue.resize(well * self._slots_per_server)
         if (reason := self.fault) is None:
@@ -296,9 +296,9 @@ class ModelStatus:
         every = (self, *others)
         return replace(
             self,
-            stale=next((one.stale for one in every if one.stale is not None), None),
-            replaced_requests=sum(one.replaced_requests for one in every),
-            stalled=sum(one.stalled for one in every),
+            stale=next((status.stale for status in every if status.stale is not None), None),
+            replaced_requests=sum(status.replaced_requests for status in every),
+            stalled=sum(status.stalled for status in every),
         )
 
 
@@ -333,18 +333,18 @@ def readiness_page(models: Mapping[str, ModelStatus], *, draining: bool) -> tupl
     Returns:
         The body, and its HTTP status: 200 if any model can be asked, else 503.
     """
-    faults = {name: one.fault for name, one in models.items() if one.fault is not None}
+    faults = {name: model.fault for name, model in models.items() if model.fault is not None}
     ready = len(faults) < len(models) and not draining
     if draining:
         faults["gateway"] = "draining"
     # These can be asked all the same.
-    stale = {name: one.stale for name, one in models.items() if one.stale is not None}
+    stale = {name: model.stale for name, model in models.items() if model.stale is not None}
     described = {
         name: {
-            "deployment": one.deployment,
-            "endpoints": list(one.endpoints),
-            "replaced_requests": one.replaced_requests,
+            "deployment": model.deployment,
+            "endpoints": list(model.endpoints),
+            "replaced_requests": model.replaced_requests,
         }
-        for name, one in models.items()
+        for name, model in models.items()
     }
     return {"ready": ready, "faults": stale | faults, "models": described}, 200 if ready else 503

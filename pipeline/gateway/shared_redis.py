@@ -3,13 +3,10 @@
 While the server does not answer, each gateway goes on by itself: nothing here waits for longer than a timeout, and a
 circuit breaker lets one request in a while find out whether the server is back.
 
-A tenant's take is one script, which runs alone in the server and by its clock: two gateways cannot both take the last
-request, and need not agree about the time. Choices that run have leases, which their gateway renews: those of a gateway
-that is killed, or does not reach the server, end by themselves. While the server is away each gateway counts from the
-levels that it saw last, so a tenant then has its limits once on each gateway.
-
-    pipeline:limits:NAME      hash: levels of a tenant's buckets; expires when all are full again
-    pipeline:running:NAME     sorted set: leases of a tenant's choices, by the time until when
+A tenant's take is one script (data/tenant_limits.lua), which runs alone in the server and by its clock: two gateways
+cannot both take the last request, and need not agree about the time. Choices that run have leases, which their gateway
+renews: those of a gateway that is killed, or does not reach the server, end by themselves. While the server is away
+each gateway counts from the levels that it saw last, so a tenant then has its limits once on each gateway.
 
 Written against Redis 6.2 and newer, with redis-py 5 to 8.
 """
@@ -20,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from pipeline.cache.backend import BackendDown
@@ -32,53 +30,7 @@ _log = logging.getLogger("pipeline.gateway")
 _TIMEOUT_S = 0.25
 _LEASE_S = 30.0  # how long a lease goes on without its gateway
 
-# ARGV: 1 to take what there is not, too; name of a lease, or nothing, its choices, how many may run, and its seconds;
-# then of each bucket its name, what it holds, and how much is wanted.
-# Returns of each bucket its level, and the seconds until as much is there; then with a lease how many run, and 1 if
-# they are too many. Numbers are texts, or they would be cut.
-_TAKE = """
-local time = redis.call('TIME')
-local now, forced = time[1] + time[2] / 1000000, ARGV[1] == '1'
-local lease, choices, running = ARGV[2], tonumber(ARGV[3]), 0
-local levels, waits, short = {}, {}, false
-if lease ~= '' then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-  running = redis.call('ZCARD', KEYS[2])
-  short = running + choices > tonumber(ARGV[4])
-end
-local crowded = short
-for at = 6, #ARGV, 3 do
-  local what, most, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local kept = redis.call('HMGET', KEYS[1], what, what .. ':at')
-  local level = most
-  if kept[1] then
-    level = math.min(most, tonumber(kept[1]) + math.max(0, now - tonumber(kept[2])) * most / 60)
-  end
-  local wait = forced and 0 or math.max(0, (math.min(amount, most) - level) / most * 60)
-  levels[at], waits[at], short = level, wait, short or wait > 0
-end
-local states, full_ms = {}, redis.call('PTTL', KEYS[1])
-for at = 6, #ARGV, 3 do
-  local what, most, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local level = levels[at]
-  if not short then level = forced and math.max(level - amount, -most) or level - amount end
-  level = string.format('%.17g', level)
-  redis.call('HSET', KEYS[1], what, level, what .. ':at', string.format('%.17g', now))
-  full_ms = math.max(full_ms, math.ceil((most - level) / most * 60000) + 1000)
-  states[#states + 1] = level
-  states[#states + 1] = string.format('%.17g', waits[at])
-end
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', full_ms))
-if lease ~= '' then
-  for number = 1, short and 0 or choices do
-    redis.call('ZADD', KEYS[2], now + ARGV[5], lease .. ':' .. number)
-  end
-  redis.call('PEXPIRE', KEYS[2], ARGV[5] * 1000)
-  states[#states + 1] = tostring(running)
-  states[#states + 1] = crowded and '1' or '0'
-end
-return states
-"""
+_TAKE = (files("pipeline.gateway") / "data" / "tenant_limits.lua").read_text(encoding="utf-8")
 # ARGV: seconds, then names of choices that still run.
 _RENEW = """
 local time = redis.call('TIME')
@@ -212,7 +164,7 @@ class RedisBuckets:
             server does not answer.
         """
         words: list[Any] = [
-            word for one in wanted for word in (one.what, repr(one.per_minute), repr(one.amount))
+            word for take in wanted for word in (take.what, repr(take.per_minute), repr(take.amount))
         ]
         held = ("", 0, 0) if lease is None else lease
         if lease is not None:

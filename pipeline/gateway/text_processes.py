@@ -245,7 +245,7 @@ class ProcessTokenizer:
 
 def prompt_chars(messages: Sequence[Mapping[str, Any]], *more: Any) -> int:
     """Estimate how long a template takes with these messages and more, in characters of text that take as long."""
-    chars = sum(len(json.dumps(one)) for one in more if one)
+    chars = sum(len(json.dumps(part)) for part in more if part)
     for message in messages:
         content = message.get("content")
         plain = isinstance(content, str) and len(message) == 2

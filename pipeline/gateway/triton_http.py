@@ -262,7 +262,7 @@ def rewritten(text: bytes | bytearray, limits: TritonHttpLimits) -> bytes:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    yield from (one for one in (value if isinstance(value, list) else ()) if isinstance(one, dict))
+    yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))
 
 
 def _refuse_constant(name: str) -> float:

@@ -67,8 +67,8 @@ class GatewayProcess:
         self._log_limit = LogLimit(log_file)
         self._process: subprocess.Popen[bytes] | None = None
         self._check: _GatewayCheck | None = None
-        for one in launch.sockets:
-            one.listen(_BACKLOG)
+        for listening in launch.sockets:
+            listening.listen(_BACKLOG)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -114,8 +114,8 @@ class GatewayProcess:
 
     def close(self) -> None:
         """Refuse connections from now on; those that the process has are its own."""
-        for one in self.launch.sockets:
-            one.close()
+        for listening in self.launch.sockets:
+            listening.close()
 
     def _ended(self) -> str | None:
         assert self._process is not None, "start made it"

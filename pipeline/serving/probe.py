@@ -1,20 +1,18 @@
 """Check that a model really answers, by short generations.
 
 Triton's own ServerReady (`is_ready`, which a start waits for) stays true when the process of a Python model is dead, so
-it says too little. These probes end their streams without a cancellation, and `HealthProbe` asks models of tokens, too,
-and waits for nothing; `pipeline.client` does neither.
+it says too little. `HealthProbe` asks models of tokens, too, and waits for nothing; `pipeline.client` does neither.
 """
 
 from __future__ import annotations
 
-import queue
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pipeline.client.answer import Answer
 from pipeline.client.tensors import ModelSignature, read_signature
 from pipeline.errors import ServerError
 
@@ -22,56 +20,22 @@ from pipeline.errors import ServerError
 _NO_PLACE = "maximum queue size"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeGeneration:
-    """A complete answer of the server, with the seconds until its first response and its end."""
-
-    text: str
-    first_s: float
-    total_s: float
-
-
-def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> ProbeGeneration:
-    """Stream one greedy answer from a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
+def generate(grpc_url: str, model: str, prompt: str, *, max_tokens: int, timeout_s: float) -> Answer:
+    """Generate one greedy answer by a model that takes text: `ensemble`, `tensorrt_llm_bls`, or the LLM API's own.
 
     Raises:
         ServerError: There was no answer within the time, or an error came instead.
     """
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
+    from pipeline.client import Client, ClientError, DeadlineExceeded, Retries, Timeouts
 
-    arrived: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    client = grpc.InferenceServerClient(grpc_url)
-    start = time.monotonic()
-    first = None
-    text: list[str] = []
-    over = False
+    timeouts, retries = Timeouts(timeout_s, timeout_s, timeout_s), Retries(attempts=1)
     try:
-        facts = read_signature(client.get_model_config(model, client_timeout=timeout_s).config)
-        client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
-        client.async_stream_infer(model, _inputs(facts, prompt, max_tokens), enable_empty_final_response=True)
-        while True:
-            result, error = arrived.get(timeout=max(0.0, start + timeout_s - time.monotonic()))
-            over = error is not None
-            if over:
-                raise ServerError(f"{model} does not answer: {error}")
-            first = first or time.monotonic()
-            piece = result.as_numpy("text_output")
-            if piece is not None:
-                decoded = piece.reshape(-1)[0].decode("utf-8", errors="replace")
-                text = [decoded] if facts.cumulative else [*text, decoded]
-            final = result.get_response().parameters["triton_final_response"].bool_param
-            over = final or not facts.decoupled
-            if over:
-                return ProbeGeneration("".join(text), first - start, time.monotonic() - start)
-    except queue.Empty:
+        with Client(grpc_url, model=model, timeouts=timeouts, retries=retries) as client:
+            return client.generate(prompt, max_tokens=max_tokens, temperature=0)
+    except DeadlineExceeded:
         raise ServerError(f"{model} gave no answer within {timeout_s:g} s") from None
-    except InferenceServerException as error:
+    except ClientError as error:
         raise ServerError(f"{model} does not answer: {error}") from None
-    finally:
-        # Cancelled as it ends, a request can stay in Triton 24.10 for good, and then its model is never unloaded.
-        client.stop_stream(cancel_requests=not over)
-        client.close()
 
 
 def is_ready(grpc_url: str, *, timeout_s: float) -> bool:
@@ -90,7 +54,8 @@ def is_ready(grpc_url: str, *, timeout_s: float) -> bool:
 class HealthProbe:
     """Asks one model for one token, again and again, on one stream, and never waits for an answer.
 
-    Takes models of text and models of tokens. Nothing is cancelled while the server works (see `generate`).
+    Takes models of text and models of tokens. Nothing is cancelled while the server works: cancelled as it ends,
+    a request can stay in Triton 24.10 for good, and then its model is never unloaded.
 
     Attributes:
         outstanding_since: Time at which the probe under way was sent, by `time.monotonic`; None if none is.

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pipeline.client.answer import Answer
 from pipeline.errors import ServerError
 from pipeline.keeper import StartCancelled
 from pipeline.machine import process_guard
@@ -39,7 +40,7 @@ from pipeline.serving.launch_embedded import embedded_launch
 from pipeline.serving.launch_gpu import GpuPlace, gpu_launch
 from pipeline.serving.log_files import open_log
 from pipeline.serving.ports import LOOPBACK, Ports, PublishedPorts, ServerAddresses
-from pipeline.serving.probe import ProbeGeneration, generate, is_ready
+from pipeline.serving.probe import generate, is_ready
 from pipeline.triton.deployment import REPOSITORY, Deployment
 
 _POLL_S = 0.05
@@ -183,7 +184,7 @@ class TritonServer(ServerAddresses):
         """Wait until the server ends by itself. Returns its exit code, or 128 + signal."""
         return self._guard.wait() if self._guard is not None else 0
 
-    def check_health(self, *, timeout_s: float = 30.0) -> ProbeGeneration:
+    def check_health(self, *, timeout_s: float = 30.0) -> Answer:
         """Generate one token through the model that clients use.
 
         Raises:
@@ -196,7 +197,7 @@ class TritonServer(ServerAddresses):
         except ServerError as error:
             raise self.failure(str(error)) from None
 
-    def warmup(self, rounds: int = 5) -> ProbeGeneration:
+    def warmup(self, rounds: int = 5) -> Answer:
         """Generate some short answers, so that the first client finds everything loaded, and return the last.
 
         Raises:

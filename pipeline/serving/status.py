@@ -267,7 +267,7 @@ def stop_deployments(
     """
     supervisors = {record.pid: record for record in records.values()}
     for pid, record in supervisors.items():
-        names = tuple(name for name, one in records.items() if one.pid == pid)
+        names = tuple(name for name, other in records.items() if other.pid == pid)
         if record.control is None:
             _signal(record, signal.SIGTERM)
         else:

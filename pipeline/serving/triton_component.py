@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from pipeline.client.answer import Answer
 from pipeline.contracts.images import named_image
 from pipeline.errors import ServerError, UserError
 from pipeline.keeper import HealthIssue, StartCancelled
@@ -26,7 +27,6 @@ from pipeline.serving.launch_gpu import CHECKED
 from pipeline.serving.log_files import LogLimit, log_folder, rotate
 from pipeline.serving.monitor import HealthMonitor
 from pipeline.serving.preflight import check_container, check_local, refuse
-from pipeline.serving.probe import ProbeGeneration
 from pipeline.serving.server import TritonServer, local_launcher
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment
@@ -46,7 +46,7 @@ class TritonComponent:
     ) -> None:
         self.package, self.server, self.options = package, server, options
         # Last answer of the warm-up.
-        self.warm: ProbeGeneration | None = None
+        self.warm: Answer | None = None
         self._progress = progress
         self._log_limit = LogLimit(server.log_file)
         self._verified = False
@@ -139,7 +139,7 @@ class TritonComponent:
         yield (
             f"{self.name}: gRPC {server.grpc_url}{http}, metrics {server.metrics_url}\n"
             f"    models: {', '.join(server.deployment.models)}; clients talk to {server.entry_model}\n"
-            f"    first token of a short prompt, warm: {self.warm.first_s * 1000:.1f} ms; log: {server.log_file}"
+            f"    first token of a short prompt, warm: {self.warm.stats.ttft_ms:.1f} ms; log: {server.log_file}"
         )
         argv = self.client_argv
         yield f'ask: pipeline stream {argv} "…"   talk: pipeline chat {argv}   stop: {stopped_by}'

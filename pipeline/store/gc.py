@@ -74,7 +74,7 @@ def awaited_builds(store: Store) -> tuple[AwaitedBuild, ...]:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path}: is not a record of a build ({error}); remove it") from error
     waiting = (build for build in found if not (store.artifacts / build.result).is_dir())
-    return tuple(sorted(waiting, key=lambda one: (one.created, one.result)))
+    return tuple(sorted(waiting, key=lambda build: (build.created, build.result)))
 
 
 def roots(artifacts: Iterable[Artifact]) -> dict[str, Artifact]:

@@ -86,7 +86,7 @@ def fetch_files(source: Source, wanted: Sequence[WantedFile], advance: Callable[
     """
     files = [_File(source, entry, advance) for entry in wanted]
     # The largest first, so that none of them is left alone at the end.
-    files.sort(key=lambda one: -one.wanted.entry.bytes)
+    files.sort(key=lambda download: -download.wanted.entry.bytes)
     faults: list[str] = []
     with ThreadPoolExecutor(STREAMS) as pool:
         try:

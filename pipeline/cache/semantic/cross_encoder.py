@@ -46,7 +46,7 @@ class CrossEncoder:
         self._loading = threading.Lock()
         self._loaded: _Loaded | None = None
 
-    def __call__(self, one: str, other: str) -> float | None:
+    def __call__(self, question: str, candidate: str) -> float | None:
         """Return the probability that one answer serves both questions; None if they are too long together.
 
         Raises:
@@ -54,7 +54,7 @@ class CrossEncoder:
         """
         model = self._loaded or self._load()
         # `encode` would let no other thread run meanwhile.
-        encoding = model.tokenizer.encode_batch_fast([(one, other)])[0]
+        encoding = model.tokenizer.encode_batch_fast([(question, candidate)])[0]
         if len(encoding) > model.max_tokens:
             return None
         arrays = {

@@ -108,8 +108,8 @@ def default_verifier(encoder: Embed | None, guards: Sequence[str] | None = None)
 
 def is_known(encoder: Embed) -> bool:
     """Whether an encoder is the one of the stored threshold, by its cosines of a few pairs of sentences."""
-    for one, other, cosine in _stored()["encoder"]["cosines"]:
-        vectors = encoder(one), encoder(other)
+    for first, second, cosine in _stored()["encoder"]["cosines"]:
+        vectors = encoder(first), encoder(second)
         if vectors[0] is None or vectors[1] is None:
             return False
         if abs(float(vectors[0] @ vectors[1]) - cosine) > _SAME_ENCODER:

@@ -280,30 +280,30 @@ def findings(question: str, candidate: str) -> Mapping[str, str]:
     >>> dict(findings("Does it weigh 5 kg?", "Does it weigh 5 lb?"))
     {'numbers': 'numbers: 5000 g and 5 pound'}
     """
-    one, other = (read(text) for text in sorted((question, candidate)))
-    return {name: found for name, guard in GUARDS.items() if (found := guard(one, other)) is not None}
+    first, second = (read(text) for text in sorted((question, candidate)))
+    return {name: found for name, guard in GUARDS.items() if (found := guard(first, second)) is not None}
 
 
-def numbers(one: QuestionWords, other: QuestionWords) -> str | None:
+def numbers(first: QuestionWords, second: QuestionWords) -> str | None:
     """Numbers with their units, dates and times; identifiers, versions, addresses, options of a command."""
-    here, there = _unshared_numbers(one, other)
-    return _both([*here, *(one.codes - other.said)], [*there, *(other.codes - one.said)], "numbers")
+    here, there = _unshared_numbers(first, second)
+    return _both([*here, *(first.codes - second.said)], [*there, *(second.codes - first.said)], "numbers")
 
 
-def names(one: QuestionWords, other: QuestionWords) -> str | None:
+def names(first: QuestionWords, second: QuestionWords) -> str | None:
     """Names, by their capitals."""
-    return _both(one.names - other.said, other.names - one.said, "names")
+    return _both(first.names - second.said, second.names - first.said, "names")
 
 
-def negation(one: QuestionWords, other: QuestionWords) -> str | None:
+def negation(first: QuestionWords, second: QuestionWords) -> str | None:
     """Questions of much the same words, of which one is denied."""
-    much = len(one.content & other.content) >= len(one.content ^ other.content)
-    return "negation" if much and one.negations % 2 != other.negations % 2 else None
+    much = len(first.content & second.content) >= len(first.content ^ second.content)
+    return "negation" if much and first.negations % 2 != second.negations % 2 else None
 
 
-def accents(one: QuestionWords, other: QuestionWords) -> str | None:
+def accents(first: QuestionWords, second: QuestionWords) -> str | None:
     """A word has other accents in the one than in the other: "schon", "schön"."""
-    here, there = _by_bare_form(one), _by_bare_form(other)
+    here, there = _by_bare_form(first), _by_bare_form(second)
     differing = [bare for bare in here.keys() & there.keys() if here[bare] != there[bare]]
     return _both(
         (word for bare in differing for word in here[bare]),
@@ -326,10 +326,10 @@ def _by_bare_form(question: QuestionWords) -> dict[str, set[str]]:
     return forms
 
 
-def _unshared_numbers(one: QuestionWords, other: QuestionWords) -> tuple[list[Number], list[Number]]:
+def _unshared_numbers(first: QuestionWords, second: QuestionWords) -> tuple[list[Number], list[Number]]:
     """Return the numbers that only one of both has; one without a unit may be one with."""
-    here, there = list(one.numbers), list(other.numbers)
-    for number in one.numbers:
+    here, there = list(first.numbers), list(second.numbers)
+    for number in first.numbers:
         # An equal one first.
         for beside in sorted(there, key=number.__ne__):
             if number.value == beside.value and ("" in (number.unit, beside.unit) or number == beside):

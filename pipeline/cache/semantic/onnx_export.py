@@ -196,7 +196,7 @@ def export_encoder(checkpoint: Path, into: Path) -> float | None:
     rounded = Embedder(into)
     pairs = ((exact(text), rounded(text)) for text in SENTENCES)
     # Texts that the tokenizer knows whole.
-    cosines = [float(one @ other) for one, other in pairs if one is not None and other is not None]
+    cosines = [float(first @ second) for first, second in pairs if first is not None and second is not None]
     agreement = float(np.mean(cosines)) if cosines else 0.0
     if agreement < MIN_AGREEMENT:
         (into / "model_int8.onnx").unlink()
@@ -231,10 +231,12 @@ def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
         shutil.copyfile(published, into / "model.onnx")
     exact = CrossEncoder(into)
     pairs = [(sentence, other) for sentence in SENTENCES for other in SENTENCES[::3]]
-    expected = np.array([exact(one, other) for one, other in pairs])
+    expected = np.array([exact(first, second) for first, second in pairs])
     _quantize(into)
     rounded = CrossEncoder(into)
-    difference = float(np.mean(np.abs(np.array([rounded(one, other) for one, other in pairs]) - expected)))
+    difference = float(
+        np.mean(np.abs(np.array([rounded(first, second) for first, second in pairs]) - expected))
+    )
     if difference > MAX_DIFFERENCE:
         (into / "model_int8.onnx").unlink()
         return None

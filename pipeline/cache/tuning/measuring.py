@@ -212,9 +212,9 @@ def measure(
     return Measured(pairs, cosines, scores, found, tuple(guards))
 
 
-def cosine(one: Vector | None, other: Vector | None) -> float:
+def cosine(first: Vector | None, second: Vector | None) -> float:
     """Return the cosine of two embeddings; -1 if one of the texts has none."""
-    return -1.0 if one is None or other is None else float(one @ other)
+    return -1.0 if first is None or second is None else float(first @ second)
 
 
 # Name of the cosine; a cross-encoder is named by its source.

@@ -103,8 +103,8 @@ def question_groups(pairs: Sequence[Pair]) -> list[int]:
         return text
 
     for pair in pairs:
-        one, other = sorted((root(pair.a), root(pair.b)))
-        parent[other] = one
+        smaller, larger = sorted((root(pair.a), root(pair.b)))
+        parent[larger] = smaller
     return [zlib.crc32(root(pair.a).encode()) for pair in pairs]
 
 

@@ -99,7 +99,7 @@ class Coordinator:
                 waiting=queue.waiting,
                 loss_events=queue.loss_events,
             )
-        return GatewayStatus(models, sum(one.listens for one in self._workers.values()), self.restarts)
+        return GatewayStatus(models, sum(worker.listens for worker in self._workers.values()), self.restarts)
 
     def lost_servers(self, model: str) -> LostServers:
         """Return the blame for lost servers of a model."""
@@ -194,7 +194,7 @@ class Coordinator:
         watched.holders[number] = member.link
         watched.tell(member.link)
         # The first package of a worker is not taken over from another one.
-        if not any(number in one.active for one in self._watched.values() if one.model == model):
+        if not any(number in watched.active for watched in self._watched.values() if watched.model == model):
             watched.active.add(number)
         self._apply(model)
 
@@ -220,20 +220,20 @@ class Coordinator:
         if fault is not None:
             queue.pause(fault)
             return
-        slots = min(one.slots for one in self._active(model))
+        slots = min(watched.slots for watched in self._active(model))
         if slots != queue.slots:
             queue.resize(slots)
         queue.resume()
 
     def _active(self, model: str) -> list[_WatchedPackage]:
         """List the packages of a model that a worker is at."""
-        return [one for one in self._watched.values() if one.model == model and one.active]
+        return [watched for watched in self._watched.values() if watched.model == model and watched.active]
 
     def _fault(self, model: str) -> str | None:
         """Return the first fault of a package that a worker is at; None if the model can be asked."""
         if not (active := self._active(model)):
             return "no worker of the gateway serves it"
-        return next((one.fault for one in active if one.fault is not None), None)
+        return next((watched.fault for watched in active if watched.fault is not None), None)
 
     def note_change(self, watched: _WatchedPackage) -> None:
         """Tell the workers how servers are, and pause or resume the queue."""
@@ -323,8 +323,10 @@ class _WatchedPackage:
 
     def note_chunks(self, chunks: Mapping[str, float]) -> None:
         """Take note of the last parts of answers that came from each server."""
-        for one in self._client.endpoints:
-            one.last_chunk_at = max(one.last_chunk_at, chunks.get(one.url, one.last_chunk_at))
+        for endpoint in self._client.endpoints:
+            endpoint.last_chunk_at = max(
+                endpoint.last_chunk_at, chunks.get(endpoint.url, endpoint.last_chunk_at)
+            )
 
     def tell(self, link: WorkerLink) -> None:
         """Tell a worker which servers there are, and how they are."""
@@ -351,8 +353,8 @@ class _WatchedPackage:
         self._coordinator.note_change(self)
 
     def _change(self, fault: str | None) -> None:
-        servers = [one.url for one in self._client.endpoints]
-        ill = [one.url for one in self._client.endpoints if one.ill]
+        servers = [endpoint.url for endpoint in self._client.endpoints]
+        ill = [endpoint.url for endpoint in self._client.endpoints if endpoint.ill]
         if (fault, servers, ill) != (self.fault, self._servers, self._ill):
             self.fault, self._servers, self._ill = fault, servers, ill
             self._coordinator.note_change(self)

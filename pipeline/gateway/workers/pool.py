@@ -198,7 +198,7 @@ class WorkerPool:
             worker.listens = True
             _log.info("worker %d of the gateway is process %d", number, worker.process.pid)
             everybody = len(self._running) == self._count and all(
-                one.listens for one in self._running.values()
+                process.listens for process in self._running.values()
             )
             if everybody and not self._all_listen.is_set():
                 self._all_listen.set()

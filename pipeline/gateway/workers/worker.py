@@ -258,8 +258,8 @@ class SharedReadiness:
         if self._started:
             return
         self._started = True
-        for one in self._client.endpoints:
-            one.ill = True
+        for endpoint in self._client.endpoints:
+            endpoint.ill = True
         self.worker.watch(
             self,
             model=self.model.name,
@@ -273,16 +273,16 @@ class SharedReadiness:
         """Take over the state of the servers from the parent."""
         self.fault = message["fault"]
         self._client.use_servers(message["servers"])
-        for one in self._client.endpoints:
-            one.ill = one.url in message["ill"]
+        for endpoint in self._client.endpoints:
+            endpoint.ill = endpoint.url in message["ill"]
         self.model.queue.resize(message["slots"])
         if message["probed"]:
             self._probed.set()
 
     def suspect(self, url: str, reason: str) -> None:
         """See `readiness.Readiness.suspect`."""
-        for one in self._client.endpoints:
-            one.ill = one.ill or one.url == url
+        for endpoint in self._client.endpoints:
+            endpoint.ill = endpoint.ill or endpoint.url == url
         self.worker.tell("suspect", key=self.key, url=url, reason=reason)
 
     def suspend(self, reason: str) -> None:
@@ -310,7 +310,11 @@ class SharedReadiness:
 
     def last_chunks(self) -> dict[str, float]:
         """Return the time of the last part of an answer from each server."""
-        return {one.url: one.last_chunk_at for one in self._client.endpoints if one.last_chunk_at > -inf}
+        return {
+            endpoint.url: endpoint.last_chunk_at
+            for endpoint in self._client.endpoints
+            if endpoint.last_chunk_at > -inf
+        }
 
 
 class _SharedHits(CacheHits):
