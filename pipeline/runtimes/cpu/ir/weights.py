@@ -168,9 +168,6 @@ def _expert(layer: LinearLayer) -> Array:
     return weight if layer.pre_quant_scale is None else weight * layer.pre_quant_scale.astype(np.float32)
 
 
-_GATES = ("gate_proj", "up_proj")
-
-
 class Linears:
     """Builds the products of one model; inputs that several layers share are scaled and rounded once."""
 
@@ -197,15 +194,9 @@ class Linears:
         scale = layer.scales().reshape(-1)  # one, or one for each output
         if self._round and layer.input_scale is not None:
             scale = scale * np.float32(_input_scale(layer))
-        # bf16 holds each e4m3 number; OpenVINO 2026.4 would hold those in f32.
-        weight = widen(self._constants.add(layer.weight.astype(ml_dtypes.bfloat16), name))
-        given = self._input(x, layer)
-        if scale.size == 1 and layer.name.endswith(_GATES):
-            # OpenVINO's kernel for the three products of a feed-forward (LLMMLP) has no place for a scale after these.
-            key = (given.get_name(), float(scale[0]))
-            given = self._inputs.setdefault(key, ops.multiply(given, f32(scale)))
-            return _matmul(given, weight)
-        return ops.multiply(_matmul(given, weight), f32(scale))
+        # Exact. OpenVINO would fold e4m3 matrices to f32 on load, and keep those beside what its kernel packs.
+        weight = self._constants.add(layer.weight.astype(ml_dtypes.bfloat16), name)
+        return ops.multiply(_matmul(self._input(x, layer), widen(weight)), f32(scale))
 
     def _grouped(self, layer: LinearLayer, name: str) -> Node:
         codes, scales = layer.codes(), layer.scales()
@@ -273,7 +264,6 @@ _TYPES = {
     np.dtype(np.float32): Type.f32,
     np.dtype(np.float16): Type.f16,
     np.dtype(ml_dtypes.bfloat16): Type.bf16,
-    np.dtype(ml_dtypes.float8_e4m3fn): Type.f8e4m3,
     np.dtype(np.int8): Type.i8,
 }
 # By size in bytes: what ov.Tensor takes, whatever the bits mean.
@@ -294,7 +284,7 @@ class Constants:
         self._bytes: defaultdict[str, int] = defaultdict(int)
 
     def add(self, array: Array, name: str) -> Node:
-        """`array` as it is: f32, f16, bf16, f8e4m3 or i8."""
+        """`array` as it is: f32, f16, bf16 or i8."""
         bits = np.ascontiguousarray(array).view(_BITS[array.dtype.itemsize])
         return self._nodes.get(name) or self._make(bits, list(array.shape), _TYPES[array.dtype], name)
 
