@@ -73,7 +73,7 @@ def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_
     if cpu_widens(form):
         return rows * columns * dtype_bytes(precision)
     if each := _data()["cpu_linear"]["values"].get(form):
-        return math.ceil(rows * columns * each)
+        return math.ceil(rows * columns * float(each))
     return linear_bytes(rows, columns, form, awq_block=awq_block)
 
 
