@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import entries_in
 from pipeline.errors import UserError
 
@@ -110,15 +110,7 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
         name, data_type = data_type, getattr(chosen, data_type)
         if data_type not in allowed:
             raise UserError(f"{name} = {data_type}: must be one of {', '.join(allowed)}")
-    reshape = entry.get("reshape")
-    return TensorSpec(
-        name=entry["name"],
-        data_type=data_type,
-        dims=tuple(entry["dims"]),
-        optional=entry.get("optional", False),
-        reshape=None if reshape is None else tuple(reshape),
-        allow_ragged_batch=entry.get("allow_ragged_batch", False),
-    )
+    return record(TensorSpec, {**entry, "data_type": data_type})
 
 
 def _model_facts(name: str) -> Mapping[str, Any]:
@@ -159,7 +151,10 @@ class BackendParameter:
 def parameters(model: str, version: str) -> dict[str, BackendParameter]:
     """List the parameters that a model reads in a version, in upstream's order."""
     entries = _entries(_model_facts(model)["parameters"], version)
-    return {entry["name"]: _parameter(entry) for entry in entries}
+    return {
+        entry["name"]: record(BackendParameter, {**entry, "needed_with": entry.get("with", {})})
+        for entry in entries
+    }
 
 
 def check(version: str, model: str, given: Mapping[str, str], ours: Collection[str] = ()) -> list[str]:
@@ -197,18 +192,6 @@ def _faults(
 def _is_needed_with(parameter: BackendParameter, given: Mapping[str, str]) -> bool:
     return bool(parameter.needed_with) and all(
         given.get(other) == value for other, value in parameter.needed_with.items()
-    )
-
-
-def _parameter(entry: Mapping[str, Any]) -> BackendParameter:
-    return BackendParameter(
-        name=entry["name"],
-        kind=entry["kind"],
-        needed=entry.get("needed"),
-        default=entry.get("default"),
-        values=tuple(entry.get("values", ())),
-        least=entry.get("least"),
-        needed_with=entry.get("with", {}),
     )
 
 

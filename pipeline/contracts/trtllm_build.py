@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import entries_in
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
@@ -28,10 +28,10 @@ class Flag:
 
     name: str  # without the dashes
     kind: Kind
-    default: Value  # None if there is none, or it depends on the model
-    choices: tuple[str, ...]  # empty if any value will do
-    aliases: tuple[str, ...]
-    config: str | None  # path to its value in config.json, such as "build_config.max_batch_size"
+    default: Value = None  # None if there is none, or it depends on the model
+    choices: tuple[str, ...] = ()  # empty if any value will do
+    aliases: tuple[str, ...] = ()
+    config: str | None = None  # path to its value in config.json, such as "build_config.max_batch_size"
 
     @property
     def in_config(self) -> tuple[str, ...]:
@@ -196,15 +196,7 @@ def _flags(version: str) -> Mapping[str, Flag]:
 
 
 def _flag(entry: Mapping[str, Any]) -> Flag:
-    toggled = TOGGLE if entry["kind"] == "toggle" else ()
-    return Flag(
-        name=entry["name"],
-        kind=entry["kind"],
-        default=entry.get("default"),
-        choices=tuple(entry.get("choices", toggled)),
-        aliases=tuple(entry.get("aliases", ())),
-        config=entry.get("config"),
-    )
+    return record(Flag, {"choices": TOGGLE if entry["kind"] == "toggle" else (), **entry})
 
 
 def data() -> Mapping[str, Any]:

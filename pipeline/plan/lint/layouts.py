@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.models.blocks import WeightTensor
 
 _FILE = "checkpoint_layouts.yaml"
@@ -78,17 +78,13 @@ def served(part: str) -> str:
 
 @cache
 def _layouts() -> tuple[Layout, ...]:
+    entries = read_facts(_FILE)["layouts"]
     return tuple(
-        Layout(
-            format=entry["format"],
-            carrier=entry["carrier"],
-            bits=entry["bits"],
-            types=tuple(entry["types"]),
-            scales={tuple(names.split("|")): kind for names, kind in entry["scales"].items()},
-            inputs=entry.get("inputs", ""),
-            group=entry.get("group", 0),
+        record(
+            Layout,
+            {**entry, "scales": {tuple(names.split("|")): kind for names, kind in entry["scales"].items()}},
         )
-        for entry in read_facts(_FILE)["layouts"]
+        for entry in entries
     )
 
 
