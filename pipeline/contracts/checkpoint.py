@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.contracts import read_facts
 from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, Format, TensorFiles
-from pipeline.models.tensors import TensorHeader
+from pipeline.models.header import HeaderEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ def _rank_faults(
             yield from (f"{file}: {fault}" for fault in _value_faults(name, tensors[name]))
 
 
-def _header_faults(header: TensorHeader, expected: ExpectedTensor) -> Iterator[str]:
+def _header_faults(header: HeaderEntry, expected: ExpectedTensor) -> Iterator[str]:
     if header.dtype not in expected.dtypes:
         yield f"{header.name} is {header.dtype}, not {' or '.join(expected.dtypes)}"
     single = expected.shape == (1,) and header.shape == ()  # both are read as one number

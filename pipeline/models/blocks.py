@@ -23,6 +23,7 @@ KINDS: tuple[Kind, ...] = (
 SplitKind = Literal["rows", "columns", "pairs", "vocabulary", "copy"]
 GATED = ("gate_proj", "up_proj", "down_proj")
 PLAIN = ("up_proj", "down_proj")
+W123 = ("w1", "w3", "w2")  # gate, up and down, as Mixtral calls them
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipeline.errors import CheckpointError
 from pipeline.reading import UnreadableFile, parse_json
@@ -36,8 +37,9 @@ class HeaderEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int  # bytes from the end of the header; of `read_entries`, from the start of the file
+    begin: int  # bytes from the start of the file; of `parse_header`, from the end of the header
     end: int
+    file: Path = Path()  # where a file of a folder was read
 
 
 def parse_header(content: bytes, file: str) -> list[HeaderEntry]:

@@ -78,7 +78,7 @@ def _paired(fact: EngineSetting, value: Any, version: str, arguments: Mapping[st
     place, name = _PLACES[fact.kind], f"--{fact.name}" if fact.kind == "flags" else fact.name
     argument = fact.argument_in(version)
     if argument is not None:
-        found = argument_value(arguments, argument)
+        found = RecipeValues(arguments)[argument]
         return Change(place, "carried over", name, value, argument, found, fact.because, fact.sources)
     if fact.key is not None:
         return Change(place, "carried over", name, value, fact.key, value, fact.because, fact.sources)
@@ -92,14 +92,6 @@ def _flags(emitted: GeneratedConfig) -> dict[str, Any]:
     assert isinstance(words, list), "a command line"
     named = trtllm_build.named_flags(str(settings["version"]), [str(word) for word in words]) if words else ()
     return {name: value for name, value in dict(emitted.engines).get(TARGET, {}).items() if name in named}
-
-
-def argument_value(arguments: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a dotted argument; None if it is not given."""
-    value: Any = arguments
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _is_below(key: str | None, removed: Sequence[str]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,6 @@ from pipeline.recipe.values import InvalidValue, RecipeValues
 
 _MAX_BYTES = 1 << 20
 _EXAMPLE = "start from an example: pipeline recipes copy tiny-cpu my.yaml"
-# Keys that recipes once had: what to do instead.
-_REMOVED = {
-    "cache.dynamic": "remove it: every answer lives for cache.ttl_s, and a request may ask for less by its own ttl_s",
-    "cache.semantic.share_dynamic": "remove it; cache.semantic.tenants names those whose near questions share answers",
-}
 
 
 def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -122,12 +116,7 @@ def _faults(error: ValidationError, document: Document) -> tuple[list[Fault], in
     if wrong:
         # Then pydantic did not get as far as the rules.
         broken = broken_rules(ValidValues(document.data, [path for path, _ in wrong]))
-    faults = []
-    for path, detail in wrong[:MOST_FAULTS]:
-        fault = fault_at(path, detail, Recipe, document)
-        if detail["type"] == "extra_forbidden" and fault.key in _REMOVED:
-            fault = replace(fault, problem="is no key any more", fix=_REMOVED[fault.key])
-        faults.append(fault)
+    faults = [fault_at(path, detail, Recipe, document) for path, detail in wrong[:MOST_FAULTS]]
     return [*faults, *(_fault_of(problem, document) for problem in broken)], len(wrong) - len(faults)
 
 
@@ -218,16 +207,11 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
     """
     document = _document(recipe)
     if document is None:
-        values = recipe.model_dump(mode="json")
+        values = RecipeValues(recipe.model_dump(mode="json"))
+        keyed = [(problem.keys[0], problem) for problem in problems]
         return [
-            Fault(
-                problem.text,
-                key=problem.keys[0],
-                value=_value(values, problem.keys[0]),
-                fix=problem.fix,
-                rule=problem.rule,
-            )
-            for problem in problems
+            Fault(problem.text, key=key, value=values[key], fix=problem.fix, rule=problem.rule)
+            for key, problem in keyed
         ]
     faults = [_fault_of(problem, document) for problem in problems]
     return sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
@@ -249,9 +233,3 @@ def _document(recipe: Recipe) -> Document | None:
         return None
     apply_overrides(document, recipe.provenance.overrides)
     return document
-
-
-def _value(values: object, key: str) -> object:
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from pipeline.document_faults import refusal
 from pipeline.recipe.deployment import DeploySection, GatewaySection, KubernetesSection, TritonSection
 from pipeline.recipe.library import packaged
 from pipeline.recipe.quantization import DraftFormat, Quantization
@@ -27,6 +26,7 @@ from pipeline.recipe.sections import (
     Scheduler,
     ServingPolicy,
     Slo,
+    matching,
 )
 from pipeline.recipe.source import Checkpoint, Revision, Source
 from pipeline.recipe.validators import broken_rules
@@ -34,17 +34,23 @@ from pipeline.recipe.values import RecipeValues
 
 # Sections that nothing which is built depends on.
 SERVED_SECTIONS = frozenset({"cache", "gateway", "triton", "deploy", "kubernetes"})
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
-_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 MAX_ADAPTERS = 256
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise refusal(
-            "is not a name", 'write at most 63 lower-case letters, digits, "-" and ".", like llama-3.1-8b-fp8'
-        )
-    return text
+Name = Annotated[
+    str,
+    *matching(
+        "[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?",
+        'write at most 63 lower-case letters, digits, "-" and ".", like llama-3.1-8b-fp8',
+        "is not a name",
+    ),
+]
+AdapterName = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9][A-Za-z0-9_-]{0,62}",
+        'write at most 63 letters, digits, "_" and "-", like support-tone',
+        "is not a name of an adapter",
+    )[0],
+]
 
 
 class Draft(Checkpoint):
@@ -60,14 +66,6 @@ class Draft(Checkpoint):
     quantization: DraftFormat = Field(
         default="none", description="Format of the draft's weights; calibrated like the target."
     )
-
-
-def _adapter_name(text: str) -> str:
-    if not _ADAPTER.fullmatch(text):
-        raise refusal(
-            "is not a name of an adapter", 'write at most 63 letters, digits, "_" and "-", like support-tone'
-        )
-    return text
 
 
 class AdapterSource(RecipeSection):
@@ -121,12 +119,10 @@ class RecipeProvenance:
 class Recipe(RecipeSection):
     """One recipe per model becomes a running Triton deployment that streams tokens."""
 
-    name: Annotated[
-        str, AfterValidator(_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})
-    ] = Field(description="Name of the deployment.", examples=["llama-3.1-8b-fp8"])
+    name: Name = Field(description="Name of the deployment.", examples=["llama-3.1-8b-fp8"])
     model: Checkpoint = Field(description="The target: the model that answers.")
     draft: Draft | None = Field(default=None, description="The draft: a small model that proposes tokens.")
-    adapters: dict[Annotated[str, AfterValidator(_adapter_name)], AdapterSource] = Field(
+    adapters: dict[AdapterName, AdapterSource] = Field(
         default_factory=dict,
         max_length=MAX_ADAPTERS,
         description="LoRA adapters of the target by name, which requests choose: model NAME-OF-RECIPE:ADAPTER at the "

@@ -7,6 +7,7 @@ sections are in `validators.py` and hold for a whole recipe.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,14 +25,26 @@ class RecipeSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def matching(pattern: str, fix: str, problem: str = "is not accepted") -> tuple[AfterValidator, Any]:
+    """Make the annotations of a text that matches an expression, for the loader and for the JSON schema."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise refusal(problem, fix)
+        return text
+
+    return AfterValidator(check), Field(json_schema_extra={"pattern": f"^{pattern}$"})
+
+
+def beside_recipe(path: Path, info: ValidationInfo) -> Path:
+    """Make a path absolute that is relative to the folder of the recipe."""
+    folder = (info.context or {}).get("folder") or Path.cwd()
+    return Path(os.path.normpath(folder / path.expanduser()))
+
+
 def require_tag(schema: dict[str, Any]) -> None:
     """Make the JSON schema of a union's default member ask for `kind`, as the loader does."""
     schema["required"] = ["kind", *schema.get("required", [])]
-
-
-def _beside_recipe(text: str, info: ValidationInfo) -> str:
-    """A path that is relative to the folder of the recipe, made absolute."""
-    return os.path.normpath(((info.context or {}).get("folder") or Path.cwd()) / Path(text))
 
 
 class Limits(RecipeSection):
@@ -139,7 +152,7 @@ class ServingPolicy(RecipeSection):
 class GoldenQuestions(GoldenBudgets, RecipeSection):
     """Prompts with checks of their answers, by which a package is judged before it takes traffic."""
 
-    file: Annotated[str, AfterValidator(_beside_recipe)] = Field(
+    file: Annotated[str, AfterValidator(lambda text, info: str(beside_recipe(Path(text), info)))] = Field(
         min_length=1,
         description="JSON lines, each a question; relative to the folder of the recipe.",
         examples=["golden/tiny-cpu.jsonl"],

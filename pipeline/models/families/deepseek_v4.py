@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.models.blocks import Block, Cache, WeightTensor, experts, linear, norms, vector
+from pipeline.models.blocks import W123, Block, Cache, WeightTensor, experts, linear, norms, vector
 from pipeline.models.config_values import ConfigValues
 from pipeline.models.families.base import Family, hidden_layers, hidden_size
 
 _INDEXED = 4  # tokens of an entry, where an indexer chooses
-_W = ("w1", "w3", "w2")
 
 
 def _matrix(name: str, rows: int, columns: int) -> WeightTensor:
@@ -76,7 +75,7 @@ def _layer(values: ConfigValues, index: int) -> Block:
     inner, count = values.size("moe_intermediate_size"), values.size("n_routed_experts")
     is_hashed = index < values.size("num_hash_layers", default=0, least=0)
     feed = experts(
-        hidden, inner, count, name="ffn", projections=_W, score_bias=not is_hashed, score_name="gate.bias",
+        hidden, inner, count, name="ffn", projections=W123, score_bias=not is_hashed, score_name="gate.bias",
         shared=inner * values.size("n_shared_experts", default=0, least=0),
     )  # fmt: skip
     ratio = ratios[index] if index < len(ratios) else 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from pipeline.models.blocks import (
+    W123,
     Block,
     Cache,
     WeightTensor,
@@ -31,8 +32,6 @@ from pipeline.models.families.base import (
     qwen_experts,
 )
 from pipeline.models.families.latent import latent_sizes
-
-_W = ("w1", "w3", "w2")
 
 
 def _qwen_linear(values: ConfigValues, *, joined: bool) -> Block:
@@ -155,7 +154,7 @@ def _kimi_experts(values: ConfigValues, hidden: int) -> Block:
     latent = values.size("routed_expert_hidden_size", default=0, least=0)
     name = "block_sparse_moe"
     found = experts(
-        hidden, inner, values.size("num_experts"), name=name, projections=_W, score_bias=True, latent=latent,
+        hidden, inner, values.size("num_experts"), name=name, projections=W123, score_bias=True, latent=latent,
         shared=inner * values.size("num_shared_experts", default=0, least=0),
     )  # fmt: skip
     if latent:
