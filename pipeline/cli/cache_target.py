@@ -34,7 +34,6 @@ class CacheTarget:
 
     Attributes:
         text: a recipe, or an address; behind # the name of the cache on the server, which may have several.
-        overrides: values of `--set`.
     """
 
     text: str

@@ -147,34 +147,6 @@ def is_http(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
-def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
-
-
-gpus_option = click.option(
-    "--gpus", callback=_devices, metavar="0,1,…", help="GPUs that may be used; by default all that are needed."
-)  # fmt: skip
-
-
-def _rules(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
-    if not names:
-        return frozenset()
-    from pipeline.plan.preflight import check_allowed
-
-    return check_allowed(names)
-
-
-allow_option = click.option(
-    "--allow", "allowed", multiple=True, metavar="RULE", callback=_rules,
-    help="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists them.",
-)  # fmt: skip
-
-
 def complete_recipe(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

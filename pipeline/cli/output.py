@@ -34,11 +34,7 @@ def note(text: str) -> None:
 
 
 def reporter(*, silent: bool = False) -> Progress:
-    """Make the progress reporter of a command: live on a terminal, plain lines elsewhere.
-
-    Args:
-        silent: report nothing, as with `-q` (for `--json`).
-    """
+    """Make the progress reporter of a command: live on a terminal, else plain lines; nothing if silent or with -q."""
     from pipeline import progress
 
     return progress.Silent() if silent or is_quiet() else progress.for_stream()
@@ -48,7 +44,6 @@ def short_path(path: Path, store: Path | None = None) -> str:
     """Shorten a path for people to read: `~` for the home folder; whole with `-v`.
 
     Args:
-        path: an absolute path.
         store: the root of a store that the user named (`--store`); what lies in it is written relative to it.
     """
     if _has(VERBOSE):

@@ -313,8 +313,6 @@ def mamba(
 
     Args:
         state: Size of a head's state for each of its channels.
-        state_dtype: Type of the states.
-        dtype: Type of the convolution's inputs.
     """
     inner = heads * head_dim
     channels = inner + 2 * groups * state
@@ -339,8 +337,6 @@ def delta_net(
 
     Args:
         inputs: Name and rows of each projection of the inputs, and whether it is large enough to be quantized.
-        state_dtype: Type of the matrices.
-        dtype: Type of the convolution's inputs.
     """
     name = "linear_attn"
     channels = 2 * key_heads * key_dim + value_heads * value_dim

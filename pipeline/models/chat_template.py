@@ -48,12 +48,7 @@ class ChatTemplate:
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
-        """Make a template, which is compiled with its first rendering, or by `compile`.
-
-        Args:
-            source: Jinja source of the only template, or of several by name.
-            special_tokens: see the class; None for none.
-        """
+        """Make a template of a source, or of several by name; compiled with its first rendering, or by `compile`."""
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens or {})
 

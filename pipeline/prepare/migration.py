@@ -71,9 +71,7 @@ def migrate(
     """Make a recipe for the LLM API of one for engines; nothing is written.
 
     Args:
-        file: File that it is for.
         version: Release of TensorRT-LLM; None: the newest stable one with a container that knows the GPU.
-        progress: Receives a line for each retry of the Hub.
 
     Raises:
         UserError: The recipe is not for engines, or there is no such release.

@@ -144,8 +144,6 @@ def prepare(
 
     Args:
         store: Has the checkpoints that were fetched, and remembers the hashes of local ones.
-        offline: Do not ask the Hub.
-        progress: Receives a line for each warning.
         allowed: Ids of rules whose errors are let pass, as `preflight.allowance` returns them.
 
     Raises:

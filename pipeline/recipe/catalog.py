@@ -63,11 +63,6 @@ def entries() -> list[CatalogEntry]:
 def write_recipe(text: str, file: Path, *, force: bool) -> None:
     """Write the YAML of a recipe that was made here.
 
-    Args:
-        text: YAML.
-        file: where to.
-        force: overwrite a file that exists.
-
     Raises:
         UserError: the file exists, or cannot be written.
     """
@@ -84,12 +79,7 @@ def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
     """Copy a recipe to a file, or into a folder. The comments stay.
 
     Args:
-        file: the recipe, which must be valid.
         destination: a file, or a folder (which exists, or ends with "/").
-        force: overwrite a file that exists.
-
-    Returns:
-        The file that was written.
 
     Raises:
         UserError: the destination exists, is the recipe itself, or cannot be written.
@@ -116,7 +106,6 @@ def sibling_file(recipe: Recipe, suffix: str) -> Path:
     """Choose a file for a recipe that is made of another: beside it, or in this folder for a packaged recipe.
 
     Args:
-        recipe: The other recipe.
         suffix: Word behind the name of its file, such as "tuned".
     """
     file = recipe.provenance.file

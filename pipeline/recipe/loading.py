@@ -39,9 +39,6 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
         path_or_name: a file, or the name of a packaged recipe.
         overrides: values of `--set`, each `section.key=value`.
 
-    Returns:
-        The recipe, which knows where it was read from.
-
     Raises:
         InvalidInput: with all faults (of more than 50, their number), each with its file and line, or `--set`.
     """
@@ -79,11 +76,7 @@ def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where:
 
     Args:
         values: the recipe's, all paths in them absolute.
-        overrides: values of `--set`, each `section.key=value`.
         where: name in messages, such as that of the deployment.
-
-    Returns:
-        The recipe, which was read from no file.
 
     Raises:
         InvalidInput: with all faults.

@@ -208,14 +208,7 @@ class Recipe(RecipeSection):
         return self.model_dump(mode="json", exclude=set(SERVED_SECTIONS))
 
     def read_from(self, provenance: RecipeProvenance) -> Self:
-        """Return the same recipe, with where it came from.
-
-        Args:
-            provenance: the file and the overrides that it was read from.
-
-        Returns:
-            A copy; this recipe stays as it is.
-        """
+        """Return a copy of the recipe that knows where it came from."""
         copy = self.model_copy()
         copy._provenance = provenance
         return copy
