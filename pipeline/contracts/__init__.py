@@ -28,7 +28,7 @@ def read_facts(file: str) -> Mapping[str, Any]:
 
 def record(kind: type[Record], entry: Mapping[str, Any]) -> Record:
     """Make a record, a dataclass, of an entry of the data; keys that are no fields of it are left out."""
-    made: Record = _adapter(kind).validate_python(entry)
+    made: Record = _adapter(kind).validate_python(entry)  # type: ignore[arg-type]
     return made
 
 

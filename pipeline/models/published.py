@@ -167,13 +167,15 @@ class _Unreadable(Exception):
         self.fault = Fault(problem, key=key, value=value, fix=fix)
 
 
+def quantization_settings(config: Mapping[str, Any]) -> Any:
+    """Return what a config.json says of quantization, wherever it stands in it; {} if nothing."""
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, Mapping)]
+    given = (level.get(key) for level in levels for key in (_KEY, "compression_config"))
+    return next((settings for settings in given if settings is not None), {})
+
+
 def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuantization:
-    text = config.get("text_config")
-    places = [level for level in (config, text) if isinstance(level, Mapping)]
-    said = [
-        place[key] for place in places for key in (_KEY, "compression_config") if place.get(key) is not None
-    ]
-    inside, outside = said[0] if said else {}, beside.get("quantization") or {}
+    inside, outside = quantization_settings(config), beside.get("quantization") or {}
     for key, value in ((_KEY, inside), ("hf_quant_config.json quantization", outside)):
         if not isinstance(value, Mapping):
             raise _Unreadable("is not an object of settings", key, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ class LayerCaches:
     Attributes:
         layers: Number of layers.
         token_bytes: Bytes of a token in all of them.
-        state_bytes: Bytes whatever the length of the sequence, in all of them.
+        sequence_bytes: Bytes whatever the length of the sequence, in all of them.
         window: Tokens that are seen; 0: all.
     """
 
     kind: CacheKind
     layers: int
     token_bytes: float
-    state_bytes: int
+    sequence_bytes: int
     window: int
 
 
@@ -122,14 +122,10 @@ class CheckpointSummary:
             "kv_cache": {
                 "type": self.kv_cache,
                 "token_bytes": sum(cache.token_bytes for cache in self.caches),
-                "sequence_bytes": sum(cache.state_bytes for cache in self.caches),
-                "layers": [
-                    {"kind": cache.kind, "layers": cache.layers, "token_bytes": cache.token_bytes,
-                     "sequence_bytes": cache.state_bytes, "window": cache.window}
-                    for cache in self.caches
-                ],
+                "sequence_bytes": sum(cache.sequence_bytes for cache in self.caches),
+                "layers": [asdict(cache) for cache in self.caches],
             },
-            "findings": None if self.findings is None else [finding.document() for finding in self.findings],
+            "findings": None if self.findings is None else [asdict(finding) for finding in self.findings],
         }  # fmt: skip
 
 
