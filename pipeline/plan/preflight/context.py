@@ -36,7 +36,8 @@ class DatasetFacts:
 class GeneratedConfig:
     """Settings of engines and package, as the runtime works them out."""
 
-    build: Mapping[str, Mapping[str, Json]]  # role -> of its engine; without those that were refused
+    # role -> of its engine; without those that were refused
+    build: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     package: Mapping[str, Json] = field(default_factory=dict)
     refusals: tuple[Fault, ...] = ()  # what kept the runtime from working them out
     dataset: DatasetFacts | None = None  # None: nothing is calibrated
@@ -119,7 +120,7 @@ class Context:
     recipe: Recipe
     models: tuple[RecipeModel, ...]  # the target first
     machine: MachineFacts | None = None
-    emitted: GeneratedConfig | None = None
+    emitted: GeneratedConfig = GeneratedConfig()
 
     @property
     def target(self) -> RecipeModel:
@@ -153,12 +154,12 @@ class Context:
     @property
     def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """Role -> flags of trtllm-build that will be said; nothing where that is not known."""
-        return self.emitted.engines if self.emitted is not None else ()
+        return self.emitted.engines
 
     @property
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of the LLM API that will be written; nothing where that is not known."""
-        return self.emitted.arguments if self.emitted is not None else {}
+        return self.emitted.arguments
 
     @property
     def instances(self) -> int:
@@ -187,6 +188,12 @@ class Context:
         except UserError as error:
             return str(error)
         return ""
+
+    @property
+    def version(self) -> str | None:
+        """Release of TensorRT-LLM; None if the runtime is another, or there is no such release."""
+        runtime = self.gpu_runtime
+        return None if runtime is None or self.release_problem else runtime.version
 
     def without_sizes(self, source_keys: Container[str]) -> Context:
         """Return a copy in which the sizes of the models at some keys are not known."""
@@ -218,7 +225,7 @@ def make_context(
     models = [_target(recipe, facts.get(TARGET, ModelFacts()))]
     if recipe.draft is not None:
         models.append(_draft(recipe, facts.get(DRAFT, ModelFacts())))
-    return Context(recipe, tuple(models), machine, emitted)
+    return Context(recipe, tuple(models), machine, emitted or GeneratedConfig())
 
 
 def _target(recipe: Recipe, facts: ModelFacts) -> RecipeModel:

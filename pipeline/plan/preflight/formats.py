@@ -24,20 +24,6 @@ KV_CACHE = "quantization.kv_cache"
 def _kv_cache_keeps_context(context: Context) -> Iterator[Objection]:
     """FP8 KV cache beside weights of other formats: the builder turns paged context attention off."""
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
-    for model in context.models:
-        if model.kv_cache != "fp8" or model.format in kept:
-            continue
-        unsure = model.format == "auto" and set(context.layer_formats(model)) & set(kept)
-        yield _context_off(
-            context,
-            (KV_CACHE, model.format_key),
-            f"with {model.format_key} {model.format}",
-            f"set {KV_CACHE} to auto, or {model.format_key} to {' or '.join(kept[:2])}",
-            unsure=bool(unsure),
-        )
-
-
-def _context_off(context: Context, keys: tuple[str, ...], when: str, fix: str, *, unsure: bool) -> Objection:
     recipe = context.recipe
     wanted = {
         "kv_cache.reuse": recipe.kv_cache.reuse,
@@ -45,18 +31,21 @@ def _context_off(context: Context, keys: tuple[str, ...], when: str, fix: str, *
         "draft": recipe.draft is not None,
     }
     needing = [key for key, needs in wanted.items() if needs]
-    text = f"makes the engine builder turn paged context attention off ({when})"
-    if not needing:
-        return Objection(
-            keys, f"{text}; the engine then has no reuse, no chunked context and no draft", fix, "warning"
-        )
-    off = "set " + " and ".join(f"{key} to false" for key in needing) if "draft" not in needing else ""
-    return Objection(
-        (*keys, *needing),
-        f"{text}, and {', '.join(needing)} cannot do without it",
-        f"{fix}; or {off}" if off else fix,
-        "warning" if unsure else None,
-    )
+    for model in context.models:
+        if model.kv_cache != "fp8" or model.format in kept:
+            continue
+        unsure = model.format == "auto" and set(context.layer_formats(model)) & set(kept)
+        keys, when = (KV_CACHE, model.format_key), f"with {model.format_key} {model.format}"
+        fix = f"set {KV_CACHE} to auto, or {model.format_key} to {' or '.join(kept[:2])}"
+        text = f"makes the engine builder turn paged context attention off ({when})"
+        if not needing:
+            text += "; the engine then has no reuse, no chunked context and no draft"
+            yield Objection(keys, text, fix, "warning")
+            continue
+        if "draft" not in needing:
+            fix += "; or set " + " and ".join(f"{key} to false" for key in needing)
+        text += f", and {', '.join(needing)} cannot do without it"
+        yield Objection((*keys, *needing), text, fix, "warning" if unsure else None)
 
 
 def _formats(context: Context) -> Iterator[Objection]:
@@ -243,11 +232,10 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
     assert runtime is not None, "the rule is about TensorRT-LLM"
     if context.gpu is None:
         return  # gpu.known says so
-    version = None if context.release_problem else runtime.version
     seen: set[str] = set()
     for model in context.models:
         for form in _published(model) or context.layer_formats(model):
-            for found in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, version):
+            for found in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, context.version):
                 if found.reason not in seen:
                     seen.add(found.reason)
                     yield found, model, form

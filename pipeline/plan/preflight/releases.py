@@ -32,14 +32,12 @@ def _frozen(context: Context) -> Iterator[Objection]:  # noqa: ARG001 - true of 
 
 
 def _candidate(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is not None and not context.release_problem and is_candidate(runtime.version):
+    if context.version is not None and is_candidate(context.version):
         yield Objection((VERSION,), "is a release candidate: not final, and not in any Triton container")
 
 
 def _evidence(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is not None and not context.release_problem and (text := llm_args.rests_on(runtime.version)):
+    if context.version is not None and (text := llm_args.rests_on(context.version)):
         yield Objection((VERSION,), f"is judged, as to arguments of the LLM API, by {text}")
 
 
@@ -100,7 +98,7 @@ def _served(context: Context) -> Iterator[Objection]:
 
 def _refused(context: Context) -> Iterator[Objection]:
     """Refusals of the runtime itself, when it worked out its settings."""
-    for fault in context.emitted.refusals if context.emitted is not None else ():
+    for fault in context.emitted.refusals:
         yield Objection((fault.key or KIND,), fault.problem, fault.fix)
 
 

@@ -203,10 +203,9 @@ def _of_recipe(context: Context) -> list[Finding]:
 
 
 def _checked(context: Context) -> Iterator[Finding]:
-    values, runtime = RecipeValues(context.recipe.model_dump(mode="json")), context.gpu_runtime
-    version = runtime.version if runtime is not None and not context.release_problem else None
+    values = RecipeValues(context.recipe.model_dump(mode="json"))
     for checked in rules():
-        if checked.id in RECIPE_CHECKS and checked.concerns(context.kind, version):
+        if checked.id in RECIPE_CHECKS and checked.concerns(context.kind, context.version):
             for objection in RECIPE_CHECKS[checked.id](context):
                 yield _finding(checked, context.kind, objection, values[objection.keys[0]])
 

@@ -68,7 +68,7 @@ def _tokenizer(context: Context) -> Iterator[Objection]:
 
 def _template(context: Context) -> Iterator[Objection]:
     """Without one a model completes texts, which is all that a base model does."""
-    model, dataset = context.target, context.emitted.dataset if context.emitted is not None else None
+    model, dataset = context.target, context.emitted.dataset
     if model.facts.has_template is not False:
         return
     if dataset is not None and dataset.conversations:
@@ -87,7 +87,7 @@ def _template(context: Context) -> Iterator[Objection]:
 
 
 def _dataset(context: Context) -> Iterator[Objection]:
-    dataset = context.emitted.dataset if context.emitted is not None else None
+    dataset = context.emitted.dataset
     if dataset is not None and dataset.problem:
         yield Objection((DATASET,), dataset.problem)
 

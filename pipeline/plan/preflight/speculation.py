@@ -101,11 +101,10 @@ def _draft_length(context: Context) -> Iterator[Objection]:
 
 def _backend(context: Context) -> Iterator[Objection]:
     """The settings name only ways to propose tokens that the backend has."""
-    runtime = context.gpu_runtime
-    if runtime is None or context.release_problem:
+    if context.version is None:
         return
     engines: list[str] = rule("rt.backend_supports_spec").facts["tensorrt"]
-    known = engines if runtime.kind == "tensorrt" else llm_args.decoding_types(runtime.version)
+    known = engines if context.kind == "tensorrt" else llm_args.decoding_types(context.version)
     chosen = {flags["speculative_decoding_mode"] for _, flags in context.engines}
     chosen.add(_speculation(context.arguments).get("decoding_type"))
     for way in sorted(chosen - {None, *known}):

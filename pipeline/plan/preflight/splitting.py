@@ -276,8 +276,6 @@ def _wide_experts(context: Context) -> Iterator[Objection]:
 
 def _world(context: Context) -> Iterator[Objection]:
     """The settings of a package require the GPUs of its largest model, for each instance."""
-    if context.emitted is None:
-        return
     required = context.emitted.of_package("requirements").get("gpus")
     if required is not None and required != context.world:
         yield Objection(

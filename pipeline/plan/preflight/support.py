@@ -59,11 +59,9 @@ def _together(context: Context) -> Iterator[Objection]:
 
 def _served(context: Context) -> Iterator[tuple[RecipeModel, str, str]]:
     """The models whose class is known, but heads, with the release that is to serve them."""
-    runtime = context.gpu_runtime
-    assert runtime is not None, "the rules are about TensorRT-LLM"
     for model in context.models:
-        if model.architecture and not model.is_head and not context.release_problem:
-            yield model, model.architecture, runtime.version
+        if model.architecture and not model.is_head and context.version is not None:
+            yield model, model.architecture, context.version
 
 
 def _used(context: Context) -> dict[str, str]:
