@@ -13,12 +13,11 @@ from pipeline.contracts.releases import Track, releases
 from pipeline.contracts.version_range import is_candidate
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.compatibility import check_compatibility
+from pipeline.plan.compatibility import check_compatibility, feature_issue
 from pipeline.plan.machine_facts import GpuFacts, contract_name
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
-from pipeline.plan.supported import feature_issue
 from pipeline.prepare.report import PlanReport
 from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
 from pipeline.recipe.catalog import entries

@@ -34,8 +34,8 @@ from pipeline.recipe.catalog import annotated_yaml, renamed_head, written_values
 from pipeline.recipe.editing import edited_yaml
 from pipeline.recipe.loading import recipe_of_values
 from pipeline.recipe.recipe import Draft, RecipeProvenance
+from pipeline.recipe.sections import RecipeValues
 from pipeline.recipe.validators import AWQ
-from pipeline.recipe.values import RecipeValues
 from pipeline.store import Store
 
 _BLOCK, _CALIBRATION = "quantization.awq_block_size", "quantization.calibration"

@@ -20,7 +20,7 @@ from pipeline.plan.preflight import GeneratedConfig
 from pipeline.prepare.facts import read_settings
 from pipeline.prepare.report import PlanReport
 from pipeline.recipe import PyTorchRuntime, Recipe, TensorRTRuntime
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 from pipeline.triton.deployment import TARGET_MODEL
 
 Place = Literal["recipe", "engine", "triton", "requests"]

@@ -24,9 +24,8 @@ from pipeline.overrides import apply_overrides
 from pipeline.reading import UnreadableFile
 from pipeline.recipe.library import find_recipe
 from pipeline.recipe.recipe import Recipe, RecipeProvenance
-from pipeline.recipe.sections import RecipeSection
+from pipeline.recipe.sections import InvalidValue, RecipeSection, RecipeValues
 from pipeline.recipe.validators import Problem, broken_rules
-from pipeline.recipe.values import InvalidValue, RecipeValues
 
 _MAX_BYTES = 1 << 20
 _EXAMPLE = "start from an example: pipeline recipes copy tiny-cpu my.yaml"

@@ -23,6 +23,7 @@ from pipeline.recipe.sections import (
     KvCache,
     Limits,
     RecipeSection,
+    RecipeValues,
     Scheduler,
     ServingPolicy,
     Slo,
@@ -30,7 +31,6 @@ from pipeline.recipe.sections import (
 )
 from pipeline.recipe.source import Checkpoint, Revision, Source
 from pipeline.recipe.validators import broken_rules
-from pipeline.recipe.values import RecipeValues
 
 # Sections that nothing which is built depends on.
 SERVED_SECTIONS = frozenset({"cache", "gateway", "triton", "deploy", "kubernetes"})

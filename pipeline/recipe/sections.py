@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -183,3 +184,20 @@ class Slo(RecipeSection):
         gt=0,
         description="Time between tokens, 99th percentile, for alerts; by default twice itl_p95_ms.",
     )
+
+
+class InvalidValue(LookupError):
+    """A rule reads a value that is itself at fault."""
+
+
+class RecipeValues:
+    """The values of a valid recipe, with all defaults, by dotted key; None under a section that is absent."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+
+    def __getitem__(self, key: str) -> Any:
+        value: Any = self._data
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value

@@ -15,7 +15,7 @@ from pipeline.contracts.support import (
     untested_together,
 )
 from pipeline.contracts.version_range import precedes
-from pipeline.plan.supported import FEATURES, feature_issue, why_not_listed
+from pipeline.plan.compatibility import FEATURES, feature_issue, why_not_listed
 
 VERSIONS = [one.version for one in releases() if "pytorch" in one.tracks]
 

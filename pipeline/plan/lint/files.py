@@ -19,8 +19,8 @@ from pipeline.models.header import HeaderEntry, read_entries
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.lint.findings import Finding, Severity, index_findings, kv_findings, settings_are_dynamic
 from pipeline.plan.lint.layers import LayerCheck
+from pipeline.plan.lint.layouts import StoredTensors
 from pipeline.plan.lint.scales import ReadPart, scale_values
-from pipeline.plan.lint.stored import StoredTensors
 from pipeline.reading import parse_json
 from pipeline.sources.selection import INDEX, WHOLE
 

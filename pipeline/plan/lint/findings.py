@@ -12,8 +12,7 @@ from pipeline.errors import SourceError
 from pipeline.models.header import HeaderEntry
 from pipeline.models.published import quantization_settings
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.lint.layouts import served
-from pipeline.plan.lint.stored import StoredTensors
+from pipeline.plan.lint.layouts import StoredTensors, served
 
 Severity = Literal["error", "warning", "not judged"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

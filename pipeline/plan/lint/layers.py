@@ -12,8 +12,18 @@ from pipeline.models.header import BITS, HeaderEntry
 from pipeline.models.layer_names import bare_name, fused_names
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.lint.findings import Finding, Severity
-from pipeline.plan.lint.layouts import BESIDE, SCALES, Layout, layouts_of, served
-from pipeline.plan.lint.stored import StoredTensors, kind_of, kinds_of, room_of, split_name
+from pipeline.plan.lint.layouts import (
+    BESIDE,
+    SCALES,
+    Layout,
+    StoredTensors,
+    kind_of,
+    kinds_of,
+    layouts_of,
+    room_of,
+    served,
+    split_name,
+)
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 

@@ -26,7 +26,7 @@ from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_fo
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, Objection, RecipeModel, make_context
 from pipeline.recipe import CpuRuntime, Recipe
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 
 Where = Literal["anywhere", "local", "docker"]
 _GIB = 2**30

@@ -14,7 +14,6 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, offline_facts
 from pipeline.plan.preflight import (
-    adapters,
     budgets,
     formats,
     releases,
@@ -22,22 +21,21 @@ from pipeline.plan.preflight import (
     sourcing,
     speculation,
     splitting,
-    support,
 )
 from pipeline.plan.preflight import machine as machines
 from pipeline.plan.preflight.context import Check, Context, GeneratedConfig, Objection, make_context
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
 from pipeline.recipe import Recipe
 from pipeline.recipe.loading import located, shown
+from pipeline.recipe.sections import RecipeValues
 from pipeline.recipe.validators import Problem
-from pipeline.recipe.values import RecipeValues
 from pipeline.store import Json
 from pipeline.store.manifest import FINDINGS
 
 # Group -> checks of a recipe, its models, and what will be written for it.
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "releases": releases.RELEASE_CHECKS,
-    "support": support.CHECKS,
+    "support": releases.SUPPORT_CHECKS,
     "formats": formats.FORMAT_CHECKS,
     "splitting": splitting.CHECKS,
     "speculation": speculation.SPECULATION_CHECKS,
@@ -46,7 +44,7 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "memory": budgets.MEMORY_CHECKS,
     "serving": serving.CHECKS,
     "sourcing": sourcing.CHECKS,
-    "adapters": adapters.CHECKS,
+    "adapters": sourcing.ADAPTER_CHECKS,
     "caching": serving.CACHE_CHECKS,
 }
 # Group -> checks of a machine, by what is needed of it.
