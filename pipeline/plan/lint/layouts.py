@@ -1,4 +1,4 @@
-"""Tensors of a quantized layer by format (`contracts/data/checkpoint_layouts.yaml`), and those of the files by name: the
+"""Tensors of a quantized layer by format (`contracts/data/checkpoint_layouts.yaml`); those of the files by name: the
 layer that each is a part of, and the kind of layer.
 """
 
