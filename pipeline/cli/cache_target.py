@@ -68,9 +68,11 @@ class CacheTarget:
         """Open its near hits; there are none where it never kept any. Raises UserError if they cannot be read."""
         with _usable(BackendDown, ValueError):
             settings, place, name = self._located()
-            kept = _exists(near_hits_place(place, name)[0])
+            exists = _exists(near_hits_place(place, name)[0])
             log = (
-                make_near_hits(settings, place, name=name) if kept else NearHitLog(open_backend("memory://"))
+                make_near_hits(settings, place, name=name)
+                if exists
+                else NearHitLog(open_backend("memory://"))
             )
         try:
             with _usable(BackendDown):

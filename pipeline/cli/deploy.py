@@ -146,10 +146,10 @@ def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedP
     from pipeline.store.signature import VerifyKeys
 
     # The other sections are what the files say.
-    kept = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
+    values = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
     recipe, keys = chosen.served_recipe, VerifyKeys.configured()
     package = DeployedPackage(
-        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(kept) if kept else None
+        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(values) if values else None
     )
     if not details:
         return package

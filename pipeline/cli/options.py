@@ -181,8 +181,8 @@ def complete_deployment(
     """Complete what a deployment is asked by: names of running ones first, then recipes."""
     running = complete_running(context, parameter, incomplete)
     names = {item.value for item in running}
-    others = complete_recipe(context, parameter, incomplete)
-    return [*running, *(item for item in others if item.type == "file" or item.value not in names)]
+    recipes = complete_recipe(context, parameter, incomplete)
+    return [*running, *(item for item in recipes if item.type == "file" or item.value not in names)]
 
 
 def recipe_argument(command: Command) -> Command:

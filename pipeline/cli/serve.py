@@ -114,11 +114,11 @@ def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> Non
     from pipeline.serving.dry_run import dry_run
 
     foreseen = None if chosen.built else chosen.deployment
-    made = dry_run(chosen.folder, options, foreseen, chosen.note)
+    preview = dry_run(chosen.folder, options, foreseen, chosen.note)
     if as_json:
-        print_json(made.as_json())
+        print_json(preview.as_json())
     else:
-        click.echo(str(made))
+        click.echo(str(preview))
 
 
 def _wait(started: DetachedSupervisor, packages: ServedPackages, store: Store, *, wait: bool) -> None:

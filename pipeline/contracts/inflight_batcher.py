@@ -178,8 +178,8 @@ def _faults(
             if parameter.needed:
                 yield f"{name}: is missing, and the model does not load without it"
             elif _is_needed_with(parameter, given):
-                others = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
-                yield f"{name}: is missing, and {others} needs it"
+                conditions = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
+                yield f"{name}: is missing, and {conditions} needs it"
         elif not value:
             if parameter.needed != "key":
                 yield f"{name}: is empty; give it a value" + ("" if parameter.needed else ", or leave it out")

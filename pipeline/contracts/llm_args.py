@@ -151,8 +151,8 @@ def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterat
     if chosen is None:
         yield Fault("is missing", key=key, fix=fix), True
     elif chosen in models:
-        rest = {name: value for name, value in given.items() if name != "decoding_type"}
-        yield from _objections(version, models[chosen], rest, f"{SPECULATION}.")
+        settings = {name: value for name, value in given.items() if name != "decoding_type"}
+        yield from _objections(version, models[chosen], settings, f"{SPECULATION}.")
     else:
         having = [release for release in versions() if chosen in decoding_types(release)]
         fault = Fault("is not known to", key=key, value=chosen, fix=fix)

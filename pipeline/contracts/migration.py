@@ -102,8 +102,8 @@ def _settings() -> Mapping[tuple[Kind, str], EngineSetting]:
 
 def _of_kind(kind: Kind) -> Iterator[EngineSetting]:
     for entry in _data()["settings"][kind]:
-        told = {**entry, "kind": kind, "sources": documents(entry["source"])}
-        yield from (record(EngineSetting, {**told, "name": name}) for name in entry["names"])
+        fields = {**entry, "kind": kind, "sources": documents(entry["source"])}
+        yield from (record(EngineSetting, {**fields, "name": name}) for name in entry["names"])
 
 
 def _note(entry: Mapping[str, Any]) -> MigrationNote:

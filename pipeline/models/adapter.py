@@ -100,21 +100,21 @@ class Adapter:
             yield f"adapts experts ({_named(experts)}), which servers ignore without a word, or with a warning"
         if (last := max((module.layer for module in self.modules), default=0)) >= sizes.layers:
             yield f"adapts layer {last}; the base has layers 0 to {sizes.layers - 1}"
-        others = [
+        known_layers = [
             module for module in self.modules if module.name not in experts and module.layer < sizes.layers
         ]
-        if lacking := [module.name for module in others if module.name not in layers]:
+        if lacking := [module.name for module in known_layers if module.name not in layers]:
             yield f"adapts {_named(lacking)}, which the base does not have"
-        known = [(module, layers[module.name]) for module in others if module.name in layers]
+        known = [(module, layers[module.name]) for module in known_layers if module.name in layers]
         if fixed := [module.name for module, weight in known if not weight.quantizable]:
             yield f"adapts {_named(fixed)}, to which servers apply no adapters"
         unfit: dict[str, list[str]] = {}
         for module, weight in known:
             ours, theirs = (module.outputs, module.inputs), (weight.rows, weight.columns)
             if ours != theirs:
-                said = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
-                unfit.setdefault(said, []).append(module.name)
-        yield from (f"{said}: {_named(names)}" for said, names in unfit.items())
+                problem = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
+                unfit.setdefault(problem, []).append(module.name)
+        yield from (f"{problem}: {_named(names)}" for problem, names in unfit.items())
 
 
 def read_adapter(folder: Path) -> Adapter:

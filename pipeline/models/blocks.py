@@ -324,8 +324,10 @@ def mamba(
         *((vector("norms", f"{name}.norm", inner, "rows"),) if norm else ()),
         *linear("mixers", f"{name}.out_proj", hidden, inner, "columns", bias=bias),
     )
-    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + inner * state * STATE_BYTES[state_dtype]
-    cache = Cache("mamba", heads=heads, state=kept, recurrent=inner * state, recurrent_dtype=state_dtype)
+    state_bytes = channels * (kernel - 1) * STATE_BYTES[dtype] + inner * state * STATE_BYTES[state_dtype]
+    cache = Cache(
+        "mamba", heads=heads, state=state_bytes, recurrent=inner * state, recurrent_dtype=state_dtype
+    )
     return Block(weights, (cache,))
 
 
@@ -352,8 +354,12 @@ def delta_net(
         *linear("mixers", f"{name}.out_proj", hidden, value_heads * value_dim, "columns"),
     )
     matrices = value_heads * key_dim * value_dim
-    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices * STATE_BYTES[state_dtype]
+    state_bytes = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices * STATE_BYTES[state_dtype]
     cache = Cache(
-        "linear attention", heads=value_heads, state=kept, recurrent=matrices, recurrent_dtype=state_dtype
+        "linear attention",
+        heads=value_heads,
+        state=state_bytes,
+        recurrent=matrices,
+        recurrent_dtype=state_dtype,
     )
     return Block(tuple(weights), (cache,))

@@ -147,11 +147,11 @@ class ConfigValues:
     def refuse_unread(self, name: str) -> None:
         """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
         for keys in _STRUCTURE:
-            said = [key for key in keys if any(level.get(key) for level in self._maps)]
-            if said and self._asked.isdisjoint(said):
+            given = [key for key in keys if any(level.get(key) for level in self._maps)]
+            if given and self._asked.isdisjoint(given):
                 problem = f"is not known of a {name}: the model would be taken for another one"
                 self._fault(
-                    said[0], next(level[said[0]] for level in self._maps if level.get(said[0])), problem
+                    given[0], next(level[given[0]] for level in self._maps if level.get(given[0])), problem
                 )
 
     def refuse(self, key: str, problem: str, fix: str = "") -> None:

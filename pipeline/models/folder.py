@@ -64,17 +64,17 @@ class CheckpointFolder:
             UnreadableFile: it is not there, not a regular file, or may not be read.
         """
         file = self.path / name
-        way = self._way(name)
-        if way is None:
+        route = self._way(name)
+        if route is None:
             raise UnreadableFile(file, "is a link out of the folder by now")
         try:
-            folder = _open_folder(way[0])
+            folder = _open_folder(route[0])
             try:
-                for part in way[1][:-1]:
+                for part in route[1][:-1]:
                     inner = _open_folder(part, folder)
                     os.close(folder)
                     folder = inner
-                return open_file(Path(way[1][-1]), folder=folder, follow=False)
+                return open_file(Path(route[1][-1]), folder=folder, follow=False)
             finally:
                 os.close(folder)
         except OSError as error:
@@ -107,15 +107,15 @@ class CheckpointFolder:
     def _faults(self, name: str) -> Iterator[Fault]:
         where, fix = str(self.path / name), "copy the file into the folder"
         try:
-            way = self._way(name)
+            route = self._way(name)
         except UnreadableFile as error:
             yield error.fault
             return
-        if way is None:
+        if route is None:
             yield Fault(
                 f"is a link to {os.path.realpath(where)}, outside of the folder", where=where, fix=fix
             )
-        elif kind := kind_of(os.lstat(os.path.join(way[0], *way[1]))):
+        elif kind := kind_of(os.lstat(os.path.join(route[0], *route[1]))):
             yield Fault(f"is {kind}, not a regular file", where=where, fix="remove it")
 
 

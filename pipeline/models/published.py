@@ -261,10 +261,10 @@ def _layer_rules(settings: Mapping[str, Any]) -> tuple[_Rule, ...]:
     if not isinstance(layers, Mapping) or not layers:
         raise _Unreadable("must give an algorithm for each layer, for MIXED_PRECISION", where, layers)
     named: dict[StoredFormat, list[str]] = {}
-    for name, told in layers.items():
-        if not isinstance(told, Mapping):
-            raise _Unreadable("is not an object of settings", f"{where}.{name}", told)
-        named.setdefault(_algorithm(told, f"{where}.{name}"), []).append(str(name))
+    for name, layer in layers.items():
+        if not isinstance(layer, Mapping):
+            raise _Unreadable("is not an object of settings", f"{where}.{name}", layer)
+        named.setdefault(_algorithm(layer, f"{where}.{name}"), []).append(str(name))
     return tuple(_Rule(form, NamePatterns(names)) for form, names in named.items())
 
 
@@ -363,9 +363,9 @@ def _scheme(weights: Mapping[str, Any], where: str) -> StoredFormat:
             return StoredFormat(form, group or _WHOLE_ROW)
         case ("int", 8):
             return StoredFormat("int8_group", group) if 0 < group < _WHOLE_ROW else StoredFormat("int8_row")
-    told = {"type": kind, "num_bits": bits, "strategy": strategy, "group_size": weights.get("group_size")}
+    scheme = {"type": kind, "num_bits": bits, "strategy": strategy, "group_size": weights.get("group_size")}
     raise _Unreadable(
-        "is not known", where, told, "4 or 8 bits of int, 8 bits of float, or 4 in groups of 16 or 32"
+        "is not known", where, scheme, "4 or 8 bits of int, 8 bits of float, or 4 in groups of 16 or 32"
     )
 
 

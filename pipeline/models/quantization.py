@@ -130,8 +130,10 @@ class CheckpointQuantization:
         forms = set(rules.formats)
         unread = sorted(form.name for form in forms if form.name not in tuple(Format))
         if faults or unread:
-            told = [str(fault) for fault in faults] + [f"weights in {name} are not read" for name in unread]
-            raise CheckpointError(f"{directory}: {'; '.join(told)}")
+            reasons = [str(fault) for fault in faults] + [
+                f"weights in {name} are not read" for name in unread
+            ]
+            raise CheckpointError(f"{directory}: {'; '.join(reasons)}")
         only = next(iter(forms)) if len(forms) == 1 else None
         maker = beside.get("producer") or (inside or {}).get("producer") or {}
         if compressed:

@@ -107,8 +107,8 @@ def unknown_parts(config: Mapping[str, Any], beside: Mapping[str, Any] | None = 
 
 
 def _unknown_class(config: Mapping[str, Any]) -> Fault:
-    said = config.get("architectures")
-    return Fault("is not known", key="architectures", value=said, fix=f"known are {', '.join(FAMILIES)}")
+    names = config.get("architectures")
+    return Fault("is not known", key="architectures", value=names, fix=f"known are {', '.join(FAMILIES)}")
 
 
 def _read(
@@ -184,11 +184,11 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
     )
 
 
-def _kv_heads(blocks: list[Block], said: int) -> int:
+def _kv_heads(blocks: list[Block], default: int) -> int:
     """KV heads of the layer with the fewest, which decide over how many ranks they can be shared."""
     kinds = ("full attention", "sliding window", "chunked attention")
     found = [cache.heads for block in blocks for cache in block.caches if cache.kind in kinds and cache.heads]
-    return min(found, default=said)
+    return min(found, default=default)
 
 
 def _inner(weights: list[WeightTensor]) -> int:

@@ -53,8 +53,8 @@ def token_ids(tokenizer: Path, vocab_size: int = 0) -> TokenIds:
             f"{tokenizer}: no eos_token in tokenizer_config.json, no eos_token_id in generation_config.json"
         )
     pads = [by_name[name] for name in _names(settings, "pad_token") if name in by_name]
-    others = tuple(dict.fromkeys(id for id in ends if id != ends[0]))
-    return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=others, vocab_size=vocab_size)
+    further = tuple(dict.fromkeys(id for id in ends if id != ends[0]))
+    return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=further, vocab_size=vocab_size)
 
 
 def read_tokens(file: Path) -> list[tuple[str, int]]:

@@ -179,8 +179,8 @@ def summarize(folder: Path) -> CheckpointSummary:
     if faults := config_faults(config, beside):
         where = str(folder / CONFIG)
         return CheckpointSummary(name, None, tuple(replace(fault, where=where) for fault in faults))
-    told = index.get("metadata")
-    size = told.get("total_size") if isinstance(told, Mapping) else None
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     is_number = isinstance(size, int) and not isinstance(size, bool)
     try:
         findings = lint_folder(folder)

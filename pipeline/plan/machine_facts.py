@@ -94,26 +94,26 @@ class MachineFacts:
     hub: Mapping[str, int] = field(default_factory=dict)  # repository -> HTTP status of its config.json
 
 
-def contract_name(seen: GpuFacts) -> str | None:
+def contract_name(device: GpuFacts) -> str | None:
     """Find the name that the contracts have for a GPU.
 
     Returns:
         The product with the same compute capability, whose chip is in the driver's name, with the nearest memory;
         None if there is none.
     """
-    pcie = "pcie" in _words(seen.name)
-    fitting = [known for known in gpus() if known.sm == seen.sm and has_chip_name(seen, known)]
+    pcie = "pcie" in _words(device.name)
+    fitting = [known for known in gpus() if known.sm == device.sm and has_chip_name(device, known)]
     nearest = min(
         fitting,
-        key=lambda known: (abs(known.driver_mib - seen.memory_mib), pcie != ("pcie" in _words(known.name))),
+        key=lambda known: (abs(known.driver_mib - device.memory_mib), pcie != ("pcie" in _words(known.name))),
         default=None,
     )
     return nearest.name if nearest else None
 
 
-def has_chip_name(seen: GpuFacts, known: Gpu) -> bool:
+def has_chip_name(device: GpuFacts, known: Gpu) -> bool:
     """Tell whether the name that a driver reports has all words of a product's chip."""
-    return set(_words(known.chip)) <= set(_words(seen.name))
+    return set(_words(known.chip)) <= set(_words(device.name))
 
 
 def _words(name: str) -> list[str]:

@@ -179,9 +179,9 @@ def read_plan_inputs(
     """
     sources = {
         role: resolve_checkpoint(
-            asked, adapter=isinstance(asked, AdapterSource), store=store, offline=offline, progress=progress
+            source, adapter=isinstance(source, AdapterSource), store=store, offline=offline, progress=progress
         )
-        for role, asked in recipe.sources.items()
+        for role, source in recipe.sources.items()
     }
     calibration = recipe.quantization.calibration
     dataset = {} if calibration is None else dataset_identity(calibration.dataset)

@@ -82,11 +82,11 @@ def _weights(sizes: ModelSizes) -> int:
     return sum(parameter_counts(sizes).values())
 
 
-def machine_gpu(seen: Sequence[GpuFacts]) -> tuple[str, int]:
+def machine_gpu(devices: Sequence[GpuFacts]) -> tuple[str, int]:
     """The GPU of this machine in the contracts, and how many there are of it."""
-    named = [name for device in seen if (name := contract_name(device)) is not None]
+    named = [name for device in devices if (name := contract_name(device)) is not None]
     if not named:
-        raise UserError(f"{seen[0].name} is none of the known GPUs; name one like it with --gpu")
+        raise UserError(f"{devices[0].name} is none of the known GPUs; name one like it with --gpu")
     most = max(dict.fromkeys(named), key=named.count)
     return most, named.count(most)
 

@@ -131,14 +131,14 @@ class _Draft:
             self.gpu = gpu_of(wanted.gpu).name
             self.reasons["runtime.gpu"] = "as asked for"
         else:
-            seen = take(only=("gpus",), deadline_s=_GPU_DEADLINE_S).facts().gpus or ()
-            if not seen:
+            devices = take(only=("gpus",), deadline_s=_GPU_DEADLINE_S).facts().gpus or ()
+            if not devices:
                 if wanted.runtime is not None or wanted.gpus is not None:
                     raise UserError("this machine has no GPU that its driver reports: name one with --gpu")
                 self.reasons["runtime.kind"] = "this machine has no GPU; --gpu NAME writes for one elsewhere"
                 return "cpu"
-            self.gpu, self.gpus = machine_gpu(seen)
-            self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
+            self.gpu, self.gpus = machine_gpu(devices)
+            self.reasons["runtime.gpu"] = f"what this machine has: {len(devices)} x {devices[0].name}"
         self.gpus = wanted.gpus or self.gpus
         return wanted.runtime or "pytorch"
 
@@ -166,10 +166,10 @@ class _Draft:
         """The commit that the default branch is now, so that the build is repeatable."""
         if isinstance(source, LocalSource) or is_offline():
             return {}
-        asked = Recipe.model_validate(
+        recipe = Recipe.model_validate(
             {"name": "x", "model": {"source": str(source)}, "limits": dict.fromkeys(_LIMITS, 1)}
         )
-        found = resolve_checkpoint(asked.model, store=self.store, progress=self.progress)
+        found = resolve_checkpoint(recipe.model, store=self.store, progress=self.progress)
         assert isinstance(found, HubCheckpoint), "it is of the Hub"
         self.reasons["model.revision"] = (
             "the commit of the default branch now: with it, the build is repeatable"
@@ -180,9 +180,9 @@ class _Draft:
         """Lengths that the model was made for."""
         longest = self.sizes.max_positions
         room = longest - (0 if draft is None else draft.draft.max_draft_tokens)
-        asked, most = self.request, _MOST[kind]
-        output = asked.max_output_tokens or min(most[1], room // 4)
-        prompt = asked.max_input_tokens or min(most[0], room - output)
+        request, most = self.request, _MOST[kind]
+        output = request.max_output_tokens or min(most[1], room // 4)
+        prompt = request.max_input_tokens or min(most[0], room - output)
         self.reasons["limits.max_input_tokens"] = (
             f"prompt and answer together may take {longest} positions, as config.json says; what is longer takes memory"
         )

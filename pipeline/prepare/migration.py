@@ -103,9 +103,9 @@ def migrate(
         *setting_changes(recipe, after, work.removed),
         *client_changes(recipe, chosen),
     )
-    text, kept = work.text()
+    text, in_place = work.text()
     reports = (make_report(recipe, store, progress=progress), make_report(after, store, progress=progress))
-    return Migration(recipe, after, text, kept, changes, reports)
+    return Migration(recipe, after, text, in_place, changes, reports)
 
 
 @dataclass
@@ -196,11 +196,11 @@ class _Work:
 
     def _instead(self, form: str) -> list[str]:
         """Formats instead of one, those that upstream lists for the GPU first."""
-        card, others = gpus.gpu(self.runtime.gpu), contract.other_formats(form)
+        card, formats = gpus.gpu(self.runtime.gpu), contract.other_formats(form)
         listed = [
-            other for other in others if not gpus.format_issues(card, other, "auto", "pytorch", self.version)
+            other for other in formats if not gpus.format_issues(card, other, "auto", "pytorch", self.version)
         ]
-        return [*listed, *(other for other in others if other not in listed)]
+        return [*listed, *(other for other in formats if other not in listed)]
 
     def _take_format(self, key: str, form: str, reason: str, sources: tuple[str, ...]) -> None:
         self._set(key, form, reason, sources)

@@ -63,10 +63,10 @@ def setting_changes(before: Recipe, after: Recipe, removed: Sequence[str]) -> It
     assert isinstance(after.runtime, PyTorchRuntime), "it was made so"
     own, arguments = RecipeValues(before.model_dump(mode="json")), read_settings(after).arguments
     flags = _flags(read_settings(before))
-    told = {entry.partition("=")[0] for entry in before.runtime.build_flags}
+    given = {entry.partition("=")[0] for entry in before.runtime.build_flags}
     for fact in contract.settings():
         if fact.kind == "flags":
-            value = None if fact.name in told else flags.get(fact.name)
+            value = None if fact.name in given else flags.get(fact.name)
         else:
             value = own[fact.key] if fact.key is not None else None
         if value is None or (value == 0 and value is not False) or _is_below(fact.key, removed):

@@ -94,8 +94,8 @@ def find_architecture(model: str, store: Store) -> tuple[str, str]:
     limits = dict.fromkeys(("max_input_tokens", "max_output_tokens", "max_concurrency"), 1)
     try:
         source = parse_source(model)
-        asked = Recipe.model_validate({"name": "x", "model": {"source": str(source)}, "limits": limits})
-        found = probe_models(asked, store).get(TARGET)
+        recipe = Recipe.model_validate({"name": "x", "model": {"source": str(source)}, "limits": limits})
+        found = probe_models(recipe, store).get(TARGET)
     except PydanticCustomError as error:
         raise UserError(f"{model}: {error.message()}; {(error.context or {}).get('fix', '')}") from None
     except InvalidInput as error:

@@ -31,12 +31,12 @@ def _host(text: str) -> str:
 
 def _origin(text: str) -> str:
     """An origin as browsers send it."""
-    scheme, mark, rest = text.lower().rstrip("/").partition("://")
+    scheme, mark, host = text.lower().rstrip("/").partition("://")
     if text in ("*", "null"):
         return text
-    if not (scheme and mark and rest) or "/" in rest:
+    if not (scheme and mark and host) or "/" in host:
         raise refusal("is not an origin", "write SCHEME://HOST or SCHEME://HOST:PORT")
-    return f"{scheme}://{rest}"
+    return f"{scheme}://{host}"
 
 
 FilePlace = Annotated[Path, AfterValidator(beside_recipe)]

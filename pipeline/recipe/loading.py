@@ -144,10 +144,10 @@ class ValidValues(RecipeValues):
 
 def _fault_of(problem: Problem, document: Document) -> Fault:
     """Make the fault of a problem, at the place where its first key was given."""
-    path, *others = [tuple(key.split(".")) for key in problem.keys]
+    path, *paths = [tuple(key.split(".")) for key in problem.keys]
     place = document.place(path)
     value = place.text if path in document.places else None
-    overridden = [dotted(other) for other in others if document.place(other).where == "--set" != place.where]
+    overridden = [dotted(other) for other in paths if document.place(other).where == "--set" != place.where]
     text = problem.text + (f" [{', '.join(overridden)} given by --set]" if overridden else "")
     return Fault(text, place.where, place.line, dotted(path), value or None, problem.fix, problem.rule)
 

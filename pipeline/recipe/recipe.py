@@ -103,12 +103,12 @@ class RecipeProvenance:
     @property
     def build_words(self) -> tuple[str, ...]:
         """`words` for a build, without overrides of sections that nothing which is built depends on."""
-        kept = tuple(
+        overrides = tuple(
             override
             for override in self.overrides
             if re.split("[.=]", override, maxsplit=1)[0] not in SERVED_SECTIONS
         )
-        return replace(self, overrides=kept).words
+        return replace(self, overrides=overrides).words
 
     def __str__(self) -> str:
         return " ".join(

@@ -69,14 +69,14 @@ def parse_source(text: str, folder: Path | None = None) -> HubSource | LocalSour
     >>> parse_source("hf:org/name")
     HubSource(repo='org/name', kind='hf')
     """
-    kind, colon, rest = text.partition(":")
+    kind, colon, place = text.partition(":")
     if kind == "local" and colon:
-        return LocalSource(_absolute(rest, folder))
+        return LocalSource(_absolute(place, folder))
     if kind == "hf" and colon:
-        if _REPO.fullmatch(rest):
-            return HubSource(rest)
-        if "@" in rest:
-            repo, _, revision = rest.partition("@")
+        if _REPO.fullmatch(place):
+            return HubSource(place)
+        if "@" in place:
+            repo, _, revision = place.partition("@")
             raise refusal(
                 "carries a revision", f'write source: "hf:{repo}" and revision: "{revision}" beside it'
             )

@@ -158,14 +158,14 @@ def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkloa
     loads = [str(each) for each in load.loads]
     if settings.sweep_to is not None:
         loads = [f"from {loads[0]}, doubled until the SLO breaks or {settings.sweep_to:g} is reached"]
-    asked = ", ".join(
+    prompts = ", ".join(
         f"{key} {value}" for key, value in workload.described().items() if value not in (None, 0, "", 1)
     )
     slo = {} if subject.slo is None else subject.slo.model_dump(exclude_none=True)
     return {
         "asks": f"{subject.name} at {subject.url}, by its {subject.way}, model {subject.model}",
         "loads": ", then ".join(loads),
-        "prompts": asked,
+        "prompts": prompts,
         "slo": ", ".join(f"{key} {value:g}" for key, value in slo.items()) or "none",
         "takes": _takes(load, workload, sweep=settings.sweep),
         "again": shlex.join(section_argv("--load", settings.load)) or "the default load",
@@ -227,13 +227,13 @@ def _verdicts(result: BenchResult) -> Iterator[str]:
 
 
 def _asked(result: BenchResult) -> str:
-    asked = result.workload
+    workload = result.workload
     lengths = [
-        f"{asked[key]} {key.partition('_')[0]} tokens"
+        f"{workload[key]} {key.partition('_')[0]} tokens"
         for key in ("prompt_tokens", "answer_tokens")
-        if asked[key]
+        if workload[key]
     ]
-    return ", ".join([str(asked["source"]), *lengths])
+    return ", ".join([str(workload["source"]), *lengths])
 
 
 def _cell(latency: Distribution | None, percent: int) -> str:

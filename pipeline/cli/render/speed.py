@@ -93,9 +93,9 @@ def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
 
 def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
     """Yield the replicas that requests at the day's peak need, with what they take and cost."""
-    asked = f"{plan.requests_per_s:g} requests/s"
+    rate = f"{plan.requests_per_s:g} requests/s"
     if plan.replicas is None or plan.load is None:
-        yield f"  for {asked:<21} no number of replicas: one request alone misses the SLO"
+        yield f"  for {rate:<21} no number of replicas: one request alone misses the SLO"
         return
     gpus = plan.replicas * forecast.gpus
     several = "s" if plan.replicas > 1 else ""
@@ -104,7 +104,7 @@ def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
         parts.append(f"{number(gpus * forecast.gpu_hour)} an hour")
     if forecast.gpu_w is not None:
         parts.append(f"at most {number(gpus * forecast.gpu_w / 1e3)} kW")
-    yield f"  for {asked:<21} {'; '.join(parts)}"
+    yield f"  for {rate:<21} {'; '.join(parts)}"
     yield f"  ... first token           {_percentiles(plan.load.settled_ttft)}"
     yield f"  ... between tokens        {_percentiles(plan.load.itl)}"
 

@@ -209,13 +209,13 @@ def decoder_layer(
 
     def layer(values: ConfigValues, index: int) -> Block:
         hidden = hidden_size(values)
-        said = values.flag("attention_bias", False) if None in (bias, output_bias) else False
-        seen, chunk = window(values, index)
+        default = values.flag("attention_bias", False) if None in (bias, output_bias) else False
+        width, chunk = window(values, index)
         return (
             attention(
-                hidden, *heads_of(values), bias=said if bias is None else bias,
-                output_bias=said if output_bias is None else output_bias,
-                norm=norm, sinks=sinks, window=seen, chunk=chunk,
+                hidden, *heads_of(values), bias=default if bias is None else bias,
+                output_bias=default if output_bias is None else output_bias,
+                norm=norm, sinks=sinks, window=width, chunk=chunk,
             )
             + feed(values, index)
             + norms(hidden, *layer_norms, bias=norm_bias)

@@ -94,8 +94,8 @@ def _kimi(values: ConfigValues, index: int) -> Block:
     As NVIDIA/TensorRT-LLM's modeling_kimi_k3 has it, which says how many bytes a rank reads of it (file index id
     57357616009).
     """
-    hidden, told = hidden_size(values), values.inner("linear_attn_config")
-    full, delta = told.sizes("full_attn_layers"), told.sizes("kda_layers")
+    hidden, config = hidden_size(values), values.inner("linear_attn_config")
+    full, delta = config.sizes("full_attn_layers"), config.sizes("kda_layers")
     if set(full) | set(delta) != set(range(1, hidden_layers(values) + 1)):
         values.refuse(
             "linear_attn_config", "must say of each layer, from 1, whether it is linear or full attention"
@@ -106,7 +106,7 @@ def _kimi(values: ConfigValues, index: int) -> Block:
         gate = values.flag("mla_use_output_gate", False)
         found += latent_attention(hidden, heads, latent_sizes(values), gate=gate)
     else:
-        found += _kimi_delta(hidden, told)
+        found += _kimi_delta(hidden, config)
     if values.says("attn_res_block_size"):
         found += norms(
             hidden,
@@ -117,11 +117,11 @@ def _kimi(values: ConfigValues, index: int) -> Block:
     return found + _kimi_experts(values, hidden)
 
 
-def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
+def _kimi_delta(hidden: int, config: ConfigValues) -> Block:
     heads, head_dim, kernel = (
-        told.size("num_heads"),
-        told.size("head_dim"),
-        told.size("short_conv_kernel_size"),
+        config.size("num_heads"),
+        config.size("head_dim"),
+        config.size("short_conv_kernel_size"),
     )
     inner, name = heads * head_dim, "self_attn"
     weights: list[WeightTensor] = []
@@ -137,15 +137,15 @@ def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
         vector("mixers", f"{name}.dt_bias", inner, "rows"),
         vector("norms", f"{name}.o_norm", head_dim),
     )
-    if told.flag("use_full_rank_gate", False):
+    if config.flag("use_full_rank_gate", False):
         weights += linear("mixers", f"{name}.g_proj", inner, hidden, "rows")
     else:
         weights += linear("mixers", f"{name}.g_a_proj", head_dim, hidden)
         weights += linear("mixers", f"{name}.g_b_proj", inner, head_dim, "rows")
     weights += linear("mixers", f"{name}.o_proj", hidden, inner, "columns")
     # TensorRT-LLM keeps as many inputs of the convolutions as their kernel is long (examples/kimi_k3/disagg/README.md).
-    kept = 3 * inner * kernel * 2 + heads * head_dim**2 * 4
-    cache = Cache("linear attention", heads=heads, state=kept, recurrent=heads * head_dim**2)
+    state_bytes = 3 * inner * kernel * 2 + heads * head_dim**2 * 4
+    cache = Cache("linear attention", heads=heads, state=state_bytes, recurrent=heads * head_dim**2)
     return Block(tuple(weights), (cache,))
 
 

@@ -43,10 +43,10 @@ def _kinds(
 
 def _layers(values: ConfigValues) -> int:
     kinds = _kinds(values)
-    said = values.get("num_hidden_layers")
+    count = values.get("num_hidden_layers")
     if not kinds:
         values.refuse("hybrid_override_pattern", "must say of each layer what it is")
-    elif said is not None and values.size("num_hidden_layers", most=MAX_LAYERS) != len(kinds):
+    elif count is not None and values.size("num_hidden_layers", most=MAX_LAYERS) != len(kinds):
         values.refuse("num_hidden_layers", f"is not the number of layers in the pattern, {len(kinds)}")
     return len(kinds)
 

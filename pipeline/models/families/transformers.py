@@ -191,31 +191,31 @@ def _nas_layer(values: ConfigValues, index: int) -> Block:
     )
 
 
-def _nas_attention(values: ConfigValues, told: ConfigValues, hidden: int) -> Block:
-    if told.flag("no_op", False):
+def _nas_attention(values: ConfigValues, config: ConfigValues, hidden: int) -> Block:
+    if config.flag("no_op", False):
         return Block()
     norm = norms(hidden, "input_layernorm")
-    if told.flag("replace_with_linear", False):
+    if config.flag("replace_with_linear", False):
         return norm + Block(linear("attention", "self_attn.linear_attn", hidden, hidden))
     heads = values.size("num_attention_heads")
-    each = told.size("n_heads_in_group", default=0, least=0)
-    kv_heads = heads // each if each else told.size("num_key_value_heads")
-    window = told.size("window_length", default=0, least=0)
+    each = config.size("n_heads_in_group", default=0, least=0)
+    kv_heads = heads // each if each else config.size("num_key_value_heads")
+    window = config.size("window_length", default=0, least=0)
     bias = values.flag("attention_bias", False)
     head_dim = values.size("head_dim", default=max(1, hidden // heads))
     return norm + attention(hidden, heads, kv_heads, head_dim, bias=bias, output_bias=bias, window=window)
 
 
-def _nas_feed_forward(values: ConfigValues, told: ConfigValues, hidden: int) -> Block:
-    if told.flag("no_op", False):
+def _nas_feed_forward(values: ConfigValues, config: ConfigValues, hidden: int) -> Block:
+    if config.flag("no_op", False):
         return Block()
     norm = norms(hidden, "post_attention_layernorm")
-    if told.flag("replace_with_linear", False):
+    if config.flag("replace_with_linear", False):
         return norm + Block(linear("mlp", "mlp.linear_mlp", hidden, hidden))
-    if told.says("intermediate_size"):
-        inner = told.size("intermediate_size")
+    if config.says("intermediate_size"):
+        inner = config.size("intermediate_size")
     else:
-        inner = -(-int(2 * told.number("ffn_mult") * hidden / 3) // _NAS_MULTIPLE) * _NAS_MULTIPLE
+        inner = -(-int(2 * config.number("ffn_mult") * hidden / 3) // _NAS_MULTIPLE) * _NAS_MULTIPLE
     return norm + feed_forward(hidden, inner, bias=values.flag("mlp_bias", False))
 
 
@@ -225,9 +225,9 @@ def _nas_feed_forward(values: ConfigValues, told: ConfigValues, hidden: int) -> 
 _M3_SPARSE = "minimax_m3_sparse"
 
 
-def _is_sparse(values: ConfigValues, told: ConfigValues, index: int) -> bool:
+def _is_sparse(values: ConfigValues, config: ConfigValues, index: int) -> bool:
     kinds = layer_kinds(values, known=("full_attention", _M3_SPARSE))
-    often = told.sizes("sparse_attention_freq")
+    often = config.sizes("sparse_attention_freq")
     return kinds[index] == _M3_SPARSE if kinds else bool(often[index : index + 1] == [1])
 
 
@@ -239,11 +239,11 @@ def _has_experts(values: ConfigValues, index: int) -> bool:
 
 
 def _minimax_m3(values: ConfigValues, index: int) -> Block:
-    hidden, told = hidden_size(values), values.inner("sparse_attention_config")
+    hidden, config = hidden_size(values), values.inner("sparse_attention_config")
     found = attention(hidden, *heads_of(values), norm="head") + norms(hidden, *LAYER_NORMS)
-    heads = told.size("sparse_num_index_heads", default=values.size("index_n_heads"))
-    size = told.size("sparse_index_dim", default=values.size("index_head_dim"))
-    if _is_sparse(values, told, index):
+    heads = config.size("sparse_num_index_heads", default=values.size("index_n_heads"))
+    size = config.size("sparse_index_dim", default=values.size("index_head_dim"))
+    if _is_sparse(values, config, index):
         name = "self_attn.index"
         queries = linear("attention", f"{name}_q_proj", heads * size, hidden)
         found += Block(

@@ -42,8 +42,8 @@ def scale_values(
                 part = content[entry.begin - begin : entry.end - begin]
                 if len(part) < entry.end - entry.begin:
                     unread.append(entry.name)
-                elif told := _fault(np.frombuffer(part, DTYPES[entry.dtype])):
-                    wrong[told].append(entry.name)
+                elif fault := _fault(np.frombuffer(part, DTYPES[entry.dtype])):
+                    wrong[fault].append(entry.name)
     for (severity, problem), names in wrong.items():
         yield Finding(severity, problem, tuple(names), "positive numbers", _NOISE)
     if unread:

@@ -53,13 +53,13 @@ def _formats(context: Context) -> Iterator[Objection]:
     for model in context.models:
         known = _known_formats(facts, model, context.kind)
         of = f" for {model.architecture}" if model.architecture and model.format in facts["formats"] else ""
-        others = [form for form in context.layer_formats(model) if form not in known]
+        unknown = [form for form in context.layer_formats(model) if form not in known]
         if model.format not in known:
             yield Objection((model.format_key,), f"cannot be made{of}", f"one of {', '.join(known)}")
-        elif others and model.format == "auto":
+        elif unknown and model.format == "auto":
             yield Objection(
                 ("quantization.auto.formats",),
-                f"has {', '.join(others)}, which cannot be made{of}",
+                f"has {', '.join(unknown)}, which cannot be made{of}",
                 f"formats among {', '.join(form for form in known if form not in ('none', 'auto'))}",
             )
         elif (

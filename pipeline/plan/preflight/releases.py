@@ -170,9 +170,9 @@ def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
 def _right_values(version: str, name: str) -> str:
     """How an entry for this flag is written."""
     flag = trtllm_build.flags(version)[name]
-    *others, last = trtllm_build.entries_of(flag)
+    *examples, last = trtllm_build.entries_of(flag)
     any_number = ", or another number of at least 1" if flag.kind == "integer" else ""
-    return f"write {', '.join(others)} or {last}" if others else f"write {last}{any_number}"
+    return f"write {', '.join(examples)} or {last}" if examples else f"write {last}{any_number}"
 
 
 def _right_names(version: str, name: str) -> str:
@@ -260,14 +260,14 @@ def _used(context: Context) -> dict[str, str]:
         "draft" if recipe.draft is not None else "runtime.speculation" if runtime.speculation else LLM_ARGS
     )
     speculation = arguments.get("speculative_config") or {}
-    way = speculation.get("decoding_type")
+    decoding = speculation.get("decoding_type")
     found = {
         "overlap": ("runtime.overlap_scheduler", arguments.get("disable_overlap_scheduler") is False),
         "attention_dp": ("runtime.attention_dp", runtime.attention_dp),
         "disaggregation": (LLM_ARGS, given.get("cache_transceiver_config")),
         "chunked_prefill": ("scheduler.chunked_context", recipe.scheduler.chunked_context),
-        "mtp": (proposing, way == "MTP"),
-        "eagle3": (proposing, way in ("Eagle", "Eagle3")),
+        "mtp": (proposing, decoding == "MTP"),
+        "eagle3": (proposing, decoding in ("Eagle", "Eagle3")),
         "kv_reuse": ("kv_cache.reuse", recipe.kv_cache.reuse),
         "guided_decoding": ("guided_decoding", recipe.guided_decoding),
         "lora": (
@@ -276,7 +276,7 @@ def _used(context: Context) -> dict[str, str]:
         ),
         "expert_parallel": ("runtime.expert_parallel", (runtime.expert_parallel or 1) > 1),
         "pipeline_parallel": ("runtime.pipeline_parallel", runtime.pipeline_parallel > 1),
-        "speculation": (proposing, way is not None),
+        "speculation": (proposing, decoding is not None),
     }
     return {feature: key for feature, (key, uses) in found.items() if uses}
 

@@ -196,8 +196,8 @@ def _of_recipe(context: Context) -> list[Finding]:
     classes = [finding for finding in found if finding.rule in _CLASS]
     if not classes:
         return found
-    rest = _checked(context.without_sizes({finding.keys[0] for finding in classes}))
-    return [*classes, *(finding for finding in rest if finding.rule not in _CLASS)]
+    judged = _checked(context.without_sizes({finding.keys[0] for finding in classes}))
+    return [*classes, *(finding for finding in judged if finding.rule not in _CLASS)]
 
 
 def _checked(context: Context) -> Iterator[Finding]:

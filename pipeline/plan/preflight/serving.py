@@ -48,8 +48,8 @@ def _chunks(context: Context) -> Iterator[Objection]:
 
 def _whole_answers(context: Context) -> Iterator[Objection]:
     slo = context.recipe.slo
-    asked = {"slo.ttft_p95_ms": slo.ttft_p95_ms, "slo.itl_p95_ms": slo.itl_p95_ms}
-    keys = [key for key, value in asked.items() if value is not None]
+    goals = {"slo.ttft_p95_ms": slo.ttft_p95_ms, "slo.itl_p95_ms": slo.itl_p95_ms}
+    keys = [key for key, value in goals.items() if value is not None]
     if keys and not context.recipe.serving.decoupled:
         yield Objection(
             ("serving.decoupled", *keys),

@@ -46,8 +46,8 @@ def _files(context: Context) -> Iterator[Objection]:
 def _config(context: Context) -> Iterator[Objection]:
     for model in context.models:
         for fault in model.facts.config_faults if context.is_read(model) else ():
-            said = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
-            yield Objection((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
+            entry = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
+            yield Objection((model.source_key,), f"config.json: {entry}: {fault.problem}", fault.fix)
 
 
 def _weights(context: Context) -> Iterator[Objection]:
@@ -96,11 +96,11 @@ def _dataset(context: Context) -> Iterator[Objection]:
 
 def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[RecipeModel, str, int]]:
     """Models of the hub, by their repository and what it answers for them."""
-    recipe, asked = context.recipe, context.machine.hub if context.machine is not None else {}
+    recipe, statuses = context.recipe, context.machine.hub if context.machine is not None else {}
     for model, checkpoint in zip(context.models, (recipe.model, recipe.draft), strict=False):
         if checkpoint is None or not isinstance(checkpoint.source, HubSource):
             continue
-        status = model.facts.access or asked.get(checkpoint.source.repo)
+        status = model.facts.access or statuses.get(checkpoint.source.repo)
         if status in wanted:
             yield model, checkpoint.source.repo, status
 

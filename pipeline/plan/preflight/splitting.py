@@ -63,8 +63,8 @@ def _kv_heads_duplicate(context: Context) -> Iterator[Objection]:
 
 def _kv_heads_copied(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        copies, rest = divmod(model.split.shared, sizes.kv_heads)
-        if copies > 1 and not rest:
+        copies, remainder = divmod(model.split.shared, sizes.kv_heads)
+        if copies > 1 and not remainder:
             yield Objection(
                 (model.tensor_key,),
                 f"each of the {sizes.kv_heads} key and value heads of {_name(model)} lies on {copies} ranks, "
