@@ -16,13 +16,14 @@ from pipeline.cli.cache_review import review
 from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.cache_tune import tune
 from pipeline.cli.options import VerbGroup, json_option, opened, output_option
-from pipeline.cli.output import note, print_json
+from pipeline.cli.output import cut, note, print_json
 from pipeline.errors import UserError
 
 # Fields that `purge` may be narrowed by, as the question names them.
 _FIELDS = {
     "older_than": "older than", "tenant": "of tenant", "engine": "of engine", "scope": "of scope", "key": "of key",
 }  # fmt: skip
+_LINE = 90  # characters of a question or an answer in a list
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -220,6 +221,5 @@ def _seconds(age: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def _line(text: str, most: int = 90) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else flat[: most - 1] + "…"
+def _line(text: str) -> str:
+    return cut(" ".join(text.split()), _LINE)

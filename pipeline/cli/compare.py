@@ -10,7 +10,7 @@ import click
 
 from pipeline.bench.compare.settings import CompareSettings, source_faults, source_kind
 from pipeline.cli.options import Verb, complete_running, json_option, open_store
-from pipeline.cli.output import is_quiet, note, print_json, print_rich, reporter
+from pipeline.cli.output import is_quiet, note, print_rich, print_values, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault
 from pipeline.extras import missing
@@ -73,10 +73,7 @@ def run_comparison(a: str, b: str, settings: CompareSettings, *, as_json: bool, 
         golden, judge = golden_questions(settings.criteria, first, second), answer_judge(settings.criteria)
         if dry_run:
             plan = comparison_plan(first, second, settings, golden)
-            if as_json:
-                print_json(plan)
-            else:
-                click.echo("\n".join(f"{key:<10}{value}" for key, value in plan.items()))
+            print_values(plan, as_json=as_json, form="{:<10}{}")
             return
         result = compare_deployments(
             first,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,19 @@ def print_json(value: Any) -> None:
     click.echo(json_text(value, indent=2))
 
 
+def print_values(values: Mapping[str, Any], *, as_json: bool, form: str = "{}: {}") -> None:
+    """Print names and values, a line each, or as JSON."""
+    if as_json:
+        print_json(values)
+    else:
+        click.echo("\n".join(form.format(name, value) for name, value in values.items()))
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; where it is cut, the last is an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of equal length as aligned columns; on a terminal, lines that are too long end with an ellipsis."""
     for line in aligned(rows):
@@ -75,8 +88,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def print_cut(line: str) -> None:
     """Print a line; on a terminal, one that is too long ends with an ellipsis."""
-    line, width = printable(line, lines=False), output_width(sys.maxsize)
-    click.echo(line if len(line) <= width else line[: width - 1] + "…")
+    click.echo(cut(printable(line, lines=False), output_width(sys.maxsize)))
 
 
 def output_width(otherwise: int) -> int:

@@ -7,7 +7,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,7 @@ import click
 from pipeline.cli.options import VerbGroup, complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
 from pipeline.documents import dump_yaml
-from pipeline.errors import Fault, InvalidInput
+from pipeline.errors import InvalidInput
 from pipeline.recipe import find_recipe, packaged
 from pipeline.recipe.catalog import copy_recipe, entries, schema_text
 
@@ -140,19 +140,37 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
     \b
     pipeline recipes validate my.yaml other.yaml
     """
-    verdicts = {recipe: _check_recipe(recipe, overrides) for recipe in recipes or list(packaged())}
+    from pipeline.prepare import check_recipe_file
+
+    errors, found = dict[str, InvalidInput](), dict[str, tuple[Finding, ...]]()
+    names = list(dict.fromkeys(recipes)) or list(packaged())
+    for recipe in names:
+        try:
+            found[recipe] = check_recipe_file(recipe, overrides)
+        except InvalidInput as error:
+            errors[recipe] = error
     if as_json:
-        print_json([verdict.row(recipe) for recipe, verdict in verdicts.items()])
+        print_json([_verdict(recipe, errors.get(recipe), found.get(recipe, ())) for recipe in names])
     else:
-        for recipe, verdict in verdicts.items():
-            if verdict.error is not None:
-                click.echo(str(verdict.error), err=True)
+        for recipe in names:
+            if recipe in errors:
+                click.echo(str(errors[recipe]), err=True)
                 continue
             click.echo(f"{recipe}: valid")
-            for finding in verdict.findings:
+            for finding in found[recipe]:
                 click.echo(f"  {finding.severity}: {finding}")
-    if any(verdict.error for verdict in verdicts.values()):
+    if errors:
         sys.exit(InvalidInput.exit_code)
+
+
+def _verdict(recipe: str, error: InvalidInput | None, findings: Sequence[Finding]) -> dict[str, Any]:
+    keys = ("where", "line", "key", "value", "problem", "fix", "rule")
+    return {
+        "recipe": recipe,
+        "valid": error is None,
+        "faults": [{key: getattr(fault, key) for key in keys} for fault in (error.faults if error else ())],
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 @command.command()
@@ -202,33 +220,3 @@ def _settings_of(option: str) -> type[Settings]:
         "study": StudySettings,
     }
     return models[option]
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """Result of checking one recipe: why it is not valid, or else its findings."""
-
-    error: InvalidInput | None = None
-    findings: tuple[Finding, ...] = ()
-
-    def row(self, recipe: str) -> dict[str, Any]:
-        faults = self.error.faults if self.error else ()
-        return {
-            "recipe": recipe,
-            "valid": self.error is None,
-            "faults": [_row(fault) for fault in faults],
-            "findings": [asdict(finding) for finding in self.findings],
-        }
-
-
-def _check_recipe(recipe: str, overrides: Sequence[str]) -> _Verdict:
-    from pipeline.prepare import check_recipe_file
-
-    try:
-        return _Verdict(findings=check_recipe_file(recipe, overrides))
-    except InvalidInput as error:
-        return _Verdict(error)
-
-
-def _row(fault: Fault) -> dict[str, Any]:
-    return {key: getattr(fault, key) for key in ("where", "line", "key", "value", "problem", "fix", "rule")}

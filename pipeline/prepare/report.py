@@ -203,7 +203,12 @@ def _probes(
 
 def _with_probes(facts: RecipeFacts, probes: Mapping[str, ModelProbe]) -> RecipeFacts:
     models = {
-        role: replace(model, sizes=probe.sizes, architecture=probe.architecture, weight_bytes=_bytes(probe))
+        role: replace(
+            model,
+            sizes=probe.sizes,
+            architecture=probe.architecture,
+            weight_bytes=probe.totals and probe.totals.bytes,
+        )
         if (probe := probes.get(role)) is not None
         else model
         for role, model in facts.models.items()
@@ -367,10 +372,6 @@ def _weights(sizes: ModelSizes) -> int:
 def _published(sizes: ModelSizes) -> int:
     """Bytes of those weights as they are published."""
     return sum(published_bytes_by_format((*sizes.weights(), *sizes.draft), sizes.dtype).values())
-
-
-def _bytes(model: ModelProbe) -> int | None:
-    return model.totals.bytes if model.totals is not None else None
 
 
 def _described(model: ModelProbe) -> str:

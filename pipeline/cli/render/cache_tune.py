@@ -17,6 +17,7 @@ from pipeline.cache.tuning.measuring import (
     Setting,
 )
 from pipeline.cache.tuning.pairs import MIN_SIMILARITY, MOST, Repeats
+from pipeline.cli.output import cut
 
 # Characters of a bar.
 _BAR = 24
@@ -149,7 +150,7 @@ def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
     lines = [f"  {'category':<{width}}{'true pairs served':<26}traps served"]
     for name, outcome in outcomes.items():
         lines.append(
-            f"  {_short(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
+            f"  {cut(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
         )
     return lines
 
@@ -223,10 +224,6 @@ def _mark(score: float, setting: Setting) -> str:
 
 def _bar(share: CountedShare, drawn: str) -> str:
     return (drawn * round(share.value * _BAR)).ljust(_BAR, ".")
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _count(share: CountedShare) -> str:

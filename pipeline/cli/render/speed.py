@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from pipeline.cli.output import cut
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, SpeedCalibration
 from pipeline.plan.performance.estimates import QUANTITY_NAMES, Estimate, Trust
 from pipeline.plan.performance.forecast import Forecast, RatePlan
@@ -41,8 +42,7 @@ def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
 
     Lines of more than `width` columns are cut and end with an ellipsis.
     """
-    for line in _forecast_lines(forecast, width):
-        yield line if len(line) <= width else f"{line[: width - 1]}…"
+    yield from (cut(line, width) for line in _forecast_lines(forecast, width))
 
 
 def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
