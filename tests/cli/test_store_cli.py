@@ -53,33 +53,33 @@ def test_ls_of_an_empty_store(shelf: Store) -> None:
 
 
 def test_ls_lists_and_filters(shelf: Store) -> None:
-    one = put(shelf, "fetch", 1)
-    two = put(shelf, "build", 2, one, recipe="other")
+    listed = put(shelf, "fetch", 1)
+    two = put(shelf, "build", 2, listed, recipe="other")
     lines = run("ls").stdout.splitlines()
     assert lines[0].split() == ["ARTIFACT", "RECIPE", "SIZE", "MADE", "(UTC)"]
     assert [line.split()[:4] for line in lines[1:]] == [
         [two.name, "other", "2.9", "KiB"],
-        [one.name, "tiny", "2.9", "KiB"],
+        [listed.name, "tiny", "2.9", "KiB"],
     ]
-    assert [row["name"] for row in as_json("ls", "fetch")["artifacts"]] == [one.name]
+    assert [row["name"] for row in as_json("ls", "fetch")["artifacts"]] == [listed.name]
     (row,) = as_json("ls", "other")["artifacts"]
     assert (row["digest"], row["bytes"], row["path"]) == (two.digest, 3000, str(two.path))
 
 
 def test_ls_names_what_it_cannot_read(shelf: Store) -> None:
-    one = put(shelf, "fetch", 1)
-    (one.path / "manifest.json").unlink()
+    damaged = put(shelf, "fetch", 1)
+    (damaged.path / "manifest.json").unlink()
     assert "unreadable: " in run("ls").stderr
-    assert list(as_json("ls")["unreadable"]) == [one.name]
+    assert list(as_json("ls")["unreadable"]) == [damaged.name]
 
 
 def test_show(shelf: Store) -> None:
-    one = put(shelf, "fetch", 1)
+    artifact = put(shelf, "fetch", 1)
     result = run("show", "fetch")
-    assert result.stdout == (one.path / "manifest.txt").read_text()
-    assert result.stderr == f"in {one.path}\n"
-    shown = as_json("show", one.digest[:9])
-    assert shown["path"] == str(one.path)
+    assert result.stdout == (artifact.path / "manifest.txt").read_text()
+    assert result.stderr == f"in {artifact.path}\n"
+    shown = as_json("show", artifact.digest[:9])
+    assert shown["path"] == str(artifact.path)
     assert shown["files"]["file.bin"]["bytes"] == 3000
     missing = run("show", "nothing")
     assert isinstance(missing.exception, UserError)
@@ -87,19 +87,19 @@ def test_show(shelf: Store) -> None:
 
 
 def test_verify_exits_with_1_if_anything_is_damaged(shelf: Store) -> None:
-    one, two = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
+    damaged, two = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
     assert run("verify").exit_code == 0
     (two.path / "file.bin").chmod(0o600)
     (two.path / "file.bin").write_bytes(bytes(2999) + b"1")
     result = run("verify")
     assert result.exit_code == 1
-    assert set(result.stdout.splitlines()) == {f"{one.name}  intact", f"{two.name}  changed: file.bin"}
-    assert run("verify", one.name).exit_code == 0
+    assert set(result.stdout.splitlines()) == {f"{damaged.name}  intact", f"{two.name}  changed: file.bin"}
+    assert run("verify", damaged.name).exit_code == 0
     assert as_json("verify", two.name)["artifacts"][two.name]["changed"] == ["file.bin"]
 
 
 def test_verify_can_remove_what_is_damaged(shelf: Store) -> None:
-    one, two, three = (put(shelf, "fetch", number) for number in (1, 2, 3))
+    damaged, two, three = (put(shelf, "fetch", number) for number in (1, 2, 3))
     (two.path / "file.bin").unlink()
     (three.path / "manifest.json").unlink()
     user = Store(shelf.root)
@@ -111,7 +111,7 @@ def test_verify_can_remove_what_is_damaged(shelf: Store) -> None:
     result = run("verify", "--remove")
     assert result.exit_code == 1
     assert f"{two.name}  missing: file.bin (removed)" in result.stdout
-    assert [artifact.name for artifact in shelf.list()] == [one.name]
+    assert [artifact.name for artifact in shelf.list()] == [damaged.name]
     assert run("verify").exit_code == 0
 
 

@@ -73,7 +73,7 @@ def run(*words: str) -> Result:
         ),
         (InitRequest(source=LocalSource(CHECKPOINTS / "support-target")), "this machine's CPU", "none", True),
     ],
-    ids=lambda one: str(one.source) if isinstance(one, InitRequest) else "",
+    ids=lambda value: str(value.source) if isinstance(value, InitRequest) else "",
 )
 def test_what_is_written_is_what_the_plan_lets_pass(
     request_: InitRequest, place: str, form: str, draft: bool, store: Store, tmp_path: Path

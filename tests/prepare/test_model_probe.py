@@ -152,7 +152,7 @@ def test_a_hub_that_refuses_leaves_an_outlook_with_the_reason(
     outlook = make_report(recipe, store)
     assert outlook.memory is None
     assert "HF_TOKEN" in outlook.unknown["memory"]
-    (finding,) = [one for one in outlook.findings if one.severity == "error"]
+    (finding,) = [finding for finding in outlook.findings if finding.severity == "error"]
     assert finding.rule == "source.gated"
     assert outlook.refused
 
