@@ -53,17 +53,17 @@ def test_ls_of_an_empty_store(shelf: Store) -> None:
 
 
 def test_ls_lists_and_filters(shelf: Store) -> None:
-    listed = put(shelf, "fetch", 1)
-    two = put(shelf, "build", 2, listed, recipe="other")
+    fetched = put(shelf, "fetch", 1)
+    built = put(shelf, "build", 2, fetched, recipe="other")
     lines = run("ls").stdout.splitlines()
     assert lines[0].split() == ["ARTIFACT", "RECIPE", "SIZE", "MADE", "(UTC)"]
     assert [line.split()[:4] for line in lines[1:]] == [
-        [two.name, "other", "2.9", "KiB"],
-        [listed.name, "tiny", "2.9", "KiB"],
+        [built.name, "other", "2.9", "KiB"],
+        [fetched.name, "tiny", "2.9", "KiB"],
     ]
-    assert [row["name"] for row in as_json("ls", "fetch")["artifacts"]] == [listed.name]
+    assert [row["name"] for row in as_json("ls", "fetch")["artifacts"]] == [fetched.name]
     (row,) = as_json("ls", "other")["artifacts"]
-    assert (row["digest"], row["bytes"], row["path"]) == (two.digest, 3000, str(two.path))
+    assert (row["digest"], row["bytes"], row["path"]) == (built.digest, 3000, str(built.path))
 
 
 def test_ls_names_what_it_cannot_read(shelf: Store) -> None:
@@ -87,31 +87,34 @@ def test_show(shelf: Store) -> None:
 
 
 def test_verify_exits_with_1_if_anything_is_damaged(shelf: Store) -> None:
-    damaged, two = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
+    intact, changed_file = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
     assert run("verify").exit_code == 0
-    (two.path / "file.bin").chmod(0o600)
-    (two.path / "file.bin").write_bytes(bytes(2999) + b"1")
+    (changed_file.path / "file.bin").chmod(0o600)
+    (changed_file.path / "file.bin").write_bytes(bytes(2999) + b"1")
     result = run("verify")
     assert result.exit_code == 1
-    assert set(result.stdout.splitlines()) == {f"{damaged.name}  intact", f"{two.name}  changed: file.bin"}
-    assert run("verify", damaged.name).exit_code == 0
-    assert as_json("verify", two.name)["artifacts"][two.name]["changed"] == ["file.bin"]
+    assert set(result.stdout.splitlines()) == {
+        f"{intact.name}  intact",
+        f"{changed_file.name}  changed: file.bin",
+    }
+    assert run("verify", intact.name).exit_code == 0
+    assert as_json("verify", changed_file.name)["artifacts"][changed_file.name]["changed"] == ["file.bin"]
 
 
 def test_verify_can_remove_what_is_damaged(shelf: Store) -> None:
-    damaged, two, three = (put(shelf, "fetch", number) for number in (1, 2, 3))
-    (two.path / "file.bin").unlink()
-    (three.path / "manifest.json").unlink()
+    intact, in_use, unreadable = (put(shelf, "fetch", number) for number in (1, 2, 3))
+    (in_use.path / "file.bin").unlink()
+    (unreadable.path / "manifest.json").unlink()
     user = Store(shelf.root)
-    user.use(two)
-    result = run("verify", "--remove", two.name)
+    user.use(in_use)
+    result = run("verify", "--remove", in_use.name)
     assert isinstance(result.exception, StoreError)
     assert "in use by a running build or server" in str(result.exception)
     user.close()
     result = run("verify", "--remove")
     assert result.exit_code == 1
-    assert f"{two.name}  missing: file.bin (removed)" in result.stdout
-    assert [artifact.name for artifact in shelf.list()] == [damaged.name]
+    assert f"{in_use.name}  missing: file.bin (removed)" in result.stdout
+    assert [artifact.name for artifact in shelf.list()] == [intact.name]
     assert run("verify").exit_code == 0
 
 

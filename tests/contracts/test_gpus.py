@@ -92,7 +92,7 @@ def test_every_packaged_gpu_runs_bfloat16_and_reports_a_little_less_memory_than_
         assert 0.93 < product.usable_gib / product.memory_gib < 1.02
 
 
-@pytest.mark.parametrize("one", gpus(), ids=lambda product: product.name)
+@pytest.mark.parametrize("product", gpus(), ids=lambda product: product.name)
 def test_rates_are_plausible_and_there_for_each_format_that_runs(product: Gpu) -> None:
     rates, data = gpu_rates(product.name), gpus_module._data()
     assert set(rates.unverified) <= set(data["gpus"][0]["rates"]) | {"nvlink_gb_s"}

@@ -249,7 +249,9 @@ def test_a_weight_that_is_missing_is_named(name: str, data: st.DataObject) -> No
 def test_a_weight_of_another_type_is_named(name: str) -> None:
     whole = described(name)[1]
     carrier = CHECKPOINTS[name][2]
-    weight = next(one for one, (kind, _) in whole.items() if one.endswith(carrier) and kind != "BF16")
+    weight = next(
+        tensor for tensor, (kind, _) in whole.items() if tensor.endswith(carrier) and kind != "BF16"
+    )
     found = judge(name, {**whole, weight: ("BF16", (256, 256))})
     assert named(found)[0] == ("error", (weight,))
     assert "is BF16" in found[0].problem
