@@ -177,7 +177,7 @@ def _faults(
         if value is None:
             if parameter.needed:
                 yield f"{name}: is missing, and the model does not load without it"
-            elif _is_needed_with(parameter, given):
+            elif parameter.needed_with and parameter.needed_with.items() <= given.items():
                 conditions = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
                 yield f"{name}: is missing, and {conditions} needs it"
         elif not value:
@@ -187,12 +187,6 @@ def _faults(
             yield f"{name} = {value}: a placeholder is left"
         elif not _READERS[parameter.kind](parameter, value):
             yield f"{name} = {value}: must be {_expected(parameter)}"
-
-
-def _is_needed_with(parameter: BackendParameter, given: Mapping[str, str]) -> bool:
-    return bool(parameter.needed_with) and all(
-        given.get(other) == value for other, value in parameter.needed_with.items()
-    )
 
 
 def _is_int(parameter: BackendParameter, value: str) -> bool:

@@ -77,10 +77,6 @@ class ConfigValues:
         """Whether the config gives a value, and not null."""
         return self.get(key) is not None
 
-    def is_null(self, key: str) -> bool:
-        """Whether the config says null, which is not the same as leaving a key out."""
-        return self.get(key) is None and any(key in level for level in self._maps)
-
     def number(self, key: str) -> float:
         """Return a positive number."""
         value = self.get(key)
@@ -159,7 +155,8 @@ class ConfigValues:
         self._fault(key, self.get(key), problem, fix)
 
     def _default(self, keys: tuple[str, ...], given: Any) -> Any:
-        if self.is_null(keys[0]):
+        if any(keys[0] in level for level in self._maps):
+            # Null, which is not the same as leaving a key out.
             return given
         found = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
         return next((value for value in found if value is not None), given)

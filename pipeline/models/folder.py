@@ -34,6 +34,7 @@ COMPANIONS = (
     "vocab.json",
     "vocab.txt",
 )
+_NAMES = (CONFIG, ADAPTER_CONFIG, *COMPANIONS)
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 _SNAPSHOTS, _BLOBS, _REPOSITORY = "snapshots", "blobs", "models--"
 
@@ -53,7 +54,9 @@ class CheckpointFolder:
         except OSError as error:
             fault = Fault(f"cannot be read: {error.strerror}", where=str(path))
             raise InvalidInput(f"local:{path}", [fault]) from error
-        faults = [fault for name in self.names if _is_read(name) for fault in self._faults(name)]
+        # Names of files that a checkpoint may be made of.
+        judged = [name for name in self.names if name in _NAMES or name.endswith(_WEIGHTS)]
+        faults = [fault for name in judged for fault in self._faults(name)]
         if faults:
             raise InvalidInput(f"local:{path}", faults)
 
@@ -121,8 +124,3 @@ class CheckpointFolder:
 
 def _open_folder(path: str, within: int | None = None) -> int:
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
-
-
-def _is_read(name: str) -> bool:
-    """Whether it is the name of a file that a checkpoint may be made of."""
-    return name in (CONFIG, ADAPTER_CONFIG, *COMPANIONS) or name.endswith(_WEIGHTS)

@@ -285,18 +285,20 @@ def _fp8(settings: Mapping[str, Any], config: Mapping[str, Any]) -> PublishedQua
     return PublishedQuantization(rules, NamePatterns(kept))
 
 
-def _fp8_rows(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
-    kept = NamePatterns(_names(settings, "modules_to_not_convert"))
-    return PublishedQuantization((_Rule(StoredFormat("fp8_row")),), kept)
+_Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], PublishedQuantization]
 
 
-def _mxfp4(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
-    """gpt-oss: routed experts alone."""
-    kept = NamePatterns(_names(settings, "modules_to_not_convert"))
-    return PublishedQuantization((_Rule(StoredFormat("mxfp4"), experts_only=True),), kept)
+def _single(form: str, *, experts_only: bool = False) -> _Reader:
+    """Make the reader of a method with one format, of all layers or of routed experts alone."""
+
+    def read(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
+        kept = NamePatterns(_names(settings, "modules_to_not_convert"))
+        return PublishedQuantization((_Rule(StoredFormat(form), experts_only=experts_only),), kept)
+
+    return read
 
 
-def _four_bits(form: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], PublishedQuantization]:
+def _four_bits(form: str) -> _Reader:
     def read(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
         bits = settings.get("bits", settings.get("w_bit", 4))
         if bits != 4:
@@ -369,14 +371,14 @@ def _scheme(weights: Mapping[str, Any], where: str) -> StoredFormat:
     )
 
 
-METHODS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], PublishedQuantization]] = {
+METHODS: Mapping[str, _Reader] = {
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
     "modelopt_mixed": _modelopt,
     "fp8": _fp8,
-    "fbgemm_fp8": _fp8_rows,
+    "fbgemm_fp8": _single("fp8_row"),
     "compressed-tensors": _compressed,
-    "mxfp4": _mxfp4,
+    "mxfp4": _single("mxfp4", experts_only=True),
     "awq": _four_bits("int4_awq"),
     "gptq": _four_bits("int4_zeros"),
 }

@@ -275,11 +275,13 @@ class _Draft:
             "runtime": runtime,
             **without,
         }
+        options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
         # Slow is better than nothing, and so are short prompts; the forecast stands in the plan.
         for slo, shorter in ((_SLO, 1), (None, 1), (None, 8)):
             if shorter > 1 and self.request.max_input_tokens is None:
                 limits["max_input_tokens"] = max(1, limits["max_input_tokens"] // shorter)
-            found = self._compared(base | {"limits": limits, "slo": slo}, draft)
+            recipe = self._recipe(**base, limits=limits, slo=slo)
+            found = compare_recipe(recipe, self.store, options, lifted=False)
             best = self._best(kind, found)
             if best is not None:
                 break
@@ -312,10 +314,6 @@ class _Draft:
         found = lacking_features(self.sizes.architecture, version, self.gpu) if kind == "pytorch" else {}
         self.reasons |= {f"{section}.{key}": why for (section, key), why in found.items()}
         return {section: {key: False} for section, key in found}
-
-    def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
-        options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
-        return compare_recipe(self._recipe(**sections), self.store, options, lifted=False)
 
     def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:
         """The first format that serves; of its splits, the smallest that serves enough, or else the most."""

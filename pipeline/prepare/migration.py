@@ -158,7 +158,7 @@ class _Work:
             reason = fact.reason if fact else f"trtllm-build {self.runtime.version} has no such flag"
             sources = fact.sources if fact else newest.sources
             self._note_removal(f"runtime.build_flags[{name}]", value or True, reason, sources)
-        self._drop("runtime.build_flags")
+        _drop(self.values, ["runtime", "build_flags"])
         for key, note in contract.removed_keys().items():
             if self.own[key] not in (None, _default(key)):
                 self._remove(key, note.because, note.sources)
@@ -206,7 +206,7 @@ class _Work:
         self._set(key, form, reason, sources)
         self.values = _with_formats(self.values, {})
         for other in (_CALIBRATION, "quantization.gate", _BLOCK):
-            if self.own[other] not in (None, _default(other)) and not _has(self.values, other):
+            if self.own[other] not in (None, _default(other)) and RecipeValues(self.values)[other] is None:
                 self._note_removal(other, self.own[other], f"goes with the other {key}", sources)
 
     # Drafts
@@ -237,7 +237,7 @@ class _Work:
 
     def _remove(self, key: str, reason: str, sources: tuple[str, ...]) -> None:
         self._note_removal(key, self.own[key], reason, sources)
-        self._drop(key)
+        _drop(self.values, key.split("."))
 
     def _note_removal(self, key: str, value: Any, reason: str, sources: tuple[str, ...]) -> None:
         self.changes.append(Change("recipe", "removed", key, value, None, None, reason, sources))
@@ -245,9 +245,6 @@ class _Work:
     def _say(self, key: str, before: Any, after: Any, note: contract.MigrationNote) -> None:
         """Record what a key means from now on, which stays as it is."""
         self.changes.append(Change("recipe", "means", key, before, key, after, note.because, note.sources))
-
-    def _drop(self, key: str) -> None:
-        _drop(self.values, key.split("."))
 
     # The file
 
@@ -311,10 +308,6 @@ def _drop(values: dict[str, Any], path: Sequence[str]) -> None:
         _drop(values[name], inner)
         if not values[name]:
             del values[name]
-
-
-def _has(values: Mapping[str, Any], key: str) -> bool:
-    return RecipeValues(values)[key] is not None
 
 
 def _default(key: str) -> Any:

@@ -69,7 +69,9 @@ def setting_changes(before: Recipe, after: Recipe, removed: Sequence[str]) -> It
             value = None if fact.name in given else flags.get(fact.name)
         else:
             value = own[fact.key] if fact.key is not None else None
-        if value is None or (value == 0 and value is not False) or _is_below(fact.key, removed):
+        if value is None or (value == 0 and value is not False):
+            continue
+        if any(f"{fact.key}.".startswith(f"{gone}.") for gone in removed):
             continue
         yield _paired(fact, value, after.runtime.version, arguments)
 
@@ -92,10 +94,6 @@ def _flags(emitted: GeneratedConfig) -> dict[str, Any]:
     assert isinstance(words, list), "a command line"
     named = trtllm_build.named_flags(str(settings["version"]), [str(word) for word in words]) if words else ()
     return {name: value for name, value in dict(emitted.engines).get(TARGET, {}).items() if name in named}
-
-
-def _is_below(key: str | None, removed: Sequence[str]) -> bool:
-    return key is not None and any(key == gone or key.startswith(f"{gone}.") for gone in removed)
 
 
 def client_changes(before: Recipe, version: str) -> Iterator[Change]:

@@ -267,9 +267,10 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
         role: target, draft or adapter.NAME; "" stands for all.
     """
     step = f"{stage}.{role}" if role else stage
+    sources = [checkpoint.source for name, checkpoint in recipe.sources.items() if role in ("", name)]
     calibrated = recipe.quantization.format != "none"
     match stage:
-        case "fetch" if any(isinstance(source, HubSource) for source in _sources(recipe, role)):
+        case "fetch" if any(isinstance(source, HubSource) for source in sources):
             yield Need("hub", step)
         case "dataset" if calibrated or _calibrates_draft(recipe):
             yield from _needs_of_dataset(recipe, step)
@@ -294,10 +295,6 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
         if definition.splits.train.endswith(".parquet"):
             packages.add("pyarrow")
     yield Need("calibrate", step, frozenset(packages))
-
-
-def _sources(recipe: Recipe, role: str) -> Iterator[object]:
-    yield from (source.source for name, source in recipe.sources.items() if role in ("", name))
 
 
 def _calibrates_draft(recipe: Recipe) -> bool:

@@ -118,7 +118,7 @@ def bench_table(result: BenchResult, width: int) -> Group:
     table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("load", no_wrap=True)
     good = any(level.goodput_per_s is not None for level in result.levels)
-    headings = [f"{_heading(name)} p{percent}" for name, percent in columns]
+    headings = [f"{name if name == 'total' else name.upper()} p{percent}" for name, percent in columns]
     unit = "tok/s" if all(level.unit == "tokens" for level in result.levels) else "chunks/s"
     closing = ("silent s", unit, "req/s", *(["goodput"] if good else []), "SLO")
     for heading in ("answers", "failed", *headings, "ITL max", *closing):
@@ -132,7 +132,7 @@ def bench_table(result: BenchResult, width: int) -> Group:
             f"{answered:,}",
             f"[red]{failed:,}[/]" if failed else "0",
             *cells,
-            _maximum(level.latencies.get("itl")),
+            _ms(level.latencies["itl"].max) if "itl" in level.latencies else "-",
             "-" if level.longest_silence_s is None else f"{level.longest_silence_s:.1f}",
             f"{level.output_tokens_per_s:,.1f}",
             f"{level.requests_per_s:,.2f}",
@@ -242,14 +242,6 @@ def _cell(latency: Distribution | None, percent: int) -> str:
     interval = latency.intervals.get(f"p{percent}")
     span = "-" if interval is None else f"{_ms(interval[0])}-{_ms(interval[1])}"
     return f"{_ms(latency.at(percent))}\n[dim]{span}[/]"
-
-
-def _maximum(latency: Distribution | None) -> str:
-    return "-" if latency is None else _ms(latency.max)
-
-
-def _heading(name: str) -> str:
-    return name if name == "total" else name.upper()
 
 
 def _number(value: float | None) -> str:

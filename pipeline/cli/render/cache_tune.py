@@ -34,8 +34,9 @@ def choice_page(measured: Measured, choice: TunedSetting) -> str:
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
     wrong = measured.served(choice.setting, same=False)[:_EXAMPLES]
+    judges = [f"judged by: {', '.join(measured.scores)}"] if len(measured.scores) > 1 else []
     parts = [
-        [head, *_verifiers(measured)],
+        [head, *judges],
         _curve(measured, choice),
         _table(measured, choice),
         _guards(measured, choice),
@@ -97,10 +98,6 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
         },
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
-
-
-def _verifiers(measured: Measured) -> list[str]:
-    return [f"judged by: {', '.join(measured.scores)}"] if len(measured.scores) > 1 else []
 
 
 def _curve(measured: Measured, choice: TunedSetting) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from pipeline.errors import SourceError
@@ -123,7 +122,7 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
         for index in sorted((attention | held[other].keys()) - held[part].keys()):
             if held[part]:
                 like = next(iter(held[part].values()))
-                name = _LAYER.sub(partial(_at_layer, index), like)
+                name = re.sub(r"(?<=layers\.)\d+", str(index), like, count=1)
             else:
                 name = held[other][index].replace(f"{other[0]}_proj", f"{part[0]}_proj").replace(other, part)
             missing.append(name)
@@ -131,10 +130,6 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
         yield Finding(
             "error", "is missing", tuple(missing), "a number, as other layers have", served("kv_scale")
         )
-
-
-def _at_layer(index: int, found: re.Match[str]) -> str:
-    return found[0].replace(found[1], str(index))
 
 
 def settings_are_dynamic(config: Mapping[str, Any]) -> bool:
