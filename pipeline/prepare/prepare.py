@@ -32,8 +32,9 @@ from pipeline.prepare.facts import (
     RecipeFacts,
     read_machine,
     read_models,
-    read_plan_inputs,
+    read_plan_facts,
     read_recipe_facts,
+    resolve_sources,
     with_folder_problems,
 )
 from pipeline.progress import Progress, Silent
@@ -173,10 +174,10 @@ def plan_build(
         SourceError: A checkpoint cannot be had.
     """
     recipe, emitted = facts.recipe, facts.emitted
-    inputs = read_plan_inputs(recipe, store, offline=offline, progress=progress)
-    plan = make_plan(recipe, inputs.plan_facts(emitted))
+    sources = resolve_sources(recipe, store, offline=offline, progress=progress)
+    plan = make_plan(recipe, read_plan_facts(recipe, sources, emitted))
     found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
-    return Prepared(plan, inputs.sources, found, emitted, allowed)
+    return Prepared(plan, sources, found, emitted, allowed)
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
