@@ -18,6 +18,7 @@ from pipeline.contracts.models import known_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.models.adapter import Adapter, read_adapter
 from pipeline.models.architecture import FAMILIES, Architecture
+from pipeline.models.chat_template import template_sources
 from pipeline.models.sizes import ModelSizes, class_of
 from pipeline.plan.plan import TARGET
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
@@ -183,16 +184,10 @@ def _judged(folder: Path, _files: tuple[tuple[str, int, int], ...]) -> tuple[str
 
 def _has_template(folder: Path) -> bool | None:
     """Whether there is a template for plain conversations; None: a file that may hold it cannot be read."""
-    if (folder / "chat_template.jinja").exists():
-        return True
     try:
-        file = folder / "tokenizer_config.json"
-        inside = read_json(file).get("chat_template") if file.exists() else None
+        return "default" in template_sources(folder)
     except UnreadableFile:
         return None
-    if isinstance(inside, list):
-        return any(isinstance(entry, dict) and entry.get("name") == "default" for entry in inside)
-    return "default" in inside if isinstance(inside, dict) else bool(inside)
 
 
 def _faults(config: Mapping[str, Any]) -> tuple[Fault, ...]:

@@ -17,14 +17,12 @@ from pipeline.gateway.api.tools.dialects import (
     Scanner,
     ToolDialect,
     marks_of,
-    parameter_schemas,
-    schema_types,
-    typed_value,
 )
+from pipeline.gateway.api.tools.schemas import parameter_schemas, parameters_of, schema_types, typed_value
 
 _SPACE = re.compile(r"\s*")
 _JUNK = re.compile(r"[^<{]*")
-_KEY = re.compile(r"""\s*["']?([^"'<>\n]{1,256})["']?(?:\s+string=["']?(true|false)["']?)?\s*""")
+_KEY = re.compile(r"""\s*["']?([^"'<>\n]{1,256})["']?(?:\s+(?:string|type)=["']?(\w+)["']?)?\s*""")
 _MAX_KEY = 400  # characters of a key with all that stands around it
 
 
@@ -115,13 +113,15 @@ class XmlArguments:
     """
 
     def __init__(self, dialect: ToolDialect, function: Mapping[str, Any]) -> None:
-        self._dialect, self._schemas = dialect, parameter_schemas(function)
+        self._dialect = dialect
+        self._schemas, self._root = parameter_schemas(function), parameters_of(function)
         self._tail, self._inner = dialect.ends[0], JsonArguments(dialect)
         self._outer = tuple(filter(None, (*dialect.closes, *dialect.opens, dialect.head[0])))
         self._after_value = (dialect.key[0], self._tail, *dialect.closes)
         # What else ends a value: the next parameter, or the call, where the end of the value was forgotten.
-        self._next = f"\n{dialect.key[0]}" if dialect.trim else ""
-        self._marks = marks_of((dialect.value[1], self._next, self._tail if dialect.closes else ""))
+        self._next = f"\n{dialect.key[0]}" if dialect.trim and not dialect.exact else ""
+        tail = self._tail if dialect.closes and not dialect.exact else ""
+        self._marks = marks_of((dialect.value[1], self._next, tail))
         self._stage = "between"
         self._empty = True  # whether no parameter was passed on
         self._key = ""
@@ -180,9 +180,9 @@ class XmlArguments:
             at = value + len(opening)
         if key is None:
             return Step("", at)
-        self._key, self._types = key[1], schema_types(self._schemas.get(key[1]))
+        self._key, self._types = key[1], schema_types(self._schemas.get(key[1]), self._root)
         if not self._types:
-            self._types = frozenset({"string"} if key[2] != "false" else ())
+            self._types = frozenset({"string"} if key[2] in (None, "true", "string") else ())
         self._streams, self._begun, self._pieces, self._stage = self._types == {"string"}, False, [], "value"
         return Step("", at)
 
@@ -195,7 +195,7 @@ class XmlArguments:
                 if self._dialect.trim and end > start and text[end - 1] == "\n":
                     end -= 1
                 return Step(self._take(text[start:end]), end)
-            over = mark[0] == self._next or self._ends_here(text, mark)
+            over = mark[0] == self._next or self._dialect.exact or self._ends_here(text, mark)
             if over is None:
                 # Nothing is lost by waiting: a few characters tell.
                 end = mark.start() - (self._dialect.trim and text[max(start, mark.start() - 1)] == "\n")
