@@ -1,4 +1,4 @@
-"""The cache that a `pipeline cache` command is about: that of a RECIPE, or the one at an ADDRESS."""
+"""The cache that a `pipeline cache` command is about: that of a RECIPE, or the cache at an ADDRESS."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class _Chat:
             click.echo("[stopped]", err=True)
 
     def _answer(self, question: str) -> None:
-        """Print an answer and keep it, also the part of one that was stopped."""
+        """Print an answer and keep it, also the part of an answer that was stopped."""
         with self._client.stream(self._talk.messages(question)) as stream:
             try:
                 for chunk in stream:

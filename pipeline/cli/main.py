@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SECTIONS = {  # section -> command -> what it does
     "Make": {
         "init": "Write a recipe for a model of your own, with limits that fit.",
-        "migrate": "Make a recipe for the LLM API of one for engines, and say what changes.",
+        "migrate": "Make a recipe for the LLM API from a recipe for engines, and say what changes.",
         "recipes": "List, show, copy and validate recipes.",
         "plan": "Say what a recipe comes to before anything is made: memory, steps, speed, cost.",
         "build": "Make all that a recipe needs, up to its Triton model repository.",

@@ -1,4 +1,4 @@
-"""`pipeline migrate`: a recipe for the LLM API of one for engines."""
+"""`pipeline migrate`: a recipe for the LLM API from a recipe for engines."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def complete_running(
 def complete_deployment(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete what a deployment is asked by: names of running ones first, then recipes."""
+    """Complete what a deployment is asked by: names of running deployments first, then recipes."""
     running = complete_running(context, parameter, incomplete)
     names = {item.value for item in running}
     recipes = complete_recipe(context, parameter, incomplete)

@@ -87,7 +87,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def print_cut(line: str) -> None:
-    """Print a line; on a terminal, one that is too long ends with an ellipsis."""
+    """Print a line; on a terminal, a line that is too long ends with an ellipsis."""
     click.echo(cut(printable(line, lines=False), output_width(sys.maxsize)))
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint that trtllm-build reads: what each rank holds, what config.json says, and whether a folder is one.
+"""The checkpoint that trtllm-build reads: what each rank holds, what config.json says, and how to know it.
 
 The facts are data (`data/checkpoint.yaml`, each with its source), for TensorRT-LLM 1.0 to 1.2 and Llama, Mistral,
 Mixtral, Phi-3, Qwen2 and Qwen3. How tensors are divided is in `pipeline.runtimes.tensorrt.checkpoint`.

@@ -216,7 +216,7 @@ def kv_bytes_per_token(
 
 
 def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:
-    """The figure for a tensor-parallel size, or for the next smaller one that is known."""
+    """The figure for a tensor-parallel size, or for the next smaller size that is known."""
     return by_size[max(size for size in by_size if size <= tensor_parallel)]
 
 

@@ -149,7 +149,7 @@ def gpu_generation(name: str) -> GpuGeneration:
 def format_issues(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
-    """List what speaks against formats of weights and KV cache on a GPU, in a release; None: one that knows all."""
+    """List what speaks against formats of weights and KV cache on a GPU, in a release (None: that knows all)."""
     return (
         *(_too_old(on, version) if version is not None else ()),
         *_findings("formats", "weights", weights, on, track, version),

@@ -44,7 +44,7 @@ class EngineSetting:
 
     @property
     def reason(self) -> str:
-        """Reason why no argument says the same, or what differs, with the one that is near it."""
+        """Reason why no argument says the same, or what differs, with the argument that is near it."""
         named = self.near is None or self.near in self.because
         return self.because if named else f"{self.because} (near it: {self.near})"
 

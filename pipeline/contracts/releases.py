@@ -93,7 +93,7 @@ def require_runtime(version: str, track: Track) -> Release:
 
 
 def container(version: str) -> TritonContainer:
-    """Find the newest container that carries a release; one with a conflict only if there is no other.
+    """Find the newest container that carries a release; a container with a conflict only if there is no other.
 
     Raises:
         UserError: the release is not known, or no container is.

@@ -82,7 +82,7 @@ def source(name: str) -> str:
 
 
 def similar_ids(name: str) -> tuple[str, ...]:
-    """List ids of rules that are like one that does not exist, at most three."""
+    """List at most three ids of rules that are like an id that does not exist."""
     known = _rules()
     same_end = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
     return tuple(same_end or difflib.get_close_matches(name, known, n=3, cutoff=0.5))[:3]

@@ -38,7 +38,7 @@ class Support:
     needs: tuple[str, ...] = ()  # arguments of the LLM API, one of which a yes takes; empty: none
 
     def on(self, sm: int | None) -> Answer:
-        """Return the answer for a GPU; None: one that can."""
+        """Return the answer for a GPU; None: for a GPU that can."""
         if self.answer != "yes" or sm is None or not self.sm or _within(sm, self.sm):
             return self.answer
         return "untested" if _within(sm, self.unsure) else "no"

@@ -140,8 +140,8 @@ def adapter_of(
 ) -> Adapter:
     """Judge an adapter by its settings and the shapes of its tensors.
 
-    >>> shapes = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{one}.weight": shape
-    ...           for one, shape in (("A", (8, 64)), ("B", (128, 8)))}
+    >>> shapes = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{letter}.weight": shape
+    ...           for letter, shape in (("A", (8, 64)), ("B", (128, 8)))}
     >>> adapter_of({"peft_type": "LORA", "r": 8, "lora_alpha": 16}, shapes).modules[0].scale
     2.0
     """

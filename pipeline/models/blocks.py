@@ -89,7 +89,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A layer, or a part of one."""
+    """A layer, or a part of a layer."""
 
     weights: tuple[WeightTensor, ...] = ()
     caches: tuple[Cache, ...] = ()
@@ -114,7 +114,7 @@ class Block:
 def linear(
     kind: Kind, name: str, rows: int, columns: int, split: SplitKind = "copy", *, bias: bool = False
 ) -> tuple[WeightTensor, ...]:
-    """Make a linear layer; the bias of one that is split by columns lies whole on every rank."""
+    """Make a linear layer; the bias of a layer that is split by columns lies whole on every rank."""
     weight = WeightTensor(kind, rows, columns, split, quantizable=True, name=name)
     if not bias:
         return (weight,)

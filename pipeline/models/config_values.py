@@ -30,7 +30,7 @@ _NEVER_DEFAULT = ("hidden_size", "num_hidden_layers")
 
 
 class ConfigValues:
-    """A config.json, or an object in one.
+    """A config.json, or an object in a config.json.
 
     A value that is missing or of the wrong kind is replaced by the smallest that is allowed, and noted in `faults`; so
     that all of them are found at once. Whoever reads looks at `faults` before using anything.

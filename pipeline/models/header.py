@@ -69,7 +69,7 @@ def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
 
 
 def read_totals(names: Iterable[str], start_of: Callable[[str, int], bytes]) -> WeightTotals:
-    """Count the weights of several files by their headers; `start_of(name, size)` gives the first bytes of one.
+    """Count the weights of several files by their headers; `start_of(name, size)` gives the first bytes of a file.
 
     Raises:
         CheckpointError: a file is not a safetensors file, or its header is damaged.

@@ -79,7 +79,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class PublishedQuantization:
-    """Formats of a checkpoint's weights: the first rule that holds for one; none of those that are left out.
+    """Formats of a checkpoint's weights: the first rule that holds for a weight; none for weights that are left out.
 
     Attributes:
         kept: Layers that no rule holds for.

@@ -198,7 +198,7 @@ def feature_issue(
     """Object to a feature that upstream's matrix has as No (an error) or Untested (a warning) for a class.
 
     Args:
-        on: The GPU; None: one that can.
+        on: The GPU; None: a GPU that can.
         given: Arguments of `runtime.llm_args`, by their dotted paths.
 
     Returns:

@@ -43,7 +43,7 @@ class GpuLink:
 class DiskFacts:
     """The file system that a folder lies on."""
 
-    folder: str  # the one that was asked about
+    folder: str  # the folder that was asked about
     device: int  # st_dev: two folders of one file system share what is free
     free_bytes: int
     held_bytes: int = 0  # by artifacts of the recipe that is judged, which need not be made again
@@ -67,7 +67,7 @@ class SoftwareFacts:
     tensorrt: str | None = None
     container: str | None = None  # release of the Triton container: "26.07"
     missing: tuple[str, ...] = ()  # modules that the models import and that are not there
-    programs: frozenset[str] | None = None  # of those that a launch runs, the ones that are there
+    programs: frozenset[str] | None = None  # that a launch runs, and that are there
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def migrate(
     version: str | None = None,
     progress: Progress | None = None,
 ) -> Migration:
-    """Make a recipe for the LLM API of one for engines; nothing is written.
+    """Make a recipe for the LLM API from a recipe for engines; nothing is written.
 
     Args:
         version: Release of TensorRT-LLM; None: the newest stable one with a container that knows the GPU.
@@ -195,7 +195,7 @@ class _Work:
         return None
 
     def _instead(self, form: str) -> list[str]:
-        """Formats instead of one, those that upstream lists for the GPU first."""
+        """Formats instead of `form`, those that upstream lists for the GPU first."""
         card, formats = gpus.gpu(self.runtime.gpu), contract.other_formats(form)
         listed = [
             other for other in formats if not gpus.format_issues(card, other, "auto", "pytorch", self.version)
@@ -311,7 +311,7 @@ def _drop(values: dict[str, Any], path: Sequence[str]) -> None:
 
 
 def _default(key: str) -> Any:
-    """Default of a key of which there is one."""
+    """Default of a recipe's key that has a default."""
     section, _, name = key.partition(".")
     model = Draft if section == "draft" else Recipe.model_fields[section].annotation
     info = getattr(model, "model_fields", {}).get(name)

@@ -292,8 +292,8 @@ def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]
 def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
     """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where nobody can tell.
 
-    Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
-    is there besides is counted (`_unexplained`).
+    Of a checkpoint that is not quantized, numbers are compared, since they may be published wider than they are served,
+    and what is there besides is counted (`_unexplained`).
     """
     sizes, totals = model.sizes, model.totals
     chosen = (

@@ -1,4 +1,4 @@
-"""Files of recipes: list the packaged ones, copy or write one, write the JSON schema.
+"""Files of recipes: list the packaged recipes, copy or write a recipe, write the JSON schema.
 
 A copy works where it is put: `local:` paths become absolute, comments name the copy. The schema, for editors and other
 tools, is checked in beside this file; it has every key, type, bound and description, but no rules that span fields.

@@ -174,7 +174,7 @@ class Recipe(RecipeSection):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Arguments that name it on a command line; `RECIPE`, as in help texts, for one that was read from no file."""
+        """Arguments that name it on a command line; `RECIPE`, as in help texts, for a recipe from no file."""
         return self._provenance.words or ("RECIPE",)
 
     @property

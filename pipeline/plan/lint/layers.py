@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, one by one: what config.json and hf_quant_config.json say, beside what the files hold."""
+"""Each weight of a checkpoint: what config.json and hf_quant_config.json say, beside what the files hold."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 _FORMATS = ("fp8", "int4_awq", "nvfp4")
 _WAYS = (2, 4, 8)
-_GPUS = 2  # larger ones that are named
+_GPUS = 2  # larger GPUs that are named
 _GpuRuntime = TensorRTRuntime | PyTorchRuntime
 _Change = tuple[tuple[str, ...], DeploymentSpec]  # overrides, and what the deployment is then
 

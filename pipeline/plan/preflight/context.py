@@ -145,7 +145,7 @@ class Context:
 
     @property
     def gpu(self) -> gpus.Gpu | None:
-        """The recipe's GPU; None if it names none, or one that is not known."""
+        """The recipe's GPU; None if it names none, or a GPU that is not known."""
         runtime = self.gpu_runtime
         return next(
             (product for product in gpus.gpus() if runtime is not None and product.name == runtime.gpu), None

@@ -59,7 +59,7 @@ class MachineNeeds:
     name: str  # of the recipe
     kind: str  # runtime.kind
     build: str = "pipeline build RECIPE"  # the command line that builds it, and to which --set may be added
-    serve: str = "pipeline serve RECIPE"  # and the one that serves it
+    serve: str = "pipeline serve RECIPE"  # and the command that serves it
     values: Mapping[str, object] = field(
         default_factory=dict
     )  # keys of the recipe -> what they say, where it is known
