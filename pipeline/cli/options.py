@@ -84,14 +84,10 @@ class Verb(click.Command):
         self.params += common_options()
 
 
-class VerbGroup(click.Group):
+class VerbGroup(Verb, click.Group):
     """Commands below one name. They and the group have the common options."""
 
     command_class = Verb
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.params += common_options()
 
 
 def store_root() -> Path | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.errors import CheckpointError
 from pipeline.models.published import PublishedQuantization, StoredFormat, read_published
-from pipeline.reading import read_json
+from pipeline.reading import optional_json, read_json
 
 
 class Format(StrEnum):
@@ -100,7 +100,7 @@ class CheckpointQuantization:
         """
         inside = read_json(directory / "config.json").get("quantization_config")
         beside = directory / "hf_quant_config.json"
-        whole = read_json(beside) if beside.exists() else {}
+        whole = optional_json(beside)
         outside = whole.get("quantization")
         if not all(isinstance(part, dict | None) for part in (inside, outside, whole.get("producer"))):
             raise CheckpointError(

@@ -24,7 +24,7 @@ from pipeline.plan.memory.tensors import (
     parameter_counts,
     published_bytes_by_format,
 )
-from pipeline.reading import UnreadableFile, read_json
+from pipeline.reading import UnreadableFile, optional_json, read_json
 
 CONFIG, QUANTIZATION, INDEX = "config.json", "hf_quant_config.json", "model.safetensors.index.json"
 # "235B-A22B", "70B", "8x7B"; not "17B-16E", which says what is active
@@ -173,7 +173,7 @@ def summarize(folder: Path) -> CheckpointSummary:
     try:
         config = read_json(folder / CONFIG)
         beside = read_json(folder / QUANTIZATION) if (folder / QUANTIZATION).exists() else None
-        index = read_json(folder / INDEX) if (folder / INDEX).exists() else {}
+        index = optional_json(folder / INDEX)
     except UnreadableFile as error:
         return CheckpointSummary(name, None, (error.fault,))
     if faults := config_faults(config, beside):
