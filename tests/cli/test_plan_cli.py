@@ -15,7 +15,7 @@ from pipeline.cli.plan import command
 from pipeline.cli.render import forecast_errors as accuracy
 from pipeline.cli.render.memory import Look, bar, legend
 from pipeline.contracts import gpus
-from pipeline.errors import InvalidInput, SloMissed, UserError
+from pipeline.errors import SloMissed, UserError
 from pipeline.machine.host import Memory
 from pipeline.plan.memory import DeploymentSpec, ModelSpec, plan_memory
 from pipeline.prepare import facts
@@ -288,18 +288,6 @@ def test_a_gpu_that_is_not_known() -> None:
     result = run("llama-3.1-8b-fp8", "--set", "runtime.gpu=h100")
     assert result.exit_code == 2
     assert "not known" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        (("tiny-cpu", "--set", "runtime.gpu=l4-24g"), InvalidInput, "runtime.gpu"),
-    ],
-)
-def test_what_cannot_be_asked(arguments: tuple[str, ...], error: type[Exception], text: str) -> None:
-    result = run(*arguments)
-    assert isinstance(result.exception, error)
-    assert text in str(result.exception)
 
 
 def test_the_model_s_errors_are_printed() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import build, rules, serve
@@ -20,12 +18,6 @@ NEW_GPU = (
     "--set", "draft=null",
 )  # fmt: skip
 ALLOWED = ("--allow", "gpu.since")
-
-
-@pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
-    return Store.default()
 
 
 def ok(done: Result) -> Result:

@@ -7,18 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.store import command
 from pipeline.errors import StoreError, UserError
 from pipeline.store import Artifact, ArtifactKey, Store
-
-
-@pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
-    return Store.default()
 
 
 def put(shelf: Store, stage: str, number: int, *inputs: Artifact, recipe: str = "tiny") -> Artifact:

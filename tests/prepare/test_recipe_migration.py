@@ -43,11 +43,6 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def recipe(folder: Path, sections: Mapping[str, Any], *overrides: str) -> Recipe:
     file = folder / "own.yaml"
     file.write_text(dump_yaml({**PLAIN, **sections}), encoding="utf-8")
