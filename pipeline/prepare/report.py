@@ -207,7 +207,7 @@ def _with_probes(facts: RecipeFacts, probes: Mapping[str, ModelProbe]) -> Recipe
             model,
             sizes=probe.sizes,
             architecture=probe.architecture,
-            weight_bytes=probe.totals and probe.totals.bytes,
+            weight_bytes=None if probe.totals is None else probe.totals.bytes,
         )
         if (probe := probes.get(role)) is not None
         else model

@@ -82,8 +82,8 @@ def _triggered(dialect: ToolDialect, held: Held, calls: Sequence[Format], must: 
         "triggers": [trigger],
         "tags": [_tag(held.opens or trigger, content, held.closes or "")],
         "at_least_one": must,
-        # Text after a list could go on with it.
-        "stop_after_first": one or held.separator is not None,
+        # Text after a list could go on with it. A message of a channel that is no call does not end the answer.
+        "stop_after_first": (one and (must or not held.others)) or held.separator is not None,
     }
     if not must or not dialect.head[0]:
         return made

@@ -163,7 +163,8 @@ class StructuralTag:
             case "const_string":
                 return self._literal(node["value"])
             case "regex":
-                return f"/{node['pattern'].replace('/', chr(92) + '/')}/" if node["pattern"] else '""'
+                pattern = re.sub(r"\\.|/", lambda part: part[0] if part[0] != "/" else r"\/", node["pattern"])
+                return f"/{pattern}/" if pattern else '""'
             case "json_schema":
                 return f"%json {json.dumps(_closed(node['json_schema']) | {'x-guidance': _SPACED})}"
             case "sequence":
