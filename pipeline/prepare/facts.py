@@ -2,7 +2,7 @@
 
     facts = read_recipe_facts(recipe)                     # local: settings of the runtime, models, calibration set
     sources = resolve_sources(recipe, store)              # commits or hashes of checkpoints
-    models = read_models(plan, store, sources)            # what the checkpoints that are here say
+    models = read_models(plan, store)                     # what the checkpoints that are here say
     machine = read_machine(plan, store, devices)          # GPUs, memory, and the disk of the store
 
 What follows (`make_plan`, rules of preflight, memory, forecast, report) computes from these values and reads nothing.
