@@ -124,10 +124,10 @@ class _Pipeline(VerbGroup):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = [
+        commands = [
             CompletionItem(name, help=COMMANDS[name]) for name in COMMANDS if name.startswith(incomplete)
         ]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 _EPILOG = """

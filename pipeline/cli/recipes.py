@@ -47,13 +47,13 @@ def ls(as_json: bool) -> None:
     \b
     pipeline recipes ls
     """
-    found = entries()
+    recipes = entries()
     if as_json:
         keys = ("name", "runtime", "quantization", "purpose")
-        print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in found])
+        print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in recipes])
         return
     header = ("NAME", "RUNTIME", "QUANTIZATION", "WHAT IT IS FOR")
-    print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in found)])
+    print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in recipes)])
 
 
 @command.command()
@@ -96,17 +96,17 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, upstream: bool
 def _show_upstream(recipe: Recipe, *, as_json: bool) -> None:
     from pipeline.runtimes.pytorch.upstream import compare_with_upstream
 
-    found = compare_with_upstream(recipe)
+    comparison = compare_with_upstream(recipe)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(comparison))
         return
-    if found.configuration is None:
-        click.echo(f"{recipe.name}: {found.without}")
+    if comparison.configuration is None:
+        click.echo(f"{recipe.name}: {comparison.without}")
         return
-    follows = found.configuration
+    follows = comparison.configuration
     click.echo(f"{recipe.name} follows {follows.file}, for {', '.join(follows.models)} on {follows.gpus}")
-    click.echo(f"the same: {', '.join(found.same)}")
-    for difference in found.differences:
+    click.echo(f"the same: {', '.join(comparison.same)}")
+    for difference in comparison.differences:
         click.echo(f"{difference.key}: upstream {difference.upstream or '–'}, here {difference.here or '–'}")
         click.echo(textwrap.indent(textwrap.fill(difference.why or "not explained", 110), "    "))
 

@@ -88,8 +88,8 @@ def command(
         if not any(answer.offered for answer in answers):
             sys.exit(UserError.exit_code)
         return
-    found = (release(version),) if version else releases()
-    _print_matrix([entry for entry in found if runtime is None or runtime in entry.tracks], as_json)
+    listed = (release(version),) if version else releases()
+    _print_matrix([entry for entry in listed if runtime is None or runtime in entry.tracks], as_json)
 
 
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:

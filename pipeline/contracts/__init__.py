@@ -22,8 +22,8 @@ Record = TypeVar("Record")
 @cache
 def read_facts(file: str) -> Mapping[str, Any]:
     """Return the content of a file of `data/`, such as "gpus.yaml"."""
-    found: Mapping[str, Any] = parse_yaml((resources.files(__name__) / "data" / file).read_text("utf-8"))
-    return found
+    facts: Mapping[str, Any] = parse_yaml((resources.files(__name__) / "data" / file).read_text("utf-8"))
+    return facts
 
 
 def record(kind: type[Record], entry: Mapping[str, Any]) -> Record:

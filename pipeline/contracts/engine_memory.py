@@ -166,8 +166,8 @@ def formats() -> tuple[str, ...]:
 
 def mxfp4_multiples() -> Mapping[str, int]:
     """Sizes to which kernels round up the `hidden` size and the `inner` size of experts."""
-    found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
-    return found
+    multiples: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
+    return multiples
 
 
 def dtypes() -> tuple[str, ...]:

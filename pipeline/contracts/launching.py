@@ -96,13 +96,13 @@ def listening(
         metrics: Address and port of the page of metrics.
     """
     arguments = _data()["arguments"]
-    found = () if http is not None else tuple(arguments["no_http"]["value"])
+    options = () if http is not None else tuple(arguments["no_http"]["value"])
     for protocol, at in (("http", http), ("grpc", grpc), ("metrics", metrics)):
         if at is not None:
-            found += tuple(
+            options += tuple(
                 argument.format(address=at[0], port=at[1]) for argument in arguments[protocol]["value"]
             )
-    return found
+    return options
 
 
 def tracing(url: str) -> tuple[str, ...]:

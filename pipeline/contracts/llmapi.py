@@ -72,10 +72,10 @@ def lora_module(version: str, layer: str) -> str | None:
     >>> lora_module("1.2.1", "layers.0.self_attn.q_proj"), lora_module("1.2.1", "layers.0.mlp.gate")
     ('attn_q', None)
     """
-    found = [entry for entry in _holding("lora_modules", version) if layer.endswith(f".{entry['layer']}")]
+    entries = [entry for entry in _holding("lora_modules", version) if layer.endswith(f".{entry['layer']}")]
     if ".shared_expert" in layer:
-        found = [entry for entry in found if "shared_expert." in entry["layer"]]
-    return max(found, key=lambda entry: len(entry["layer"]))["name"] if found else None
+        entries = [entry for entry in entries if "shared_expert." in entry["layer"]]
+    return max(entries, key=lambda entry: len(entry["layer"]))["name"] if entries else None
 
 
 def ignored_sampling(version: str) -> tuple[str, ...]:

@@ -83,13 +83,13 @@ def require_runtime(version: str, track: Track) -> Release:
     Raises:
         UserError: it is not known, or lacks the runtime; the text says why, and which releases have it.
     """
-    found = release(version)
-    if track not in found.tracks:
+    entry = release(version)
+    if track not in entry.tracks:
         having = [other.version for other in releases() if track in other.tracks]
         raise UserError(
             f"TensorRT-LLM {version} is not offered with runtime {track}; with it: {', '.join(having)}. {half(track)}"
         )
-    return found
+    return entry
 
 
 def container(version: str) -> TritonContainer:

@@ -126,15 +126,15 @@ def config_value(flag: Flag, value: Value) -> Any:
     return value
 
 
-def alike(found: Any, wanted: Any, dtype: str | None) -> bool:
+def alike(value: Any, wanted: Any, dtype: str | None) -> bool:
     """Tell whether a value in config.json is the wanted one. `dtype` is the model's, for which "auto" stands.
 
     >>> alike("paged", "PAGED", None), alike("bfloat16", "auto", "bfloat16"), alike("float16", "auto", "bfloat16")
     (True, True, False)
     """
-    if isinstance(found, str) and isinstance(wanted, str):
-        return found.upper() == wanted.upper() or (wanted == "auto" and found == dtype)
-    return type(found) is type(wanted) and bool(found == wanted)
+    if isinstance(value, str) and isinstance(wanted, str):
+        return value.upper() == wanted.upper() or (wanted == "auto" and value == dtype)
+    return type(value) is type(wanted) and bool(value == wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ def read_adapter(folder: Path) -> Adapter:
         return Adapter(faults=(str(error),))
     shapes = {entry.name: entry.shape for entry in entries}
     floats = {entry.name for entry in entries if entry.dtype in ("F64", "F32", "F16", "BF16")}
-    found = adapter_of(config, shapes, wrong_types=sorted(shapes.keys() - floats))
-    return replace(found, file_bytes=file_bytes)
+    adapter = adapter_of(config, shapes, wrong_types=sorted(shapes.keys() - floats))
+    return replace(adapter, file_bytes=file_bytes)
 
 
 def adapter_of(
@@ -156,10 +156,10 @@ def adapter_of(
     pairs: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     strange: list[str] = []
     for name, shape in shapes.items():
-        if (found := _TENSOR.fullmatch(name)) is None or len(shape) != 2 or 0 in shape:
+        if (match := _TENSOR.fullmatch(name)) is None or len(shape) != 2 or 0 in shape:
             strange.append(name)
             continue
-        pairs.setdefault(found["module"], {})[found["part"]] = (name, shape)
+        pairs.setdefault(match["module"], {})[match["part"]] = (name, shape)
     modules = []
     for module, parts in pairs.items():
         layer = _LAYER.fullmatch(module)

@@ -118,11 +118,11 @@ class ConfigValues:
 
     def sizes(self, key: str) -> list[int]:
         """Return a list of whole numbers, none negative; empty where there is none."""
-        found = self._list(key, int)
-        if any(not 0 <= size <= MAX_SIZE for size in found):
-            self._fault(key, found[:8], f"must be numbers from 0 to {MAX_SIZE}")
+        numbers = self._list(key, int)
+        if any(not 0 <= size <= MAX_SIZE for size in numbers):
+            self._fault(key, numbers[:8], f"must be numbers from 0 to {MAX_SIZE}")
             return []
-        return found
+        return numbers
 
     def inner(self, key: str, library: str = "") -> ConfigValues:
         """Return an object within; an empty one where there is none."""
@@ -134,10 +134,10 @@ class ConfigValues:
 
     def inners(self, key: str) -> list[ConfigValues]:
         """Return a list of objects; empty where there is none."""
-        found = self._list(key, Mapping)
+        objects = self._list(key, Mapping)
         return [
             ConfigValues(item, place=f"{self._place}{key}[{index}].", faults=self.faults)
-            for index, item in enumerate(found)
+            for index, item in enumerate(objects)
         ]
 
     def refuse_unread(self, name: str) -> None:
@@ -158,8 +158,8 @@ class ConfigValues:
         if any(keys[0] in level for level in self._maps):
             # Null, which is not the same as leaving a key out.
             return given
-        found = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
-        return next((value for value in found if value is not None), given)
+        defaults = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
+        return next((value for value in defaults if value is not None), given)
 
     def _number(self, key: str, value: Any, least: int, most: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -210,12 +210,12 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def declared_dtype(config: Mapping[str, Any]) -> str:
     """Return the type that a config.json declares for the weights ("bfloat16"), or "" if it declares none."""
     text: Mapping[str, Any] = next((config[key] for key in _TEXT if isinstance(config.get(key), Mapping)), {})
-    found = (level.get(key) for level in (config, text) for key in ("dtype", "torch_dtype"))
-    return str(next((value for value in found if value), ""))
+    dtypes = (level.get(key) for level in (config, text) for key in ("dtype", "torch_dtype"))
+    return str(next((value for value in dtypes if value), ""))
 
 
 @cache
 def _defaults() -> Mapping[str, Mapping[str, Any]]:
     file = resources.files("pipeline.models") / "data" / "config_defaults.yaml"
-    found: Mapping[str, Mapping[str, Any]] = parse_yaml(file.read_text("utf-8"))["defaults"]
-    return found
+    defaults: Mapping[str, Mapping[str, Any]] = parse_yaml(file.read_text("utf-8"))["defaults"]
+    return defaults

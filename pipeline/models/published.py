@@ -110,8 +110,8 @@ class PublishedQuantization:
             names = (
                 weight.name.replace(".experts.0.", f".experts.{index}.") for index in range(weight.copies)
             )
-            found = Counter(self._format(name, expert=True) for name in names)
-            for form, count in found.items():
+            formats = Counter(self._format(name, expert=True) for name in names)
+            for form, count in formats.items():
                 yield replace(weight, stored=form.name, group=form.group, copies=count)
         else:
             form = self._format(weight.name, expert=weight.is_expert, head=weight.kind == "lm_head")
@@ -197,8 +197,8 @@ def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuan
             raise _Unreadable("is missing", f"{_KEY}.quant_method", fix=f"one of {', '.join(METHODS)}")
     if not isinstance(method, str) or method not in METHODS:
         raise _Unreadable("is not known", f"{_KEY}.quant_method", method, f"one of {', '.join(METHODS)}")
-    found = METHODS[method](settings, config)
-    return replace(found, kv_cache=_kv_cache(settings), method=method)
+    quantization = METHODS[method](settings, config)
+    return replace(quantization, kv_cache=_kv_cache(settings), method=method)
 
 
 def _kv_cache(settings: Mapping[str, Any]) -> str | None:
@@ -218,15 +218,15 @@ def _kv_cache(settings: Mapping[str, Any]) -> str | None:
 
 
 def _names(settings: Mapping[str, Any], *keys: str) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for key in keys:
         value = settings.get(key)
         if value is None:
             continue
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _Unreadable("is not a list of names of layers", f"{_KEY}.{key}", value)
-        found += value
-    return found
+        names += value
+    return names
 
 
 def _group(settings: Mapping[str, Any], where: str, key: str = "group_size") -> int:

@@ -158,8 +158,8 @@ def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, Any]) -> NDArray
     context = scaling["original_max_position_embeddings"]
     wavelength = 2 * np.pi / inverse
     share = np.clip((context / wavelength - low) / (high - low), 0.0, 1.0)
-    found: NDArray[np.float32] = ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
-    return found
+    frequencies: NDArray[np.float32] = ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
+    return frequencies
 
 
 def _yarn(inverse: NDArray[np.float32], scaling: Mapping[str, Any], theta: float) -> NDArray[np.float32]:

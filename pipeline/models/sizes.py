@@ -74,8 +74,8 @@ class ModelSizes:
     @property
     def windows(self) -> tuple[int, ...]:
         """Tokens that each layer sees, 0 for all; empty where every layer sees all."""
-        found = tuple(max((cache.window for cache in block.caches), default=0) for block in self.blocks)
-        return found if any(found) else ()
+        windows = tuple(max((cache.window for cache in block.caches), default=0) for block in self.blocks)
+        return windows if any(windows) else ()
 
     @property
     def stored_formats(self) -> tuple[str, ...]:
@@ -187,8 +187,8 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
 def _kv_heads(blocks: list[Block], default: int) -> int:
     """KV heads of the layer with the fewest, which decide over how many ranks they can be shared."""
     kinds = ("full attention", "sliding window", "chunked attention")
-    found = [cache.heads for block in blocks for cache in block.caches if cache.kind in kinds and cache.heads]
-    return min(found, default=default)
+    heads = [cache.heads for block in blocks for cache in block.caches if cache.kind in kinds and cache.heads]
+    return min(heads, default=default)
 
 
 def _inner(weights: list[WeightTensor]) -> int:

@@ -62,13 +62,13 @@ def token_ids(tokenizer: Path, vocab_size: int = 0) -> TokenIds:
 def read_tokens(file: Path) -> list[tuple[str, int]]:
     """List each token of a tokenizer.json with its id, added ones last. Raises UnreadableFile."""
     try:
-        found = list(_tokens(read_json(file, most=MAX_TOKENIZER_BYTES)))
-        sound = all(isinstance(token, str) and type(id) is int for token, id in found)
+        tokens = list(_tokens(read_json(file, most=MAX_TOKENIZER_BYTES)))
+        sound = all(isinstance(token, str) and type(id) is int for token, id in tokens)
     except (AttributeError, LookupError, TypeError, ValueError):
         sound = False
     if not sound:
         raise UnreadableFile(file, "has no vocabulary of texts and ids that can be read")
-    return found
+    return tokens
 
 
 def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -137,10 +137,10 @@ def named_parameters(name: str) -> tuple[int | None, int | None]:
     >>> named_parameters("meta-llama/Llama-4-Scout-17B-16E")
     (None, None)
     """
-    found = _NAMED.search(name)
-    if found is None or found[1]:
+    match = _NAMED.search(name)
+    if match is None or match[1]:
         return None, None
-    return int(float(found[2]) * _UNITS[found[3]]), int(float(found[4]) * 10**9) if found[4] else None
+    return int(float(match[2]) * _UNITS[match[3]]), int(float(match[4]) * 10**9) if match[4] else None
 
 
 def summaries(paths: Sequence[Path]) -> tuple[CheckpointSummary, ...]:
@@ -149,15 +149,15 @@ def summaries(paths: Sequence[Path]) -> tuple[CheckpointSummary, ...]:
     Raises:
         InvalidInput: a folder holds neither.
     """
-    found: list[CheckpointSummary] = []
+    checkpoints: list[CheckpointSummary] = []
     faults: list[Fault] = []
     for path in paths:
         folders = list(_folders(path))
-        found += map(summarize, folders)
+        checkpoints += map(summarize, folders)
         faults += [] if folders else [Fault(f"holds no {CONFIG}, nor folders that do", where=str(path))]
     if faults:
         raise InvalidInput("No checkpoints", faults)
-    return tuple(found)
+    return tuple(checkpoints)
 
 
 def _folders(path: Path) -> Iterator[Path]:

@@ -87,7 +87,9 @@ def check_compatibility(
         reasons.append(CompatibilityIssue("error", str(error), rule("gpu.known").sources))
     if device is not None:
         findings = format_issues(device, form, kv_cache, runtime, version if image else None)
-        reasons += [CompatibilityIssue(found.severity, found.reason, found.sources) for found in findings]
+        reasons += [
+            CompatibilityIssue(finding.severity, finding.reason, finding.sources) for finding in findings
+        ]
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     if runtime == "tensorrt" and kv_cache == "fp8" and form not in kept:
         text = f"a KV cache of fp8 with weights of {form} leaves no reuse, no chunked context and no draft"
@@ -181,14 +183,14 @@ def why_not_listed(architecture: str, version: str) -> SupportIssue | None:
 
 def why_not_on(architecture: str, version: str, on: Gpu | None) -> SupportIssue | None:
     """Refuse a GPU on which upstream does not have a class; None where it has, or says nothing of it."""
-    found = support.model_support(architecture, version)
-    if on is None or found.on(on.sm) == "yes":
+    answer = support.model_support(architecture, version)
+    if on is None or answer.on(on.sm) == "yes":
         return None
     return SupportIssue(
         "error",
-        f"{architecture} runs on compute capability {found.capabilities} only, and {on.name} has {on.capability}",
-        f"set runtime.gpu to {_gpus_of(found)}",
-        found.sources,
+        f"{architecture} runs on compute capability {answer.capabilities} only, and {on.name} has {on.capability}",
+        f"set runtime.gpu to {_gpus_of(answer)}",
+        answer.sources,
     )
 
 
@@ -241,15 +243,15 @@ def _releases_with(architecture: str, feature: str, on: Gpu | None) -> tuple[str
     return tuple(
         version
         for version in support.listing(architecture)
-        if (found := support.feature_support(architecture, version).get(feature)) is not None
-        and found.on(sm) == "yes"
-        and not found.needs
+        if (answer := support.feature_support(architecture, version).get(feature)) is not None
+        and answer.on(sm) == "yes"
+        and not answer.needs
     )
 
 
-def _gpus_of(found: support.Support) -> str:
+def _gpus_of(answer: support.Support) -> str:
     """GPUs that an answer holds for, the first few."""
-    return _either(tuple(product.name for product in gpus() if found.on(product.sm) == "yes")[:3])
+    return _either(tuple(product.name for product in gpus() if answer.on(product.sm) == "yes")[:3])
 
 
 def _either(names: tuple[str, ...]) -> str:

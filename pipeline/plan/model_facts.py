@@ -103,13 +103,13 @@ class ModelFacts:
 
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
-    found = {
+    facts = {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
         else read_model_facts(checkpoint.source.path)
         for role, checkpoint in recipe.checkpoints.items()
     }
-    return {**found, TARGET: replace(found[TARGET], adapters=local_adapters(recipe))}
+    return {**facts, TARGET: replace(facts[TARGET], adapters=local_adapters(recipe))}
 
 
 def local_adapters(recipe: Recipe) -> dict[str, Adapter]:

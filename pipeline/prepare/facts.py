@@ -87,7 +87,7 @@ def read_settings(recipe: Recipe) -> GeneratedConfig:
     # Target, draft and package are often refused for the same reason.
     once = tuple({str(fault): fault for fault in refusals}.values())
     return GeneratedConfig(
-        {role: found for role, found in build.items() if found}, package, once, _dataset(recipe)
+        {role: settings for role, settings in build.items() if settings}, package, once, _dataset(recipe)
     )
 
 

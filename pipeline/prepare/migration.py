@@ -216,9 +216,9 @@ class _Work:
         draft = self.before.draft
         if draft is None:
             return
-        found = [finding for finding in self.objections() if rule(finding.rule).group == "speculation"]
-        if found:
-            self._remove("draft", found[0].problem, documents(found[0].sources))
+        findings = [finding for finding in self.objections() if rule(finding.rule).group == "speculation"]
+        if findings:
+            self._remove("draft", findings[0].problem, documents(findings[0].sources))
             # Its own calibration would be left over.
             self.values = _with_formats(self.values, {})
         elif llm_args.speculation(self.version, draft.method).two_models:

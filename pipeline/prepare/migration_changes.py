@@ -80,8 +80,8 @@ def _paired(fact: EngineSetting, value: Any, version: str, arguments: Mapping[st
     place, name = _PLACES[fact.kind], f"--{fact.name}" if fact.kind == "flags" else fact.name
     argument = fact.argument_in(version)
     if argument is not None:
-        found = RecipeValues(arguments)[argument]
-        return Change(place, "carried over", name, value, argument, found, fact.because, fact.sources)
+        after = RecipeValues(arguments)[argument]
+        return Change(place, "carried over", name, value, argument, after, fact.because, fact.sources)
     if fact.key is not None:
         return Change(place, "carried over", name, value, fact.key, value, fact.because, fact.sources)
     return Change(place, "no counterpart", name, value, None, None, fact.reason, fact.sources)
@@ -166,8 +166,11 @@ def _figures(report: PlanReport) -> Iterator[tuple[tuple[str, str], float | str 
     yield ("prompt and answer, by the limits", "tokens"), limits.max_sequence_tokens
     if report.performance is not None:
         for (name, unit), value in _SPEED.items():
-            found = value(report.performance)
-            yield (name, unit), found if isinstance(found, int) or found is None else float(f"{found:.3g}")
+            figure = value(report.performance)
+            yield (
+                (name, unit),
+                figure if isinstance(figure, int) or figure is None else float(f"{figure:.3g}"),
+            )
     elif "performance" in report.unknown:
         yield ("speed", ""), f"not known: {report.unknown['performance']}"
 

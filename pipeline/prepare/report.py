@@ -344,8 +344,8 @@ def _performance(
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
     """Alternatives that the recipe's rules and preflight let pass."""
-    found = alternatives(recipe, memory.spec)
-    return tuple(change for change in found if _passes(recipe.provenance, change.overrides))
+    changes = alternatives(recipe, memory.spec)
+    return tuple(change for change in changes if _passes(recipe.provenance, change.overrides))
 
 
 def _passes(provenance: RecipeProvenance, overrides: tuple[str, ...]) -> bool:

@@ -49,15 +49,15 @@ class CatalogEntry:
 
 def entries() -> list[CatalogEntry]:
     """List all packaged recipes, sorted by name."""
-    found = []
+    recipes = []
     for name, file in packaged().items():
         try:
             recipe = load_recipe(file)
         except InvalidInput:
             recipe = None
         purpose = headline(file.read_text(encoding="utf-8", errors="replace"))
-        found.append(CatalogEntry(name, file, purpose, recipe))
-    return found
+        recipes.append(CatalogEntry(name, file, purpose, recipe))
+    return recipes
 
 
 def write_recipe(text: str, file: Path, *, force: bool) -> None:

@@ -185,8 +185,8 @@ class Recipe(RecipeSection):
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
         """The checkpoint of the "target", and of the "draft" if there is one."""
-        found: dict[str, Checkpoint] = {"target": self.model}
-        return found if self.draft is None else found | {"draft": self.draft}
+        checkpoints: dict[str, Checkpoint] = {"target": self.model}
+        return checkpoints if self.draft is None else checkpoints | {"draft": self.draft}
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -23,16 +23,16 @@ _HEADER = (
 )
 
 
-def models_json(found: Sequence[CheckpointSummary]) -> str:
+def models_json(summaries: Sequence[CheckpointSummary]) -> str:
     """Render every figure."""
-    return json.dumps({"schema": 1, "models": [model.document() for model in found]}, indent=2)
+    return json.dumps({"schema": 1, "models": [model.document() for model in summaries]}, indent=2)
 
 
-def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
+def models_lines(summaries: Sequence[CheckpointSummary]) -> Iterator[str]:
     """Render a line for each checkpoint, published figures in brackets, and why others are refused."""
-    rows = [_HEADER, *(_row(model) for model in found if model.sizes is not None)]
+    rows = [_HEADER, *(_row(model) for model in summaries if model.sizes is not None)]
     yield from aligned(rows)
-    for model in found:
+    for model in summaries:
         if model.sizes is None:
             yield ""
             yield f"{model.name}: cannot be read"
@@ -41,7 +41,7 @@ def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
             yield ""
             yield f"{model.name}: {_count(model.findings)}"
             yield from (f"  {finding}" for finding in model.findings)
-    if unread := sum(model.sizes is not None and model.findings is None for model in found):
+    if unread := sum(model.sizes is not None and model.findings is None for model in summaries):
         yield ""
         yield f"Files of weights were not judged of {unread}: no safetensors are there."
 

@@ -127,8 +127,8 @@ def _servers(group: ServerGroup, kind: str) -> str:
     return f"{group.servers} {kind} server{'s' if group.servers > 1 else ''} ({ways})"
 
 
-def _percentiles(found: Percentiles) -> str:
-    return f"mean {number(found.mean)}, p95 {number(found.p95)}, p99 {number(found.p99)} ms"
+def _percentiles(percentiles: Percentiles) -> str:
+    return f"mean {number(percentiles.mean)}, p95 {number(percentiles.p95)}, p99 {number(percentiles.p99)} ms"
 
 
 def basis(width: int, trust: Trust | None = None) -> Iterator[str]:

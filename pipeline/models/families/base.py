@@ -236,7 +236,7 @@ def next_layers(layer: LayerOf, *, copies: bool = True) -> Callable[[ConfigValue
 
     def draft(values: ConfigValues) -> Block:
         hidden, layers = hidden_size(values), hidden_layers(values)
-        found = Block()
+        block = Block()
         for index in range(
             layers, layers + values.size("num_nextn_predict_layers", default=0, least=0, most=64)
         ):
@@ -250,7 +250,7 @@ def next_layers(layer: LayerOf, *, copies: bool = True) -> Callable[[ConfigValue
                         for name in ("embed_tokens", "shared_head.head")
                     )
                 )
-            found += part.at(f"layers.{index}.")
-        return found
+            block += part.at(f"layers.{index}.")
+        return block
 
     return draft

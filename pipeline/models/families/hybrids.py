@@ -79,11 +79,11 @@ def _qwen_draft(feed: LayerOf, key: str, count: int = 0) -> Callable[[ConfigValu
         hidden, layers = hidden_size(values), values.size(key, default=count, least=0, most=64)
         if not layers:
             return Block()
-        found = Block((WeightTensor("mtp", hidden, 2 * hidden, name="fc"),))
-        found += norms(hidden, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        block = Block((WeightTensor("mtp", hidden, 2 * hidden, name="fc"),))
+        block += norms(hidden, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         for index in range(layers):
-            found += _full(values, feed, hidden_layers(values) - 1).at(f"layers.{index}.")
-        return found.at("mtp.")
+            block += _full(values, feed, hidden_layers(values) - 1).at(f"layers.{index}.")
+        return block.at("mtp.")
 
     return draft
 
@@ -100,21 +100,21 @@ def _kimi(values: ConfigValues, index: int) -> Block:
         values.refuse(
             "linear_attn_config", "must say of each layer, from 1, whether it is linear or full attention"
         )
-    found = norms(hidden, *LAYER_NORMS)
+    layer = norms(hidden, *LAYER_NORMS)
     if index + 1 in full:
         heads = values.size("num_attention_heads")
         gate = values.flag("mla_use_output_gate", False)
-        found += latent_attention(hidden, heads, latent_sizes(values), gate=gate)
+        layer += latent_attention(hidden, heads, latent_sizes(values), gate=gate)
     else:
-        found += _kimi_delta(hidden, config)
+        layer += _kimi_delta(hidden, config)
     if values.says("attn_res_block_size"):
-        found += norms(
+        layer += norms(
             hidden,
             *(f"{part}_res_{tensor}" for part in ("self_attention", "mlp") for tensor in ("norm", "proj")),
         )
     if index < values.size("first_k_dense_replace", default=0, least=0):
-        return found + plain_dense(values, index)
-    return found + _kimi_experts(values, hidden)
+        return layer + plain_dense(values, index)
+    return layer + _kimi_experts(values, hidden)
 
 
 def _kimi_delta(hidden: int, config: ConfigValues) -> Block:
@@ -153,20 +153,20 @@ def _kimi_experts(values: ConfigValues, hidden: int) -> Block:
     inner = values.size("moe_intermediate_size")
     latent = values.size("routed_expert_hidden_size", default=0, least=0)
     name = "block_sparse_moe"
-    found = experts(
+    layer = experts(
         hidden, inner, values.size("num_experts"), name=name, projections=W123, score_bias=True, latent=latent,
         shared=inner * values.size("num_shared_experts", default=0, least=0),
     )  # fmt: skip
     if latent:
-        found += Block(
+        layer += Block(
             (
                 *linear("experts", f"{name}.routed_expert_down_proj", latent, hidden),
                 *linear("experts", f"{name}.routed_expert_up_proj", hidden, latent),
             )
         )
         if values.flag("latent_moe_use_norm", False):
-            found += norms(latent, f"{name}.routed_expert_norm")
-    return found
+            layer += norms(latent, f"{name}.routed_expert_norm")
+    return layer
 
 
 _KIMI = Family(_kimi)

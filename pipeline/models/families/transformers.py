@@ -121,14 +121,14 @@ def _mimo_v2(values: ConfigValues, index: int) -> Block:
 
 def _mimo_draft(values: ConfigValues) -> Block:
     """MiMo-7B: whole layers, each of which joins a token's embedding to the last hidden state."""
-    hidden, found = hidden_size(values), Block()
+    hidden, block = hidden_size(values), Block()
     for index in range(values.size("num_nextn_predict_layers", default=0, least=0, most=64)):
         part = Block(linear("mtp", "input_proj", hidden, 2 * hidden))
         part += norms(hidden, "token_layernorm", "hidden_layernorm", "final_layernorm") + _QWEN2.layer(
             values, index
         )
-        found += part.at(f"mtp_layers.{index}.")
-    return found
+        block += part.at(f"mtp_layers.{index}.")
+    return block
 
 
 def _eagle3(values: ConfigValues, index: int) -> Block:
@@ -158,11 +158,11 @@ _GLM4_MOE = decoder_layer(feed=deepseek_experts, output_bias=False)
 
 def _glm4_moe(values: ConfigValues, index: int) -> Block:
     """GLM 4.5: norms over heads of queries and keys where `use_qk_norm` says so."""
-    found = _GLM4_MOE(values, index)
+    layer = _GLM4_MOE(values, index)
     if not values.flag("use_qk_norm", False):
-        return found
+        return layer
     head_dim = heads_of(values)[2]
-    return found + norms(head_dim, "self_attn.q_norm", "self_attn.k_norm")
+    return layer + norms(head_dim, "self_attn.q_norm", "self_attn.k_norm")
 
 
 _GLM45 = Family(_glm4_moe, "glm4_moe", draft=next_layers(_glm4_moe))
@@ -176,8 +176,8 @@ _NAS_MULTIPLE = 256  # to which the sizes of feed-forwards are rounded up
 
 
 def _nas_layers(values: ConfigValues) -> int:
-    count, found = values.size("num_hidden_layers", most=MAX_LAYERS), values.inners("block_configs")
-    if len(found) != count:
+    count, blocks = values.size("num_hidden_layers", most=MAX_LAYERS), values.inners("block_configs")
+    if len(blocks) != count:
         values.refuse("block_configs", f"must describe each of {count} layers")
         return 0
     return count
@@ -240,20 +240,20 @@ def _has_experts(values: ConfigValues, index: int) -> bool:
 
 def _minimax_m3(values: ConfigValues, index: int) -> Block:
     hidden, config = hidden_size(values), values.inner("sparse_attention_config")
-    found = attention(hidden, *heads_of(values), norm="head") + norms(hidden, *LAYER_NORMS)
+    layer = attention(hidden, *heads_of(values), norm="head") + norms(hidden, *LAYER_NORMS)
     heads = config.size("sparse_num_index_heads", default=values.size("index_n_heads"))
     size = config.size("sparse_index_dim", default=values.size("index_head_dim"))
     if _is_sparse(values, config, index):
         name = "self_attn.index"
         queries = linear("attention", f"{name}_q_proj", heads * size, hidden)
-        found += Block(
+        layer += Block(
             (*queries, *linear("attention", f"{name}_k_proj", size, hidden)), (Cache("sparse index", size),)
         )
-        found += norms(size, f"{name}_q_norm", f"{name}_k_norm")
+        layer += norms(size, f"{name}_q_norm", f"{name}_k_norm")
     if not _has_experts(values, index):
-        return found + feed_forward(hidden, values.size("dense_intermediate_size"))
+        return layer + feed_forward(hidden, values.size("dense_intermediate_size"))
     shared = values.size("shared_intermediate_size", default=0, least=0)
-    return found + experts(
+    return layer + experts(
         hidden, values.size("intermediate_size"), values.size("num_local_experts"), name="block_sparse_moe",
         projections=W123, score_bias=True, score_name="e_score_correction_bias",
         shared=shared,

@@ -47,13 +47,13 @@ def lint(
         Errors first, then warnings, then what could not be judged.
     """
     stored = StoredTensors({entry.name: entry for entries in files.values() for entry in entries})
-    found = [
+    findings = [
         *index_findings(files, index),
         *LayerCheck(sizes, stored, dynamic_inputs).findings(),
         *kv_findings(sizes, stored),
         *scale_values(files, stored.is_scale, read),
     ]
-    return tuple(sorted(found, key=lambda finding: get_args(Severity).index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity)))
 
 
 class CheckpointFiles(Protocol):
@@ -118,10 +118,12 @@ def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple
         return None
     index: Mapping[str, str] | None = None
     if WHOLE not in present:
-        found = _json(files, present, INDEX).get("weight_map")
-        if not isinstance(found, Mapping) or not all(isinstance(file, str) for file in found.values()):
+        weight_map = _json(files, present, INDEX).get("weight_map")
+        if not isinstance(weight_map, Mapping) or not all(
+            isinstance(file, str) for file in weight_map.values()
+        ):
             return (Finding("error", "has no weight_map, of names of tensors to files", (INDEX,)),)
-        index = found
+        index = weight_map
     names = sorted(set(index.values())) if index is not None else [WHOLE]
     if absent := tuple(name for name in names if name not in present):
         problem = "is named by the index, and is not there"
@@ -147,5 +149,5 @@ def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple
 def _json(files: CheckpointFiles, present: Mapping[str, int], name: str) -> dict[str, Any]:
     if name not in present:
         return {}
-    found: dict[str, Any] = parse_json(files.part(name, 0, present[name]), name)
-    return found
+    header: dict[str, Any] = parse_json(files.part(name, 0, present[name]), name)
+    return header

@@ -155,5 +155,5 @@ def kinds_of(names: Iterable[str]) -> Iterator[str]:
 
 def room_of(name: str) -> str:
     """Return the layer that a tensor lies in, "layers.3"; "" for what lies beside the layers."""
-    found = re.match(r"(?:\w+\.)*?layers\.\d+(?=\.)", name)
-    return found[0] if found else ""
+    match = re.match(r"(?:\w+\.)*?layers\.\d+(?=\.)", name)
+    return match[0] if match else ""

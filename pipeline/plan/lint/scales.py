@@ -51,24 +51,24 @@ def scale_values(
 
 
 def _chosen(scales: Sequence[HeaderEntry]) -> list[HeaderEntry]:
-    found, total = [], 0
+    smallest, total = [], 0
     for entry in sorted(scales, key=lambda scale: scale.end - scale.begin):
         total += entry.end - entry.begin
         if total > MOST_BYTES:
             break
         if entry.end > entry.begin:
-            found.append(entry)
-    return found
+            smallest.append(entry)
+    return smallest
 
 
 def _neighbours(entries: Sequence[HeaderEntry]) -> list[list[HeaderEntry]]:
-    found: list[list[HeaderEntry]] = []
+    groups: list[list[HeaderEntry]] = []
     for entry in sorted(entries, key=lambda entry: entry.begin):
-        if found and entry.begin - found[-1][-1].end <= _GAP:
-            found[-1].append(entry)
+        if groups and entry.begin - groups[-1][-1].end <= _GAP:
+            groups[-1].append(entry)
         else:
-            found.append([entry])
-    return found
+            groups.append([entry])
+    return groups
 
 
 def _fault(values: NDArray[Any]) -> tuple[Severity, str] | None:

@@ -54,28 +54,28 @@ class GeneratedConfig:
     @property
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of the LLM API; empty for other runtimes."""
-        found = self.build.get(TARGET, {}).get("arguments", {})
-        assert isinstance(found, Mapping), "as the pytorch runtime writes them"
-        return found
+        arguments = self.build.get(TARGET, {}).get("arguments", {})
+        assert isinstance(arguments, Mapping), "as the pytorch runtime writes them"
+        return arguments
 
     @property
     def steps(self) -> dict[str, StepLimits]:
         """Role -> what the runtime asks of its engine, as far as memory depends on it."""
-        found = {
+        steps = {
             role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)
             for role, flags in self.engines
         }
         if self.arguments:
             block = self.arguments["kv_cache_config"].get("tokens_per_block") or StepLimits().block_tokens
             both = StepLimits(int(self.arguments["max_num_tokens"]), int(block))
-            found |= {TARGET: both, DRAFT: both}
-        return found
+            steps |= {TARGET: both, DRAFT: both}
+        return steps
 
     def of_package(self, section: str) -> Mapping[str, Any]:
         """A section of the package's settings, such as "limits" or "requirements"; empty if it has none."""
-        found = self.package.get(section, {})
-        assert isinstance(found, Mapping), "sections are mappings"
-        return found
+        settings = self.package.get(section, {})
+        assert isinstance(settings, Mapping), "sections are mappings"
+        return settings
 
 
 def _words(flags: Json) -> list[str]:

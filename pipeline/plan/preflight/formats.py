@@ -206,17 +206,17 @@ def on_gpu(name: str) -> Check:
     """Make the check of a rule whose limits are data of the GPUs (contracts/data/gpus.yaml)."""
 
     def check(context: Context) -> Iterator[Objection]:
-        for found, model, form in _unsupported(context):
-            if found.rule == name:
+        for issue, model, form in _unsupported(context):
+            if issue.rule == name:
                 published = form in _published(model)
-                text = f"{form}: {found.reason}" if form != model.format else found.reason
+                text = f"{form}: {issue.reason}" if form != model.format else issue.reason
                 text = f"weights are published in {text}" if published else text
                 keys = {
                     "gpu": (GPU, VERSION),
                     "weights": (GPU, model.source_key) if published else (model.format_key, GPU),
                     "kv_cache": (KV_CACHE, GPU),
                 }
-                yield Objection(keys[found.subject], text, "", found.severity, found.sources)
+                yield Objection(keys[issue.subject], text, "", issue.severity, issue.sources)
 
     return check
 
@@ -235,10 +235,10 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
     seen: set[str] = set()
     for model in context.models:
         for form in _published(model) or context.layer_formats(model):
-            for found in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, context.version):
-                if found.reason not in seen:
-                    seen.add(found.reason)
-                    yield found, model, form
+            for issue in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, context.version):
+                if issue.reason not in seen:
+                    seen.add(issue.reason)
+                    yield issue, model, form
 
 
 _BY_GPU = (

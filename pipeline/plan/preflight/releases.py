@@ -261,7 +261,7 @@ def _used(context: Context) -> dict[str, str]:
     )
     speculation = arguments.get("speculative_config") or {}
     decoding = speculation.get("decoding_type")
-    found = {
+    features = {
         "overlap": ("runtime.overlap_scheduler", arguments.get("disable_overlap_scheduler") is False),
         "attention_dp": ("runtime.attention_dp", runtime.attention_dp),
         "disaggregation": (LLM_ARGS, given.get("cache_transceiver_config")),
@@ -278,7 +278,7 @@ def _used(context: Context) -> dict[str, str]:
         "pipeline_parallel": ("runtime.pipeline_parallel", runtime.pipeline_parallel > 1),
         "speculation": (proposing, decoding is not None),
     }
-    return {feature: key for feature, (key, uses) in found.items() if uses}
+    return {feature: key for feature, (key, uses) in features.items() if uses}
 
 
 def _objection(keys: tuple[str, ...], issue: SupportIssue) -> Objection:
