@@ -142,22 +142,23 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
     """
     from pipeline.prepare import check_recipe_file
 
-    errors, found = dict[str, InvalidInput](), dict[str, tuple[Finding, ...]]()
+    errors: dict[str, InvalidInput] = {}
+    findings: dict[str, tuple[Finding, ...]] = {}
     names = list(dict.fromkeys(recipes)) or list(packaged())
     for recipe in names:
         try:
-            found[recipe] = check_recipe_file(recipe, overrides)
+            findings[recipe] = check_recipe_file(recipe, overrides)
         except InvalidInput as error:
             errors[recipe] = error
     if as_json:
-        print_json([_verdict(recipe, errors.get(recipe), found.get(recipe, ())) for recipe in names])
+        print_json([_verdict(recipe, errors.get(recipe), findings.get(recipe, ())) for recipe in names])
     else:
         for recipe in names:
             if recipe in errors:
                 click.echo(str(errors[recipe]), err=True)
                 continue
             click.echo(f"{recipe}: valid")
-            for finding in found[recipe]:
+            for finding in findings[recipe]:
                 click.echo(f"  {finding.severity}: {finding}")
     if errors:
         sys.exit(InvalidInput.exit_code)
