@@ -62,6 +62,26 @@ def cpu_expert_bytes(form: str) -> float:
     return float(values.get(form, values["others"]))
 
 
+def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_block: int = 128) -> int:
+    """Bytes of a linear layer in the embedded engine, as its kernels pack it.
+
+    Args:
+        form: as for `linear_bytes`.
+        precision: type that the model is computed in, "float32" or "bfloat16".
+        awq_block: as for `linear_bytes`.
+    """
+    if cpu_widens(form):
+        return rows * columns * dtype_bytes(precision)
+    if each := _data()["cpu_linear"]["values"].get(form):
+        return math.ceil(rows * columns * float(each))
+    return linear_bytes(rows, columns, form, awq_block=awq_block)
+
+
+def cpu_widens(form: str) -> bool:
+    """Tell whether the embedded engine holds weights of a format in the type that it computes in."""
+    return form in _data()["cpu_linear"]["widened"]
+
+
 def cpu_bf16_pays(hidden: int) -> bool:
     """Tell whether the embedded engine is faster in bf16 with models of a hidden size, where the processor has it."""
     return hidden >= int(_data()["cpu_bf16_hidden"]["value"])

@@ -94,8 +94,14 @@ def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple:
     held = rank_part(tensor, model.split, vocabulary_multiple)
     if model.expert_bytes is not None and tensor.is_expert:
         return int(held.rows * held.columns * held.copies * model.expert_bytes)
+    form = served_format(tensor, model)
+    if _is_packed(model, tensor.kind) and form != "auto":
+        assert model.packed is not None, "or it would be as it is stored"
+        return held.copies * engine_memory.cpu_linear_bytes(
+            held.rows, held.columns, form, model.packed, awq_block=tensor.group or model.awq_block
+        )
     each = engine_memory.linear_bytes(
-        held.rows, held.columns, served_format(tensor, model), awq_block=tensor.group or model.awq_block,
+        held.rows, held.columns, form, awq_block=tensor.group or model.awq_block,
         dtype=model.sizes.dtype, bits=model.bits,
     )  # fmt: skip
     return each * held.copies
@@ -216,10 +222,17 @@ def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
 _OF_TARGET = ("embed_tokens", "shared_head.head")
 
 
+def _is_packed(model: ModelSpec, kind: str) -> bool:
+    """Whether the embedded engine's kernels pack weights of a kind for themselves."""
+    return model.packed is not None and kind not in ("embedding", "norms", "experts")
+
+
 def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
     ways = model.split.tensor if kind == "experts" else model.split.shared
     spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
+    if _is_packed(model, kind) and any(engine_memory.cpu_widens(form) for form in forms):
+        return f"rows * columns in {model.packed}, in which the cpu engine multiplies them"
     if kind == "experts" and model.expert_bytes is not None:
         return f"rows * columns of each layer * {model.expert_bytes:g} bytes, as the cpu engine unpacks them"
     if quantized:

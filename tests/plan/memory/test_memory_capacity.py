@@ -231,6 +231,28 @@ def test_the_embedded_engine_takes_what_its_limits_need() -> None:
     assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
 
 
+@pytest.mark.parametrize(("form", "times"), [("none", 2), ("fp8", 2), ("int8_sq", 1), ("int4_awq", 1)])
+def test_the_embedded_engine_widens_what_it_has_no_products_for(form: str, times: int) -> None:
+    given = (
+        "" if form == "none" else ", calibration: {dataset: support, samples: 16, allow_sample_count: true}"
+    )
+    recipe = load_recipe("tiny-cpu", (f"quantization={{format: {form}{given}}}",))
+
+    def lines(*, bf16: bool) -> dict[str, int]:
+        asked = deployment_spec(
+            recipe, {"target": LLAMA_8B, "draft": LLAMA_1B}, ram_bytes=64 * GIB, bf16=bf16
+        )
+        assert asked is not None
+        return {line.key: line.bytes for line in plan_memory(asked).ranks[0].lines}
+
+    exact, rounded = lines(bf16=False), lines(bf16=True)
+    assert exact["weights.target.mlp"] == times * rounded["weights.target.mlp"]
+    assert exact["weights.target.lm_head"] == 2 * rounded["weights.target.lm_head"]
+    assert exact["weights.target.embedding"] == rounded["weights.target.embedding"]
+    # It is the embedding, which is read from the file, and packed for its products.
+    assert rounded["weights.draft.lm_head"] == rounded["weights.draft.embedding"]
+
+
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:
     pytest.importorskip("openvino")
     from pipeline.runtimes.cpu.engine import EngineSettings, core
