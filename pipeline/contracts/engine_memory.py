@@ -187,8 +187,8 @@ def formats() -> tuple[str, ...]:
 
 def mxfp4_multiples() -> Mapping[str, int]:
     """Sizes to which kernels round up the `hidden` size and the `inner` size of experts."""
-    found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
-    return found
+    multiples: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
+    return multiples
 
 
 def dtypes() -> tuple[str, ...]:
@@ -237,7 +237,7 @@ def kv_bytes_per_token(
 
 
 def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:
-    """The figure for a tensor-parallel size, or for the next smaller one that is known."""
+    """The figure for a tensor-parallel size, or for the next smaller size that is known."""
     return by_size[max(size for size in by_size if size <= tensor_parallel)]
 
 
