@@ -75,8 +75,8 @@ def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_
     facts = _data()["cpu_linear"]
     if each := facts["values"].get(form):
         return math.ceil(rows * columns * float(each))
-    copies = 2 if precision == "bfloat16" and form in facts["twice"] else 1
-    return copies * linear_bytes(rows, columns, form, awq_block=awq_block)
+    times = 2 if precision == "bfloat16" and form in facts["twice"] else 1
+    return times * linear_bytes(rows, columns, form, awq_block=awq_block)
 
 
 def cpu_widens(form: str) -> bool:
@@ -188,8 +188,8 @@ def formats() -> tuple[str, ...]:
 
 def mxfp4_multiples() -> Mapping[str, int]:
     """Sizes to which kernels round up the `hidden` size and the `inner` size of experts."""
-    found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
-    return found
+    multiples: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
+    return multiples
 
 
 def dtypes() -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def kv_bytes_per_token(
 
 
 def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:
-    """The figure for a tensor-parallel size, or for the next smaller one that is known."""
+    """The figure for a tensor-parallel size, or for the next smaller size that is known."""
     return by_size[max(size for size in by_size if size <= tensor_parallel)]
 
 

@@ -67,10 +67,10 @@ def parameter_counts(sizes: ModelSizes) -> dict[Kind, int]:
     >>> sum(parameter_counts(known_model("meta-llama/Llama-3.1-8B")).values())
     8030261248
     """
-    found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     for tensor in sizes.weights():
-        found[tensor.kind] += tensor.parameters
-    return found
+        counts[tensor.kind] += tensor.parameters
+    return counts
 
 
 def active_parameters(sizes: ModelSizes) -> int:
@@ -142,20 +142,20 @@ def weight_bytes(model: ModelSpec, stage: int = 0) -> int:
 
 def published_bytes_by_format(tensors: Iterable[WeightTensor], dtype: str) -> dict[str, int]:
     """Sum the bytes of published weights by format; those that are not quantized under their type."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for tensor in tensors:
         each = engine_memory.linear_bytes(
             tensor.rows, tensor.columns, tensor.stored, awq_block=tensor.group or 128, dtype=dtype
         )
         form = dtype if tensor.stored == "none" else tensor.stored
-        found[form] = found.get(form, 0) + each * tensor.copies
-    return found
+        sizes[form] = sizes.get(form, 0) + each * tensor.copies
+    return sizes
 
 
 def mxfp4_padding(model: ModelSpec) -> int:
     """Bytes that experts in MXFP4 may take besides, where kernels round their sizes up; 0 for other formats."""
     multiples = engine_memory.mxfp4_multiples()
-    found = 0
+    padding = 0
     for tensor in _held(model, 0):
         if not tensor.is_expert or tensor.columns == 1 or served_format(tensor, model) != "mxfp4":
             continue
@@ -178,8 +178,8 @@ def mxfp4_padding(model: ModelSpec) -> int:
             stored=tensor.stored,
             group=tensor.group,
         )
-        found += tensor_bytes(padded, model) - tensor_bytes(tensor, model)
-    return found
+        padding += tensor_bytes(padded, model) - tensor_bytes(tensor, model)
+    return padding
 
 
 def stage_layers(model: ModelSpec, stage: int) -> range:
