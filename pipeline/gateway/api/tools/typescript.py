@@ -31,7 +31,9 @@ _TYPES = {
     "string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null", "object": "{}",
     "array": "Array<any>",
 }  # fmt: skip
-_OF_TYPE = {"string": str, "number": (int, float), "integer": int, "boolean": bool}
+_OF_TYPE: Mapping[str, type | tuple[type, ...]] = {
+    "string": str, "number": (int, float), "integer": int, "boolean": bool,
+}  # fmt: skip
 
 
 def with_sorted_keys(value: Any) -> Any:
@@ -146,7 +148,7 @@ class _Declaration:
 
 
 def _kind(schema: Any) -> str:
-    """What decides on the type of a schema: a keyword, or the name of a type."""
+    """The keyword that decides on the type of a schema, or the name of the type."""
     if isinstance(schema, bool):
         return "any" if schema else "null"
     for keyword in ("$ref", "anyOf", "enum"):
