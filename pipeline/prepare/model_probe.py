@@ -56,7 +56,7 @@ def probe_models(
 
     Raises:
         InvalidInput: A config.json cannot be read; with every fault of all of them.
-        SourceError: The Hub does not give one.
+        SourceError: The Hub does not give a model.
     """
     probes: dict[str, ModelProbe] = {}
     faults: list[Fault] = []

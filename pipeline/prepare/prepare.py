@@ -130,7 +130,9 @@ class Prepared:
             calibrates="calibrate" in stages,
         )
         machine = read_machine(self.plan, store, executor.devices)
-        offline = any(isinstance(one, HubCheckpoint) and one.offline for one in self.sources.values())
+        offline = any(
+            isinstance(source, HubCheckpoint) and source.offline for source in self.sources.values()
+        )
         access = None if offline else read_access(recipe, store)
         found = (*findings(recipe, models, access, self.emitted), *machine_findings(needs, machine))
         return refuse(recipe, allow(found, self.allowed))
