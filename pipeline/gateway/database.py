@@ -155,7 +155,6 @@ class SqliteDatabase:
     """See `StateDatabase`. All transactions come one after the other, also those of other processes."""
 
     codec: Codec = Unsealed()
-    in_use = True
 
     def __init__(
         self, connect: Callable[[], sqlite3.Connection], place: object = "the memory of this process"
@@ -176,6 +175,10 @@ class SqliteDatabase:
 
         return cls(connect)
 
+    @property
+    def in_use(self) -> bool:
+        return True
+
     def read(self, query: str, *values: Any) -> list[Any]:
         with disk_errors(self._place), self._lock:
             return _execute(self._connection())(query, *values).fetchall()
@@ -194,8 +197,8 @@ class SqliteDatabase:
                     connection.execute("ROLLBACK")
                 raise
 
-    def open(self) -> None:
-        """Open the database now, and make what it needs."""
+    def make(self) -> None:
+        """Make the database now, if it is not there."""
         with disk_errors(self._place), self._lock:
             self._connection()
 
@@ -277,7 +280,7 @@ class PostgresDatabase:
             )
             return rows
 
-    def write(self, statement: str, *values: Any) -> None:
+    def run(self, statement: str, *values: Any) -> None:
         """Run a statement by itself. It may be run twice, if a connection turns out to be dead."""
         with self._faults.attempt():
             self._connections.do(lambda connection: connection.execute(statement, values))

@@ -44,37 +44,19 @@ class _Waiter(NamedTuple):
 
 
 class ModelQueue(Protocol):
-    """Slots of one model: a `FairQueue`, or what a worker has of its parent's (`workers.worker.LeasedQueue`)."""
+    """Slots of one model: a `FairQueue`, whose members these are, or a worker's part of its parent's."""
 
     @property
-    def running(self) -> int:
-        """Number of requests that have a slot."""
-        ...
-
+    def running(self) -> int: ...
     @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-        ...
-
+    def waiting(self) -> int: ...
     @property
-    def slots(self) -> int:
-        """Requests that run at the same time."""
-        ...
-
+    def slots(self) -> int: ...
     @property
-    def background_slots(self) -> int:
-        """Requests in the background that run at the same time."""
-        ...
-
+    def background_slots(self) -> int: ...
     @property
-    def loss_events(self) -> Mapping[str, int]:
-        """See `FairQueue.loss_events`."""
-        ...
-
-    def resize(self, slots: int) -> None:
-        """See `FairQueue.resize`."""
-        ...
-
+    def loss_events(self) -> Mapping[str, int]: ...
+    def resize(self, slots: int) -> None: ...
     def slot(
         self,
         tokens: int,
@@ -84,9 +66,7 @@ class ModelQueue(Protocol):
         arrived: float | None = None,
         background: bool = False,
         work: Work | None = None,
-    ) -> AbstractAsyncContextManager[None]:
-        """See `FairQueue.slot`."""
-        ...
+    ) -> AbstractAsyncContextManager[None]: ...
 
 
 class FairQueue:
@@ -131,15 +111,13 @@ class FairQueue:
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
         # Heaps of the tenants in `_waiting`. Waiters that gave up stay in them until they are popped.
         self._heaps: dict[str, list[_Waiter]] = {}
-        self._last_turns: dict[
-            str, int
-        ] = {}  # by tenant: sequence number of the turn in which it last got a slot
+        # By tenant: sequence number of the turn in which it last got a slot.
+        self._last_turns: dict[str, int] = {}
         self._sequence = count()
         self._mean_service_s = 1.0
         self._paused = ""  # why; empty if it is not
-        self._timers: dict[
-            asyncio.Future[Attempt | None], asyncio.TimerHandle
-        ] = {}  # of waiters, while paused
+        # Of waiters, while paused.
+        self._timers: dict[asyncio.Future[Attempt | None], asyncio.TimerHandle] = {}
         self.refused = 0
         self.background = BackgroundSlots(
             self.background_slots, lambda: self._has_free_slot and not self._waiting, self._fill

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from pipeline.cache.backend import BackendDown
@@ -65,7 +65,6 @@ class RedisLosses:
         self._redis = SharedRedis(address, timeout_s=_TIMEOUT_S)
         self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
         self._read = self._redis.script(_READ)
-        self._forget_s = int(WINDOW_S)
         self._tasks: set[asyncio.Task[None]] = set()
         self._hear: list[Callable[[Mapping[str, float]], None]] = []
         self._reading: asyncio.Task[None] | None = None
@@ -84,34 +83,23 @@ class RedisLosses:
             ran_s: seconds for which it had been in flight.
             counted: called with the number of losses that all gateways together know of.
         """
-
         noted = time.monotonic()
 
         async def count() -> None:
             # Until it is sent, time goes on: the server works out when the request began.
-            words = [repr(ran_s + time.monotonic() - noted), self._forget_s]
-            counted(int(await self._redis.run(self._count, [f"pipeline:losses:{digest}"], words)))
+            words = [repr(ran_s + time.monotonic() - noted), int(WINDOW_S)]
+            counted(int(await self._count([f"pipeline:losses:{digest}"], words)))
 
         self._start(count())
 
     def report_pass(self, digest: str) -> None:
         """Forget the losses of a request: it was answered."""
-
-        async def delete(keys: list[str], args: list[Any]) -> Any:  # noqa: ARG001
-            return await self._redis.client.delete(*keys)
-
-        async def forget() -> None:
-            await self._redis.run(delete, [f"pipeline:losses:{digest}"], [])
-
-        self._start(forget())
+        redis = self._redis
+        self._start(redis.run(lambda: redis.client.delete(f"pipeline:losses:{digest}")))
 
     def hold(self, name: str, wait_s: float) -> None:
         """Have all gateways send nothing of a digest, or of a tenant (`blame.tenant_hold`), to a server for a time."""
-
-        async def hold() -> None:
-            await self._redis.run(self._hold, [_HELD], [name, repr(wait_s)])
-
-        self._start(hold())
+        self._start(self._hold([_HELD], [name, repr(wait_s)]))
 
     async def aclose(self) -> None:
         """Wait for the reports that are under way, and close all connections."""
@@ -121,7 +109,7 @@ class RedisLosses:
         await asyncio.gather(*self._tasks)
         await self._redis.aclose()
 
-    def _start(self, reporting: Coroutine[Any, Any, None]) -> None:
+    def _start(self, reporting: Awaitable[Any]) -> None:
         async def report() -> None:
             try:
                 await reporting
@@ -136,7 +124,7 @@ class RedisLosses:
         while True:
             # What was read last holds until its time is over.
             with contextlib.suppress(BackendDown):
-                found = await self._redis.run(self._read, [_HELD], [_MOST_HELD])
+                found = await self._read([_HELD], [_MOST_HELD])
                 held = {
                     name.decode(): float(wait_s) for name, wait_s in zip(found[::2], found[1::2], strict=True)
                 }

@@ -66,11 +66,9 @@ class EmbeddingModel(Protocol):
 
     def __call__(self, text: str, /) -> Vector | None:
         """Embed a text; None if it is empty or longer than `max_tokens`."""
-        ...
 
     def tokens(self, text: str, /) -> int:
         """Count the tokens of a text."""
-        ...
 
 
 @dataclass(slots=True)
@@ -104,7 +102,7 @@ class ServedModel:
     readiness: ModelReadiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
     _long_template: ChatTemplate | None = field(default=None, init=False)  # renders long chats
-    _holders: int = 0
+    holders: int = 0  # requests that are under way with it
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -216,24 +214,19 @@ class ServedModel:
             model = model.replaced_by
         return model
 
-    @property
-    def holders(self) -> int:
-        """Number of requests that are under way with this model."""
-        return self._holders
-
     def hold(self) -> None:
         """Keep the model open for a request, until `release` is called."""
-        self._holders += 1
+        self.holders += 1
 
     def release(self) -> None:
         """End what `hold` began."""
-        self._holders -= 1
-        if not self._holders:
+        self.holders -= 1
+        if not self.holders:
             self._unused.set()
 
     async def wait_unused(self) -> None:
         """Wait until no request is under way with this model."""
-        while self._holders:
+        while self.holders:
             self._unused.clear()
             await self._unused.wait()
 

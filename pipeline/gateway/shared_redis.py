@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -67,12 +67,13 @@ class SharedRedis:
             retry=Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
         )
 
-    def script(self, text: str) -> Any:
-        """Return a Lua script as a command for `run`."""
-        return self.client.register_script(text)
+    def script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Awaitable[Any]]:
+        """Return a Lua script as a function of keys and arguments, which raises `BackendDown` as `run` does."""
+        registered = self.client.register_script(text)
+        return lambda keys, arguments: self.run(lambda: registered(keys=keys, args=arguments))
 
-    async def run(self, command: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a command, such as a script, and return its result.
+    async def run(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a command of the client, and return its result.
 
         Raises:
             BackendDown: the server does not answer in time, or fails.
@@ -80,7 +81,7 @@ class SharedRedis:
         errors = self._exceptions
         with self._breaker.attempt():
             try:
-                return await command(keys=keys, args=arguments)
+                return await command()
             except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
                 raise ServerUnreachable(f"{self.address}: {error}") from error
             except errors.RedisError as error:
@@ -175,7 +176,7 @@ class RedisBuckets:
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
         try:
             words = [int(forced), *held, repr(self._lease_s), *words]
-            found = await self._redis.run(self._take, keys, words)
+            found = await self._take(keys, words)
         except BackendDown as error:
             if not self._fault:
                 _log.warning("limits of tenants are counted by this gateway alone: %s", error)
@@ -209,12 +210,10 @@ class RedisBuckets:
         await self._redis.aclose()
 
     async def _end_lease(self, tenant: str, lease: Lease) -> None:
-        async def remove(keys: Sequence[str], args: Sequence[Any]) -> Any:
-            return await self._redis.client.zrem(keys[0], *args)
-
         # Else it ends by itself.
         with contextlib.suppress(BackendDown):
-            await self._redis.run(remove, [f"pipeline:running:{tenant}"], _names(lease))
+            key, redis = f"pipeline:running:{tenant}", self._redis
+            await redis.run(lambda: redis.client.zrem(key, *_names(lease)))
 
     async def _keep_leases(self) -> None:
         """Renew what runs, as long as anything does."""
@@ -224,7 +223,7 @@ class RedisBuckets:
                 if names := [name for lease in leases for name in _names(lease)]:
                     with contextlib.suppress(BackendDown):
                         key = f"pipeline:running:{tenant}"
-                        await self._redis.run(self._renew, [key], [repr(self._lease_s), *names])
+                        await self._renew([key], [repr(self._lease_s), *names])
 
 
 def _names(lease: Lease) -> list[str]:

@@ -121,7 +121,7 @@ class _Choice:
                     yield chunk
         except (ServerLost, _CannotGoOn, ApiError) as error:
             generation.broken += self._begun
-            if isinstance(error, ServerLost) or self._loss is None or _is_quarantine(error):
+            if isinstance(error, ServerLost) or self._loss is None or getattr(error, "code", None) == QUARANTINED:
                 raise
             raise self._loss from error
         generation.resumed += self._loss is not None
@@ -276,18 +276,15 @@ class _Choice:
                 **sampling,
             )
         sampling.update(drawn)
+        prior = None if self._loss is None else self._loss.partial
         # The rest of an answer is no answer to a question that could be asked again.
         return generation.model.client.stream(
-            prompt.sent, request_id=request_id, affinity=self._affinity(), prior=self._prior, **sampling
+            prompt.sent, request_id=request_id, affinity=self._affinity(), prior=prior, **sampling
         )
 
     @property
     def _prompt(self) -> RenderedPrompt:
         return self._generation.prompt_of(self._index)
-
-    @property
-    def _prior(self) -> PartialAnswer | None:
-        return None if self._loss is None else self._loss.partial
 
     def _affinity(self) -> str | None:
         """Key by which the turns of a conversation go to the same server; None where there is one server."""
@@ -295,10 +292,6 @@ class _Choice:
         if client.spread != "affinity" or len(client.endpoints) < 2:
             return None
         return self._generation.request.prompt_cache_key or prompt_beginning(self._prompt.content)
-
-
-def _is_quarantine(error: Exception) -> bool:
-    return isinstance(error, ApiError) and error.code == QUARANTINED
 
 
 def _joined(before: Stats, after: Stats) -> Stats:

@@ -126,7 +126,9 @@ class Generation:
         request, chat = self.request, isinstance(self.request, ChatRequest)
         if chat and model.template is None:
             raise unsupported("model", "This model has no chat template: ask /v1/completions")
-        _check_ttl(request.ttl_s, model.cache)
+        if request.ttl_s is not None and model.cache is not None and request.ttl_s > model.cache.ttl_s:
+            longest = f"this deployment keeps answers for at most {model.cache.ttl_s:g} s"
+            raise ApiError(400, f"ttl_s: {request.ttl_s:g} is too long; {longest}", param="ttl_s")
         tools = RequestTools()
         if isinstance(request, ChatRequest):
             tools = resolve_tools(request, model.template, model.schema_faults)
@@ -329,11 +331,3 @@ def _too_many_tokens(request: GenerationRequest, most: int) -> ApiError:
         f"completion tokens, whereas you provided {limit}."
     )
     return ApiError(400, text, param="max_tokens")
-
-
-def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
-    """Refuse a request (400) that wants its answer cached for longer than the recipe allows."""
-    if ttl_s is None or cache is None or ttl_s <= cache.ttl_s:
-        return
-    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.ttl_s:g} s"
-    raise ApiError(400, text, param="ttl_s")

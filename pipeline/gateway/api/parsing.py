@@ -329,8 +329,8 @@ class _Removal:
         if not isinstance(value, dict):
             return value
         further = value.keys() - shape.known
-        if further and shape.for_template:
-            further -= self._words_of_template()
+        if shape.for_template and self._template is not None:
+            further -= self._template.words
         changed: dict[str, Any] = {}
         for name in shape.within.keys() & value.keys():
             if isinstance(held := value[name], dict | list):
@@ -343,6 +343,3 @@ class _Removal:
             if name in further:
                 self._ignore(f"{at}.{name[:MAX_SHOWN]}", value[name], known=name in shape.idle)
         return {name: changed.get(name, held) for name, held in value.items() if name not in further}
-
-    def _words_of_template(self) -> Set[str]:
-        return frozenset() if self._template is None else self._template.words

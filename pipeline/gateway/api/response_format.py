@@ -107,24 +107,6 @@ class FormFields(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    @property
-    def form_fields(self) -> list[str]:
-        """Names of the fields that ask for a form."""
-        names = list(FormFields.model_fields)
-        given = [name for name in names if getattr(self, name) is not None]
-        text = self.response_format is not None and self.response_format.type == "text"
-        return [name for name in given if not (name == "response_format" and text)]
-
-    @property
-    def has_schema(self) -> bool:
-        """Whether the form is a JSON schema: checking one takes longer than its size suggests."""
-        given, other = self.response_format, self.structured_outputs
-        return (
-            self.guided_json is not None
-            or (given is not None and (given.json_schema is not None or given.schema_ is not None))
-            or (other is not None and other.json_ is not None)
-        )
-
     def form(self, schema_faults: SchemaFaults) -> AnswerForm | None:
         """Return the form that the answer must have, with its schema checked; None for plain text.
 
@@ -140,7 +122,9 @@ class FormFields(BaseModel):
         return form
 
     def _form(self) -> AnswerForm | None:
-        names = self.form_fields
+        names = [name for name in FormFields.model_fields if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type == "text":
+            names.remove("response_format")
         if not names:
             return None
         if len(names) > 1:

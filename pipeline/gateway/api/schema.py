@@ -186,8 +186,12 @@ class GenerationRequest(OpenAIRequest, FormFields):
 
     @property
     def has_schemas(self) -> bool:
-        """Whether the request holds JSON schemas: checking them takes longer than their size suggests."""
-        return self.has_schema
+        given, other = self.response_format, self.structured_outputs
+        return (
+            self.guided_json is not None
+            or (given is not None and (given.json_schema is not None or given.schema_ is not None))
+            or (other is not None and other.json_ is not None)
+        )
 
     @property
     def wants_log_probs(self) -> bool:
@@ -309,7 +313,7 @@ class CompletionRequest(GenerationRequest):
     def _check_completion(self) -> Self:
         if len(self.prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt: must be at most {MAX_PROMPTS} prompts", param="prompt")
-        if not all(isinstance(prompt, str) or _are_token_ids(prompt) for prompt in self.prompts):
+        if not all(isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(type(id) is int for id in prompt)) for prompt in self.prompts):
             text = "prompt: must be a text, a list of token ids (whole numbers), or a list of either"
             raise ApiError(400, text, param="prompt")
         if self.max_tokens == 0 and not self.echo:
@@ -340,10 +344,6 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return [self.prompt]
         return self.prompt
-
-
-def _are_token_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(type(id) is int for id in prompt)
 
 
 def _check_top_logprobs(request: GenerationRequest, field: str) -> None:

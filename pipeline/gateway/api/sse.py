@@ -77,11 +77,9 @@ class Peer(Protocol):
     @property
     def congested(self) -> bool:
         """Whether the next write has to wait for the client to read."""
-        ...
 
     def abort(self) -> None:
         """End the connection now, whatever has not been read."""
-        ...
 
 
 class ReaderTooSlow(Exception):
