@@ -45,7 +45,8 @@ class Stream:
     engine: Engine
     name: str
     prompts: list[list[int]]
-    end_id: int
+    end_id: int | None
+    most: int = 96
     done: threading.Event = field(default_factory=threading.Event)
     tokens: int = 0
     ttft_ms: list[float] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Stream:
 
     def ask(self) -> None:
         prompt = tuple(self.prompts.pop())
-        self.engine.submit(EngineRequest(self.name, prompt, 96, self.end_id), self.take)
+        self.engine.submit(EngineRequest(self.name, prompt, self.most, self.end_id), self.take)
 
     def take(self, output: RequestOutput) -> None:
         self.tokens += len(output.tokens)

@@ -53,7 +53,7 @@ class CancellationWatch:
         self._period_s = period_s
         self._watched: list[tuple[WatchedSender, Callable[[], object]]] = []
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cancellations", daemon=True)
         self._thread.start()
 
@@ -65,16 +65,16 @@ class CancellationWatch:
 
     def close(self) -> None:
         """End the thread."""
+        self._closed.set()
         with self._changed:
-            self._closed = True
             self._changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._watched or self._closed)
-                if self._closed:
+                self._changed.wait_for(lambda: self._watched or self._closed.is_set())
+                if self._closed.is_set():
                     return
                 open_ones = [(sender, call) for sender, call in self._watched if not sender.closed]
                 self._watched = []
@@ -84,4 +84,4 @@ class CancellationWatch:
                     on_cancel()
                 else:
                     self.watch(sender, on_cancel)
-            time.sleep(max(self._period_s, _REST * (time.monotonic() - start)))
+            self._closed.wait(max(self._period_s, _REST * (time.monotonic() - start)))

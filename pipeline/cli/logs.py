@@ -53,7 +53,7 @@ def command(name: str, wanted: tuple[str, ...], follow: bool, lines: int) -> Non
         if record.control is not None:
             # Deployments that were started together have one supervisor, and it bears the name of the first.
             files["serve"] = opened.logs / record.control.stem / "serve.log"
-    kinds = {_FILES[one] for one in wanted} or set(files)
+    kinds = {_FILES[program] for program in wanted} or set(files)
     chosen = {kind: file for kind, file in files.items() if kind in kinds}
     if not any(file.is_file() for file in chosen.values()):
         raise UserError(f"{name} has no such log here: {', '.join(map(str, chosen.values()))}")

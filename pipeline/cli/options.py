@@ -76,31 +76,12 @@ def common_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
-@contextmanager
-def moved_options_named(ctx: click.Context) -> Iterator[None]:
-    """Say in the error for an option that a command had where it went."""
-    try:
-        yield
-    except click.NoSuchOption as error:
-        from pipeline.cli.moved_options import moved_to
-
-        if now := moved_to(ctx.command_path.partition(" ")[2] or ctx.command_path, error.option_name):
-            text = f"No such option: {error.option_name}. Write {now}"
-            raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
-        raise
-
-
 class Verb(click.Command):
     """A command that has the common options besides its own."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.params += common_options()
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; the error for an option that moved says where it went."""
-        with moved_options_named(ctx):
-            return super().parse_args(ctx, args)
 
 
 class VerbGroup(click.Group):

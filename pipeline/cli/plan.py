@@ -12,7 +12,6 @@ from pipeline.cli.options import (
     VerbGroup,
     complete_recipe,
     json_option,
-    moved_options_named,
     open_store,
     recipe_argument,
     set_option,
@@ -41,10 +40,6 @@ class _CommandWithVerbs(VerbGroup):
         if verb is None:
             return super().make_context(info_name, args, parent, **extra)
         return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with moved_options_named(ctx):
-            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx) if ctx.command is self else ctx.command.invoke(ctx)

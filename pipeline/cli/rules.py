@@ -44,7 +44,7 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def _filter(word: str) -> Callable[[Rule], bool]:
-    return lambda one: word in (one.group, *one.runtimes, *one.severities.values())
+    return lambda rule: word in (rule.group, *rule.runtimes, *rule.severities.values())
 
 
 def _found(name: str) -> Rule:

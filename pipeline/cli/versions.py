@@ -77,11 +77,11 @@ def command(
     form = published if quantization == "none" else quantization
     combining = gpu or architecture or quantization != "none" or kv_cache != "auto" or (version and runtime)
     if combining:
-        versions = (version,) if version else tuple(one.version for one in releases())
+        versions = (version,) if version else tuple(known.version for known in releases())
         runtimes: tuple[Track, ...] = (runtime,) if runtime else TRACKS
         answers = [
-            check_compatibility(one, kind, gpu, form, kv_cache, architecture)
-            for one in versions
+            check_compatibility(number, kind, gpu, form, kv_cache, architecture)
+            for number in versions
             for kind in runtimes
         ]
         _print_answers(answers, architecture is not None, as_json)
@@ -122,15 +122,15 @@ def _print_matrix(chosen: list[Release], as_json: bool) -> None:
     )
     for header in headers:
         table.add_column(header, no_wrap=header not in ("TORCH", "TRITON CONTAINERS"))
-    for one in chosen:
-        table.add_row(*_row(one))
+    for entry in chosen:
+        table.add_row(*_row(entry))
     print_rich(table)
     for track in TRACKS:
         if len(chosen) > 1 or track not in chosen[0].tracks or track == "tensorrt":
             click.echo(half(track))
-    for one in chosen:
-        if (text := _rests_on(one)) is not None:
-            click.echo(f"{one.version}: its arguments of the LLM API rest on {text}.")
+    for entry in chosen:
+        if (text := _rests_on(entry)) is not None:
+            click.echo(f"{entry.version}: its arguments of the LLM API rest on {text}.")
     shown = {c.release for entry in chosen for c in entry.containers}
     for disputed in containers():
         if disputed.conflict and (len(chosen) > 1 or disputed.release in shown):
@@ -150,13 +150,13 @@ def _print_built(chosen: list[Release]) -> None:
         (entry, track, image) for entry in chosen for track, image in _images(entry).items() if image.why
     ]
     if len(chosen) > 1 and built:
-        names = ", ".join(f"{one.version} {track}" for one, track, _ in built)
+        names = ", ".join(f"{entry.version} {track}" for entry, track, _ in built)
         click.echo(f"Images that are built first (`pipeline versions VERSION` prints the command): {names}")
         return
-    for one, track, image in built:
+    for entry, track, image in built:
         click.echo(f"{track} is served in {image.name}, which is built first: {image.why}")
         click.echo("\n".join(f"  {line}" for line in image.build_command()))
-        for unseen in {container.unseen for container in one.containers if container.unseen}:
+        for unseen in {container.unseen for container in entry.containers if container.unseen}:
             click.echo(f"  {unseen}")
 
 

@@ -155,10 +155,10 @@ def needed_keys(family: str) -> dict[str, str]:
     """
     classes = _facts()["config"]["classes"]
     return {
-        key: one["name"]
-        for one in classes
-        if one["families"] == "all" or family in one["families"]
-        for key in one["needs"]
+        key: config_class["name"]
+        for config_class in classes
+        if config_class["families"] == "all" or family in config_class["families"]
+        for key in config_class["needs"]
     }
 
 

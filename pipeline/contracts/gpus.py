@@ -102,10 +102,10 @@ def gpu(name: str) -> Gpu:
     Raises:
         UserError: it is not known; the text names those that are near.
     """
-    known = {one.name: one for one in gpus()}
+    known = {product.name: product for product in gpus()}
     if name in known:
         return known[name]
-    same_chip = [one for one in known if one.startswith(name.split("-")[0] + "-")]
+    same_chip = [other for other in known if other.startswith(name.split("-")[0] + "-")]
     near = same_chip or difflib.get_close_matches(name, known, n=4, cutoff=0.5) or list(known)
     raise UserError(f"GPU {name} is not known; known: {', '.join(near)}")
 
@@ -146,13 +146,13 @@ def gpu_generation(name: str) -> GpuGeneration:
     Raises:
         UserError: there is no such GPU, or its compute capability is not listed.
     """
-    one = gpu(name)
+    product = gpu(name)
     for entry in _data()["generations"]:
-        if entry["sm"] == one.sm:
+        if entry["sm"] == product.sm:
             return GpuGeneration(**entry)
     raise UserError(
-        f"GPU {one.name}: compute capability {one.capability} is of no known generation, so its speed cannot be "
-        f"computed; add it to generations in {_FILE}"
+        f"GPU {product.name}: compute capability {product.capability} is of no known generation, so its speed cannot "
+        f"be computed; add it to generations in {_FILE}"
     )
 
 

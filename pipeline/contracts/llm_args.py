@@ -100,7 +100,7 @@ def has_argument(version: str, name: str) -> bool:
     """Tell whether a version has an argument, such as "kv_cache_config.dtype"; of speculation, in any way to do it."""
     fields = [_fields(version, ARGUMENTS)]
     for part in name.split("."):
-        kinds = {kind.removesuffix(" | null") for one in fields if (kind := one.get(part)) is not None}
+        kinds = {kind.removesuffix(" | null") for types in fields if (kind := types.get(part)) is not None}
         if not kinds:
             return False
         if "speculation" in kinds:
@@ -145,7 +145,9 @@ def _having(model: str, name: str, value: Any) -> list[str]:
     """Versions that take a value as a field of a model."""
     kinds = {version: _fields(version, model).get(name, "") for version in versions()}
     nested = isinstance(value, Mapping)  # its own keys are judged where it is asked for
-    return [one for one, kind in kinds.items() if _fits(value, kind) or (nested and kind[:1].isupper())]
+    return [
+        release for release, kind in kinds.items() if _fits(value, kind) or (nested and kind[:1].isupper())
+    ]
 
 
 def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterator[_Judgement]:
@@ -158,7 +160,7 @@ def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterat
         rest = {name: value for name, value in given.items() if name != "decoding_type"}
         yield from _objections(version, models[chosen], rest, f"{SPECULATION}.")
     else:
-        having = [one for one in versions() if chosen in decoding_types(one)]
+        having = [release for release in versions() if chosen in decoding_types(release)]
         fault = Fault("is not known to", key=key, value=chosen, fix=fix)
         yield _not_known(version, fault, str(chosen), list(models), having)
 

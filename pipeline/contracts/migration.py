@@ -97,7 +97,7 @@ def documents(names: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _settings() -> Mapping[tuple[Kind, str], EngineSetting]:
-    return {(one.kind, one.name): one for kind in KINDS for one in _of_kind(kind)}
+    return {(entry.kind, entry.name): entry for kind in KINDS for entry in _of_kind(kind)}
 
 
 def _of_kind(kind: Kind) -> Iterator[EngineSetting]:

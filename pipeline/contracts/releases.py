@@ -86,7 +86,7 @@ def require_runtime(version: str, track: Track) -> Release:
     """
     found = release(version)
     if track not in found.tracks:
-        having = [one.version for one in releases() if track in one.tracks]
+        having = [other.version for other in releases() if track in other.tracks]
         raise UserError(
             f"TensorRT-LLM {version} is not offered with runtime {track}; with it: {', '.join(having)}. {half(track)}"
         )
@@ -102,7 +102,7 @@ def container(version: str) -> TritonContainer:
     carrying = release(version).containers
     if not carrying:
         raise UserError(f"no container is known to carry TensorRT-LLM {version}")
-    return max(carrying, key=lambda one: (one.conflict is None, one.release or ""))
+    return max(carrying, key=lambda image: (image.conflict is None, image.release or ""))
 
 
 def containers() -> tuple[TritonContainer, ...]:

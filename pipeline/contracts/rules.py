@@ -84,7 +84,7 @@ def source(name: str) -> str:
 def similar_ids(name: str) -> tuple[str, ...]:
     """List ids of rules that are like one that does not exist, at most three."""
     known = _rules()
-    same_end = [one for one in known if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    same_end = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
     return tuple(same_end or difflib.get_close_matches(name, known, n=3, cutoff=0.5))[:3]
 
 

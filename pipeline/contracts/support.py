@@ -76,7 +76,9 @@ def listing(architecture: str) -> tuple[str, ...]:
 
 def feature_support(architecture: str, version: str) -> Mapping[str, Support]:
     """Map features to upstream's answers for a class in a release; all that its matrix has where there is a row."""
-    row = next((one["row"] for one in _data()["rows"] if one["architecture"] == architecture), architecture)
+    row = next(
+        (entry["row"] for entry in _data()["rows"] if entry["architecture"] == architecture), architecture
+    )
     page, found = _page(version), dict[str, Support]()
     if row in page["matrix"]:
         answers = zip(features(), page["matrix"][row].split(), strict=True)

@@ -106,14 +106,14 @@ class Adapter:
         if lacking := [module.name for module in others if module.name not in layers]:
             yield f"adapts {_named(lacking)}, which the base does not have"
         known = [(module, layers[module.name]) for module in others if module.name in layers]
-        if fixed := [one.name for one, weight in known if not weight.quantizable]:
+        if fixed := [module.name for module, weight in known if not weight.quantizable]:
             yield f"adapts {_named(fixed)}, to which servers apply no adapters"
         unfit: dict[str, list[str]] = {}
-        for one, weight in known:
-            ours, theirs = (one.outputs, one.inputs), (weight.rows, weight.columns)
+        for module, weight in known:
+            ours, theirs = (module.outputs, module.inputs), (weight.rows, weight.columns)
             if ours != theirs:
                 said = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
-                unfit.setdefault(said, []).append(one.name)
+                unfit.setdefault(said, []).append(module.name)
         yield from (f"{said}: {_named(names)}" for said, names in unfit.items())
 
 
@@ -172,9 +172,9 @@ def adapter_of(
         )
     if not modules and not faults:
         faults.append("holds no matrices")
-    if (rank := max((one.rank for one in modules), default=0)) > MAX_RANK:
+    if (rank := max((pair.rank for pair in modules), default=0)) > MAX_RANK:
         faults.append(f"has rank {rank}; at most {MAX_RANK} is served")
-    if not all(math.isfinite(one.scale) for one in modules):
+    if not all(math.isfinite(pair.scale) for pair in modules):
         faults.append("scales by a number that is not finite")
     base = config.get("base_model_name_or_path")
     return Adapter(

@@ -246,7 +246,7 @@ def _vectors(blocks: tuple[Block, ...]) -> Iterator[tuple[str, int]]:
     def is_one(weight: WeightTensor) -> bool:
         return weight.columns == 1 and not weight.name.endswith(".bias")
 
-    for weight in (one for block in blocks for one in block.weights if is_one(one)):
+    for weight in (tensor for block in blocks for tensor in block.weights if is_one(tensor)):
         yield f"model.{weight.name}{'.weight' if weight.kind == 'norms' else ''}", weight.rows
 
 

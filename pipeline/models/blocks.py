@@ -176,8 +176,8 @@ def attention(
     if norm:
         sizes = (1, 1) if norm == "head" else (heads, kv_heads)
         weights += [
-            vector("norms", f"{name}.{one}_norm", count * head_dim)
-            for one, count in zip("qk", sizes, strict=True)
+            vector("norms", f"{name}.{letter}_norm", count * head_dim)
+            for letter, count in zip("qk", sizes, strict=True)
         ]
     if sinks:
         weights.append(vector("attention", f"{name}.sinks", heads, "rows"))
@@ -344,8 +344,8 @@ def delta_net(
     name = "linear_attn"
     channels = 2 * key_heads * key_dim + value_heads * value_dim
     weights = [
-        WeightTensor("mixers", rows, hidden, "rows", quantizable, name=f"{name}.{one}")
-        for one, rows, quantizable in inputs
+        WeightTensor("mixers", rows, hidden, "rows", quantizable, name=f"{name}.{projection}")
+        for projection, rows, quantizable in inputs
     ]
     weights += (
         WeightTensor("mixers", channels, kernel, "rows", name=f"{name}.conv1d"),

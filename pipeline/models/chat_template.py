@@ -1,5 +1,8 @@
 """Renders messages to the prompt that the model was trained on, with the chat template that its tokenizer brings.
 
+Families that publish code in place of a template (DeepSeek V3.2 and V4) have one of ours, `data/chat_templates`, by the
+class that config.json names.
+
 Renders the same text as `apply_chat_template` of transformers 5, without needing it, with the tokenizer's special
 tokens as variables. Jinja's immutable sandbox keeps a template from Python. It bounds neither time nor memory:
 `pipeline.models.template_trial` tries what a template takes when a checkpoint is fetched.
@@ -12,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -67,15 +71,14 @@ class ChatTemplate:
         """Read the chat template of a tokenizer.
 
         Args:
-            tokenizer: folder with chat_template.jinja or, as older tokenizers have it, tokenizer_config.json.
+            tokenizer: folder, see `template_sources`.
 
         Raises:
             TemplateError: there is no template, or a file cannot be read.
         """
         folder = Path(tokenizer)
         try:
-            config = _json(folder / "tokenizer_config.json")
-            sources, tokens = _templates(folder, config), _special_tokens(folder, config)
+            sources, tokens = template_sources(folder), _special_tokens(folder)
         except UnreadableFile as error:
             raise TemplateError(str(error)) from error
         if not sources:
@@ -176,25 +179,49 @@ def _until_mark(text: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the sources by name; files win over tokenizer_config.json."""
+def template_sources(folder: Path) -> dict[str, str]:
+    """Return the chat templates of a tokenizer by name; {} if it has none.
+
+    Args:
+        folder: holds chat_template.jinja or, as older tokenizers have it, tokenizer_config.json; or neither, beside
+            the config.json of a family whose template is ours.
+
+    Raises:
+        UnreadableFile: a file that may hold one.
+    """
     files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if (folder / "chat_template.jinja").exists():
         files["default"] = folder / "chat_template.jinja"
     if files:
         return {name: read_text(path) for name, path in files.items()}
-    inside = config.get("chat_template") or {}
+    inside = _json(folder / "tokenizer_config.json").get("chat_template") or {}
     if isinstance(inside, list):
         inside = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, dict)}
     named = inside if isinstance(inside, dict) else {"default": inside}
     if not all(isinstance(part, str) for pair in named.items() for part in pair):
         problem = "chat_template is neither a text nor a list of names and templates"
         raise UnreadableFile(folder / "tokenizer_config.json", problem)
+    if not named and (own := _family_template(_json(folder / "config.json").get("architectures"))):
+        return {"default": own}
     return named
 
 
-def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _family_template(architectures: Any) -> str | None:
+    """Template of ours for the classes that a config.json names."""
+    names = (
+        {name for name in architectures if isinstance(name, str)}
+        if isinstance(architectures, list)
+        else set()
+    )
+    files = (resources.files("pipeline.models") / "data" / "chat_templates").iterdir()
+    return next(
+        (file.read_text("utf-8") for file in files if file.name.removesuffix(".jinja") in names), None
+    )
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
     """bos_token, eos_token and the like. The older special_tokens_map.json counts only beside an older config."""
+    config = _json(folder / "tokenizer_config.json")
     older = {} if "added_tokens_decoder" in config else _json(folder / "special_tokens_map.json")
     merged = {**config, **older}
     extra = merged.get("extra_special_tokens")

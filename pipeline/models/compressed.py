@@ -42,18 +42,18 @@ def layout(layer: LinearShape, how: StoredFormat, parts: frozenset[str]) -> Iter
     """
     form, rows, columns = Format(how.name), layer.rows, layer.columns
     groups = columns // how.group if 0 < how.group < columns else 1
-    one, a_row = ((), (1,)), ((rows, groups), (rows,)) if groups == 1 else ((rows, groups),)
+    scalar, a_row = ((), (1,)), ((rows, groups), (rows,)) if groups == 1 else ((rows, groups),)
     if form in FP4:
         yield "weight_packed", (("U8",), ((rows, columns // 2),), True)
         scales = ("U8", "F8_E8M0") if form is Format.MXFP4 else ("F8_E4M3",)
         yield "weight_scale", (scales, ((rows, groups),), True)
         if form is not Format.MXFP4:
-            yield "weight_global_scale", (("F32",), one, True)
-        yield "input_global_scale", (("F32",), one, form is Format.NVFP4 and not how.dynamic)
+            yield "weight_global_scale", (("F32",), scalar, True)
+        yield "input_global_scale", (("F32",), scalar, form is Format.NVFP4 and not how.dynamic)
     elif form in (Format.FP8, Format.FP8_ROW):
         yield "weight", (("F8_E4M3",), ((rows, columns),), True)
-        yield "weight_scale", (FLOATS, one if form is Format.FP8 else a_row, True)
-        yield "input_scale", (FLOATS, one, False)
+        yield "weight_scale", (FLOATS, scalar if form is Format.FP8 else a_row, True)
+        yield "input_scale", (FLOATS, scalar, False)
     else:
         bits = 4 if form in (Format.INT4, Format.INT4_ZEROS) else 8
         if bits == 4 or "weight_packed" in parts:

@@ -140,8 +140,8 @@ class ConfigValues:
         """Return a list of objects; empty where there is none."""
         found = self._list(key, Mapping)
         return [
-            ConfigValues(one, place=f"{self._place}{key}[{index}].", faults=self.faults)
-            for index, one in enumerate(found)
+            ConfigValues(item, place=f"{self._place}{key}[{index}].", faults=self.faults)
+            for index, item in enumerate(found)
         ]
 
     def refuse_unread(self, name: str) -> None:

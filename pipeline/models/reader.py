@@ -85,7 +85,7 @@ class CheckpointReader:
         if absent:
             raise CheckpointError(f"{self.directory} lacks {', '.join(absent)}")
         read: dict[str, Any] = {part: self.tensors[tensor] for part, tensor in parts.items()}
-        read = {part: one[index] if one.ndim > 1 else one for part, one in read.items()}
+        read = {part: tensor[index] if tensor.ndim > 1 else tensor for part, tensor in read.items()}
         if how.name == Format.MXFP4:
             read["weight"] = read["weight"].reshape(len(read["weight"]), -1)
             read["weight_scale"] = np.ldexp(np.float32(1), read["weight_scale"].astype(np.int32) - 127)
@@ -201,7 +201,7 @@ def layer_faults(
     wanted = dict(_layout(layer, form, how.group))
     if compressed_tensors and form is not Format.NONE:
         held = frozenset(part for part in PARTS if names[part] in headers)
-        wanted = {part: one for part, one in wanted.items() if part == "bias"}
+        wanted = {part: layout for part, layout in wanted.items() if part == "bias"}
         wanted |= compressed.layout(layer, how, held)
     for part, (dtypes, shapes, needed) in wanted.items():
         header = headers.get(names[part])

@@ -97,7 +97,7 @@ class DecoderTensors(TensorMap):
             if not _TOWER.search(name)
         }
         kinds = ((name, files.headers[held]) for name, held in self._names.items())
-        self.headers = {name: _Named(name, one.dtype, one.shape) for name, one in kinds}
+        self.headers = {name: _Named(name, header.dtype, header.shape) for name, header in kinds}
 
     def __getitem__(self, name: str) -> Array:
         return self._files[self._names[name]]

@@ -68,7 +68,7 @@ class CheckpointSummary:
     @property
     def is_broken(self) -> bool:
         """Whether it cannot be read, or its files have errors."""
-        return self.sizes is None or any(one.severity == "error" for one in self.findings or ())
+        return self.sizes is None or any(finding.severity == "error" for finding in self.findings or ())
 
     @property
     def kv_cache(self) -> str:
@@ -112,7 +112,7 @@ class CheckpointSummary:
             "architecture": self.sizes.architecture,
             "parameters": {
                 "total": sum(counts.values()), "active": active_parameters(self.sizes), "vision": counts["vision"],
-                "draft": sum(one.parameters for one in self.sizes.draft),
+                "draft": sum(weight.parameters for weight in self.sizes.draft),
                 "named": named, "named_active": active,
             },
             "weights": {
@@ -121,15 +121,15 @@ class CheckpointSummary:
             },
             "kv_cache": {
                 "type": self.kv_cache,
-                "token_bytes": sum(one.token_bytes for one in self.caches),
-                "sequence_bytes": sum(one.state_bytes for one in self.caches),
+                "token_bytes": sum(cache.token_bytes for cache in self.caches),
+                "sequence_bytes": sum(cache.state_bytes for cache in self.caches),
                 "layers": [
-                    {"kind": one.kind, "layers": one.layers, "token_bytes": one.token_bytes,
-                     "sequence_bytes": one.state_bytes, "window": one.window}
-                    for one in self.caches
+                    {"kind": cache.kind, "layers": cache.layers, "token_bytes": cache.token_bytes,
+                     "sequence_bytes": cache.state_bytes, "window": cache.window}
+                    for cache in self.caches
                 ],
             },
-            "findings": None if self.findings is None else [one.document() for one in self.findings],
+            "findings": None if self.findings is None else [finding.document() for finding in self.findings],
         }  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def _folders(path: Path) -> Iterator[Path]:
     if (path / CONFIG).is_file():
         yield path
     elif path.is_dir():
-        yield from sorted(one for one in path.iterdir() if (one / CONFIG).is_file())
+        yield from sorted(folder for folder in path.iterdir() if (folder / CONFIG).is_file())
 
 
 def summarize(folder: Path) -> CheckpointSummary:

@@ -97,9 +97,9 @@ def check_compatibility(
             found = support.feature_support(architecture, version)
             features = {
                 name: FeatureAnswer(
-                    FEATURES[name].label, one.on(sm), one.capabilities, one.needs, one.sources
+                    FEATURES[name].label, answer.on(sm), answer.capabilities, answer.needs, answer.sources
                 )
-                for name, one in found.items()
+                for name, answer in found.items()
             }
     return Compatibility(version, runtime, image, tuple(reasons), features or None)
 

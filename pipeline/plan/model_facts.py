@@ -18,6 +18,7 @@ from pipeline.contracts.models import known_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.models.adapter import Adapter, read_adapter
 from pipeline.models.architecture import FAMILIES, Architecture
+from pipeline.models.chat_template import template_sources
 from pipeline.models.sizes import ModelSizes, class_of
 from pipeline.plan.plan import TARGET
 from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
@@ -110,9 +111,9 @@ class ModelFacts:
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
     adapters = {
-        name: read_adapter(one.source.path)
-        for name, one in recipe.adapters.items()
-        if isinstance(one.source, LocalSource)
+        name: read_adapter(adapter.source.path)
+        for name, adapter in recipe.adapters.items()
+        if isinstance(adapter.source, LocalSource)
     }
     found = {
         role: ModelFacts(known_model(checkpoint.source.repo))
@@ -130,7 +131,7 @@ def offline_sizes(recipe: Recipe) -> dict[str, ModelSizes]:
 
 def facts_from_sizes(sizes: Mapping[str, ModelSizes]) -> dict[str, ModelFacts]:
     """Make facts of which only the sizes are known, by role."""
-    return {role: ModelFacts(one) for role, one in sizes.items()}
+    return {role: ModelFacts(known) for role, known in sizes.items()}
 
 
 def read_model_facts(folder: Path) -> ModelFacts:
@@ -159,11 +160,11 @@ def _weight_faults(folder: Path) -> tuple[str, ...]:
     """Errors by headers and scales, once a run as long as no file changes: large checkpoints take seconds."""
     try:
         files = [
-            (one, one.stat()) for end in ("json", "safetensors") for one in sorted(folder.glob(f"*.{end}"))
+            (file, file.stat()) for end in ("json", "safetensors") for file in sorted(folder.glob(f"*.{end}"))
         ]
     except OSError:
         return ()
-    return _judged(folder, tuple((str(file), one.st_size, one.st_mtime_ns) for file, one in files))
+    return _judged(folder, tuple((str(file), info.st_size, info.st_mtime_ns) for file, info in files))
 
 
 @cache
@@ -176,21 +177,17 @@ def _judged(folder: Path, _files: tuple[tuple[str, int, int], ...]) -> tuple[str
         found = lint_files(LocalFiles(CheckpointFolder(folder)), quantized_only=True)
     except (InvalidInput, UnreadableFile):
         return ()  # fetching explains it
-    return tuple(str(one).removeprefix("error: ") for one in found or () if one.severity == "error")
+    return tuple(
+        str(finding).removeprefix("error: ") for finding in found or () if finding.severity == "error"
+    )
 
 
 def _has_template(folder: Path) -> bool | None:
     """Whether there is a template for plain conversations; None: a file that may hold it cannot be read."""
-    if (folder / "chat_template.jinja").exists():
-        return True
     try:
-        file = folder / "tokenizer_config.json"
-        inside = read_json(file).get("chat_template") if file.exists() else None
+        return "default" in template_sources(folder)
     except UnreadableFile:
         return None
-    if isinstance(inside, list):
-        return any(isinstance(entry, dict) and entry.get("name") == "default" for entry in inside)
-    return "default" in inside if isinstance(inside, dict) else bool(inside)
 
 
 def _faults(config: Mapping[str, Any]) -> tuple[Fault, ...]:

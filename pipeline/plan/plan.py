@@ -135,7 +135,7 @@ def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
     if kind != "tensorrt":
         return (unified, *ranks)
     loaded = parallelism(recipe, TARGET).folder
-    return (*sorted(ranks, key=lambda one: one.folder != loaded), unified)
+    return (*sorted(ranks, key=lambda export: export.folder != loaded), unified)
 
 
 class _Planner:
@@ -239,9 +239,9 @@ class _Planner:
     def _evaluate(self) -> Step:
         inputs = {"checkpoint": f"fetch.{TARGET}", "calibrated": f"calibrate.{TARGET}", "dataset": "dataset"}
         judged: list[Json] = []
-        for one in evaluated_exports(self._recipe):
-            precision = {} if one.precision == "f32" else {"precision": one.precision}
-            judged.append({"folder": one.folder, "kv_scale": one.kv_scale, **precision})
+        for export in evaluated_exports(self._recipe):
+            precision = {} if export.precision == "f32" else {"precision": export.precision}
+            judged.append({"folder": export.folder, "kv_scale": export.kv_scale, **precision})
         return self._step("evaluate", {"judged": judged}, inputs)
 
     def _is_split(self, role: str) -> bool:

@@ -140,7 +140,7 @@ def _releases_with(architecture: str, feature: str, on: Gpu | None) -> tuple[str
 
 def _gpus_of(found: support.Support) -> str:
     """GPUs that an answer holds for, the first few."""
-    return _either(tuple(one.name for one in gpus() if found.on(one.sm) == "yes")[:3])
+    return _either(tuple(product.name for product in gpus() if found.on(product.sm) == "yes")[:3])
 
 
 def _either(names: tuple[str, ...]) -> str:

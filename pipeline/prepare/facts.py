@@ -128,7 +128,9 @@ def _dataset_file(path: Path) -> DatasetFacts:
 def with_folder_problems(facts: RecipeFacts) -> RecipeFacts:
     """Add why a build would not take the local folders of a recipe."""
     checkpoints = facts.recipe.checkpoints
-    models = {role: replace(one, problem=_problem(checkpoints[role])) for role, one in facts.models.items()}
+    models = {
+        role: replace(model, problem=_problem(checkpoints[role])) for role, model in facts.models.items()
+    }
     return replace(facts, models=models)
 
 
@@ -270,9 +272,10 @@ def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
         Facts with nothing but the HTTP status of each repository; None: there is nothing to ask for.
     """
     missing = [
-        (one.source.repo, one.revision)
-        for one in recipe.checkpoints.values()
-        if isinstance(one.source, HubSource) and find_fetched(one.source, one.revision, store) is None
+        (checkpoint.source.repo, checkpoint.revision)
+        for checkpoint in recipe.checkpoints.values()
+        if isinstance(checkpoint.source, HubSource)
+        and find_fetched(checkpoint.source, checkpoint.revision, store) is None
     ]
     if not missing:
         return None

@@ -85,7 +85,7 @@ def _weights(sizes: ModelSizes) -> int:
 
 def machine_gpu(seen: Sequence[GpuFacts]) -> tuple[str, int]:
     """The GPU of this machine in the contracts, and how many there are of it."""
-    named = [name for one in seen if (name := contract_name(one)) is not None]
+    named = [name for device in seen if (name := contract_name(device)) is not None]
     if not named:
         raise UserError(f"{seen[0].name} is none of the known GPUs; name one like it with --gpu")
     most = max(dict.fromkeys(named), key=named.count)
@@ -99,15 +99,17 @@ def newest_release(kind: Track, device: str, architecture: str | None = None) ->
         architecture: Class of the model; the newest stable release that lists it is taken, else the first candidate
             that does, else the newest stable release.
     """
-    stable = [one for one in reversed(releases()) if not one.candidate]
-    candidates = [one for one in releases() if one.candidate]
+    stable = [release for release in reversed(releases()) if not release.candidate]
+    candidates = [release for release in releases() if release.candidate]
     judged = [
-        check_compatibility(one.version, kind, device) for one in (*stable, *candidates) if one.containers
+        check_compatibility(release.version, kind, device)
+        for release in (*stable, *candidates)
+        if release.containers
     ]
-    offered = [one.version for one in judged if one.offered]
+    offered = [answer.version for answer in judged if answer.offered]
     if not offered or is_candidate(offered[0]):
-        refused = (one.reasons for one in judged if not is_candidate(one.version))
-        reasons = (one.text for some in refused for one in some if one.severity == "error")
+        refused = (answer.reasons for answer in judged if not is_candidate(answer.version))
+        reasons = (reason.text for some in refused for reason in some if reason.severity == "error")
         raise InvalidInput(device, [Fault(reason) for reason in dict.fromkeys(reasons)])
     listing = support.listing(architecture) if architecture is not None and kind == "pytorch" else ()
     return next((version for version in offered if version in listing), offered[0])
@@ -126,21 +128,25 @@ def lacking_features(architecture: str, version: str, device: str) -> dict[tuple
         setting: feature_issue(architecture, name, version, gpu(device))
         for name, setting in _DEFAULT_FEATURES.items()
     }
-    return {key: one.problem for key, one in found.items() if one is not None and one.severity == "error"}
+    return {
+        key: issue.problem for key, issue in found.items() if issue is not None and issue.severity == "error"
+    }
 
 
 def example_recipe(form: str) -> Recipe:
     """A packaged recipe with a budget for this format."""
     fitting = (entry.recipe for entry in entries() if entry.quantization == form)
-    return next(one for one in fitting if one is not None and one.quantization.gate is not None)
+    return next(recipe for recipe in fitting if recipe is not None and recipe.quantization.gate is not None)
 
 
 def draft_pays(best: DeploymentOption, found: Comparison) -> bool:
     """Whether the same deployment with its draft takes less time of the GPUs."""
     alike = (best.gpu, best.tensor_parallel, best.form)
     return any(
-        one.draft and (one.gpu, one.tensor_parallel, one.form) == alike and one.gpu_seconds < best.gpu_seconds
-        for one in found.serving
+        option.draft
+        and (option.gpu, option.tensor_parallel, option.form) == alike
+        and option.gpu_seconds < best.gpu_seconds
+        for option in found.serving
     )
 
 
@@ -148,11 +154,13 @@ def lacking(found: Comparison, gpus: int, kind: Track) -> Iterator[Fault]:
     """Why each option that could have been is none."""
     if not (found.serving or found.refused):
         yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
-    for one in found.refused:
-        if one.gpus <= gpus and not one.draft:
-            yield Fault("; ".join(one.reasons), key=f"{one.label}, runtime {kind}")
+    for option in found.refused:
+        if option.gpus <= gpus and not option.draft:
+            yield Fault("; ".join(option.reasons), key=f"{option.label}, runtime {kind}")
     enough = sorted(
-        {one.gpus: one.label for one in found.serving if one.gpus > gpus and not one.draft}.items()
+        {
+            option.gpus: option.label for option in found.serving if option.gpus > gpus and not option.draft
+        }.items()
     )
     if enough:
         yield Fault(

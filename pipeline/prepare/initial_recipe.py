@@ -219,7 +219,9 @@ class _Draft:
         try:
             return Recipe.model_validate({key: value for key, value in given.items() if value is not None})
         except ValidationError as error:
-            faults = [Fault(one["msg"], key=".".join(map(str, one["loc"]))) for one in error.errors()]
+            faults = [
+                Fault(detail["msg"], key=".".join(map(str, detail["loc"]))) for detail in error.errors()
+            ]
             raise InvalidInput(str(self.request.source), faults) from None
 
     # On this machine's CPU
@@ -321,13 +323,13 @@ class _Draft:
         known = self.gpus < _MAX_GPUS or self.request.gpus is not None
         enough = _ENOUGH if known else _ENOUGH_OF_UNKNOWN
 
-        def load(one: DeploymentOption) -> int:
-            return min(enough, one.best.batch if one.best is not None else 0)
+        def load(option: DeploymentOption) -> int:
+            return min(enough, option.best.batch if option.best is not None else 0)
 
         for form in self._forms(kind):
-            alike = [one for one in found.serving if (one.form, one.draft) == (form, False)]
-            if fitting := [one for one in alike if one.gpus <= self.gpus]:
-                return min(fitting, key=lambda one: (-load(one), one.gpus))
+            alike = [option for option in found.serving if (option.form, option.draft) == (form, False)]
+            if fitting := [option for option in alike if option.gpus <= self.gpus]:
+                return min(fitting, key=lambda option: (-load(option), option.gpus))
         return None
 
     def _explain(
@@ -342,9 +344,9 @@ class _Draft:
         if kind != "cpu":
             reasons["runtime.kind"] = half(kind)
         fewer = {
-            one.gpus: one.best.batch if one.best is not None else 0
-            for one in (*found.refused, *found.serving)
-            if (one.form, one.draft) == (best.form, False) and one.gpus < best.gpus
+            option.gpus: option.best.batch if option.best is not None else 0
+            for option in (*found.refused, *found.serving)
+            if (option.form, option.draft) == (best.form, False) and option.gpus < best.gpus
         }
         counts = ", ".join(f"{load} on {gpus}" for gpus, load in sorted(fewer.items()))
         reasons["runtime.tensor_parallel"] = (

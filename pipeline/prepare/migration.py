@@ -95,7 +95,10 @@ def migrate(
     after = work.recipe().read_from(RecipeProvenance(file.absolute()))
     stopping = work.objections()
     if stopping:
-        faults = [Fault(one.problem, key=one.keys[0], fix=one.fix, rule=one.rule) for one in stopping]
+        faults = [
+            Fault(finding.problem, key=finding.keys[0], fix=finding.fix, rule=finding.rule)
+            for finding in stopping
+        ]
         raise InvalidInput(f"{recipe.name} with TensorRT-LLM {chosen} and runtime pytorch", faults)
     changes = (
         *work.changes,
@@ -130,7 +133,7 @@ class _Work:
     @property
     def removed(self) -> tuple[str, ...]:
         """Keys that are gone."""
-        return tuple(one.key for one in self.changes if one.effect == "removed")
+        return tuple(change.key for change in self.changes if change.effect == "removed")
 
     def recipe(self, **changed: Any) -> Recipe:
         """The recipe as its values are now; `changed`: formats of weights by role."""
@@ -138,7 +141,9 @@ class _Work:
 
     def objections(self, **changed: Any) -> tuple[Finding, ...]:
         """Findings of preflight that stop it."""
-        return tuple(one for one in read_recipe_facts(self.recipe(**changed)).findings() if one.stops)
+        return tuple(
+            finding for finding in read_recipe_facts(self.recipe(**changed)).findings() if finding.stops
+        )
 
     # What changes whatever the recipe says
 
@@ -178,14 +183,14 @@ class _Work:
             missing = self._missing(form) if form not in (None, "none", "auto") else None
             if missing is None:
                 continue
-            possible = [one for one in self._instead(form) if not self.objections(**{role: one})]
+            possible = [other for other in self._instead(form) if not self.objections(**{role: other})]
             if possible:
                 self._take_format(key, possible[0], *missing)
 
     def _missing(self, form: str) -> tuple[str, tuple[str, ...]] | None:
         """Why the PyTorch backend has not a format that engines have, and who says so; None if it has."""
         card, cache = gpus.gpu(self.runtime.gpu), self.before.quantization.kv_cache
-        known = {one.reason for one in gpus.format_issues(card, form, cache, "tensorrt")}
+        known = {issue.reason for issue in gpus.format_issues(card, form, cache, "tensorrt")}
         for issue in gpus.format_issues(card, form, cache, "pytorch", self.version):
             if issue.subject == "weights" and issue.reason not in known:
                 return issue.reason, documents(issue.sources)
@@ -194,8 +199,10 @@ class _Work:
     def _instead(self, form: str) -> list[str]:
         """Formats instead of one, those that upstream lists for the GPU first."""
         card, others = gpus.gpu(self.runtime.gpu), contract.other_formats(form)
-        listed = [one for one in others if not gpus.format_issues(card, one, "auto", "pytorch", self.version)]
-        return [*listed, *(one for one in others if one not in listed)]
+        listed = [
+            other for other in others if not gpus.format_issues(card, other, "auto", "pytorch", self.version)
+        ]
+        return [*listed, *(other for other in others if other not in listed)]
 
     def _take_format(self, key: str, form: str, reason: str, sources: tuple[str, ...]) -> None:
         self._set(key, form, reason, sources)
@@ -211,7 +218,7 @@ class _Work:
         draft = self.before.draft
         if draft is None:
             return
-        found = [one for one in self.objections() if rule(one.rule).group == "speculation"]
+        found = [finding for finding in self.objections() if rule(finding.rule).group == "speculation"]
         if found:
             self._remove("draft", found[0].problem, documents(found[0].sources))
             # Its own calibration would be left over.
@@ -264,12 +271,16 @@ class _Work:
 
     def _comments(self) -> dict[str, str]:
         comments: dict[str, str] = {}
-        for one in self.changes:
-            if one.effect == "means":
+        for change in self.changes:
+            if change.effect == "means":
                 continue
-            key = one.key.partition("[")[0]
-            was = f"{one.key.rpartition('.')[2]} was {written(one.before)}"
-            line = f"{was}: {one.reason}" if one.effect == "changed" else f"without {one.key}: {one.reason}"
+            key = change.key.partition("[")[0]
+            was = f"{change.key.rpartition('.')[2]} was {written(change.before)}"
+            line = (
+                f"{was}: {change.reason}"
+                if change.effect == "changed"
+                else f"without {change.key}: {change.reason}"
+            )
             comments[key] = "; ".join(filter(None, (comments.get(key), line)))
         return comments
 

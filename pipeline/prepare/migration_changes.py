@@ -103,7 +103,7 @@ def argument_value(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_below(key: str | None, removed: Sequence[str]) -> bool:
-    return key is not None and any(key == one or key.startswith(f"{one}.") for one in removed)
+    return key is not None and any(key == gone or key.startswith(f"{gone}.") for gone in removed)
 
 
 def client_changes(before: Recipe, version: str) -> Iterator[Change]:
@@ -187,12 +187,12 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "KV cache": ("kv_cache",), "CUDA graphs": ("graphs",),
 }  # fmt: skip
 _SPEED: Mapping[tuple[str, str], Callable[[Forecast], float | None]] = {
-    ("first token, alone", "ms"): lambda one: one.ttft_ms.value,
-    ("between tokens, alone", "ms"): lambda one: one.itl_ms.value,
-    ("first token p95, at the most requests", "ms"): lambda one: one.curve[-1].ttft_ms if one.curve else None,
-    ("between tokens p95, at the most requests", "ms"): lambda one: one.curve[-1].itl_p95_ms if one.curve else None,
-    ("requests at a time within the SLO", ""): lambda one: one.within_slo.batch if one.within_slo else 0,
-    ("tokens a second within the SLO", ""): lambda one: one.tokens_per_s.value if one.tokens_per_s else 0,
+    ("first token, alone", "ms"): lambda plan: plan.ttft_ms.value,
+    ("between tokens, alone", "ms"): lambda plan: plan.itl_ms.value,
+    ("first token p95, at the most requests", "ms"): lambda plan: plan.curve[-1].ttft_ms if plan.curve else None,
+    ("between tokens p95, at the most requests", "ms"): lambda plan: plan.curve[-1].itl_p95_ms if plan.curve else None,
+    ("requests at a time within the SLO", ""): lambda plan: plan.within_slo.batch if plan.within_slo else 0,
+    ("tokens a second within the SLO", ""): lambda plan: plan.tokens_per_s.value if plan.tokens_per_s else 0,
 }  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple
             fault if fault.where == "--set" else replace(fault, where=error.subject)
             for fault in _behind(path_or_name, overrides)
         ]
-        faults = sorted((*error.faults, *behind), key=lambda one: (one.where == "--set", one.line or 0))
+        faults = sorted((*error.faults, *behind), key=lambda fault: (fault.where == "--set", fault.line or 0))
         raise InvalidInput(error.subject, faults, error.more) from None
     return check_recipe(recipe)
 
@@ -210,12 +210,14 @@ def _behind(path_or_name: str, overrides: Sequence[str]) -> list[Fault]:
         for finding in with_folder_problems(read_recipe_facts(recipe)).findings()
         if finding.stops and not _concerns(finding, replaced)
     ]
-    return located(recipe, [Problem(one.keys, one.problem, one.fix, one.rule) for one in stopping])
+    return located(
+        recipe, [Problem(finding.keys, finding.problem, finding.fix, finding.rule) for finding in stopping]
+    )
 
 
 def _concerns(finding: Finding, replaced: Collection[str]) -> bool:
     """Whether a finding may be about values that were replaced."""
-    rule = next(one for one in rules() if one.id == finding.rule)
+    rule = next(known for known in rules() if known.id == finding.rule)
     read = {*finding.keys, *rule.fields}
     if rule.group != "sourcing":
         # Which release and which runtime decide on all rules; sums of memory and tokens have many terms.
@@ -223,8 +225,8 @@ def _concerns(finding: Finding, replaced: Collection[str]) -> bool:
     if rule.group in ("budgets", "memory"):
         read |= {"limits", "kv_cache", "draft", "quantization", "runtime"}
     return any(
-        one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-        for one in read
+        key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
+        for key in read
         for other in replaced
     )
 
@@ -297,7 +299,7 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
 
 
 def _sources(recipe: Recipe, role: str) -> Iterator[object]:
-    yield from (one.source for name, one in recipe.sources.items() if role in ("", name))
+    yield from (source.source for name, source in recipe.sources.items() if role in ("", name))
 
 
 def _calibrates_draft(recipe: Recipe) -> bool:

@@ -153,7 +153,7 @@ def make_report(
         performance=_performance(recipe, memory, workload or WorkloadOptions(), calibration, unknown)
         if memory is not None
         else None,
-        seen={role: _described(one) for role, one in probes.items()},
+        seen={role: _described(probe) for role, probe in probes.items()},
         doubts=_doubts(recipe, probes) if memory is not None else (),
         unknown=unknown,
     )
@@ -182,7 +182,7 @@ def compare_recipe(
 
     def judge(changed: Recipe) -> tuple[str, ...]:
         found = findings(changed, models, emitted=read_settings(changed))
-        return tuple(f"{one.problem} [{one.rule}]" for one in found if one.stops)
+        return tuple(f"{finding.problem} [{finding.rule}]" for finding in found if finding.stops)
 
     steps = read_settings(recipe).steps
     question = comparison_settings(workload, recipe.limits)
@@ -203,10 +203,10 @@ def _probes(
 
 def _with_probes(facts: RecipeFacts, probes: Mapping[str, ModelProbe]) -> RecipeFacts:
     models = {
-        role: replace(one, sizes=probe.sizes, architecture=probe.architecture, weight_bytes=_bytes(probe))
+        role: replace(model, sizes=probe.sizes, architecture=probe.architecture, weight_bytes=_bytes(probe))
         if (probe := probes.get(role)) is not None
-        else one
-        for role, one in facts.models.items()
+        else model
+        for role, model in facts.models.items()
     }
     return replace(facts, models=models)
 
@@ -229,7 +229,9 @@ def _plan(
         unknown["plan"] = str(error)
         return None, found
     known = {(finding.rule, finding.keys, finding.problem) for finding in found}
-    more = (one for one in prepared.findings if (one.rule, one.keys, one.problem) not in known)
+    more = (
+        finding for finding in prepared.findings if (finding.rule, finding.keys, finding.problem) not in known
+    )
     return prepared.plan, (*found, *more)
 
 
@@ -242,8 +244,8 @@ def _memory(
     adapters: Mapping[str, Adapter],
     unknown: dict[str, str],
 ) -> MemoryPlan | None:
-    sizes = {role: one.sizes for role, one in models.items() if one.sizes is not None}
-    unread = [_unread(role, one) for role, one in models.items() if one.sizes is None]
+    sizes = {role: model.sizes for role, model in models.items() if model.sizes is not None}
+    unread = [_unread(role, model) for role, model in models.items() if model.sizes is None]
     if unread:
         unknown["memory"] = "; ".join(unread)
         return None
@@ -253,12 +255,12 @@ def _memory(
             sizes,
             emitted.steps,
             ram,
-            {role: _unexplained(one) for role, one in models.items()},
+            {role: _unexplained(model) for role, model in models.items()},
             adapters,
             bf16,
         )
         if demand is not None:
-            fewer = [role for role, one in models.items() if _counted_share(recipe, role, one) > _MOST]
+            fewer = [role for role, model in models.items() if _counted_share(recipe, role, model) > _MOST]
             if not fewer:
                 return plan_memory(demand)
             unknown["memory"] = "; ".join(_miscounted(role, models[role]) for role in fewer)
@@ -276,8 +278,10 @@ def _unread(role: str, model: ModelProbe) -> str:
 
 def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]:
     """Checkpoints that hold much more than is counted, such as layers that predict more tokens."""
-    more = [(role, one) for role, one in models.items() if _counted_share(recipe, role, one) < 2 - _MOST]
-    return tuple(_miscounted(role, one) for role, one in more)
+    more = [
+        (role, model) for role, model in models.items() if _counted_share(recipe, role, model) < 2 - _MOST
+    ]
+    return tuple(_miscounted(role, model) for role, model in more)
 
 
 def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
@@ -336,7 +340,7 @@ def _performance(
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
     """Alternatives that the recipe's rules and preflight let pass."""
     found = alternatives(recipe, memory.spec)
-    return tuple(one for one in found if _passes(recipe.provenance, one.overrides))
+    return tuple(change for change in found if _passes(recipe.provenance, change.overrides))
 
 
 def _passes(provenance: RecipeProvenance, overrides: tuple[str, ...]) -> bool:

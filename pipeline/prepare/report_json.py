@@ -139,7 +139,7 @@ def document_of(outlook: PlanReport, store: Store) -> OutlookDocument:
         models=dict(outlook.seen),
         steps=step_rows(outlook.plan, store) if outlook.plan is not None else None,
         memory=_memory(memory) if memory is not None else None,
-        alternatives=[_alternative(one) for one in outlook.alternatives],
+        alternatives=[_alternative(alternative) for alternative in outlook.alternatives],
         performance=dict(performance.as_json()) if performance is not None else None,
         findings=list(outlook.findings),
         warnings=list(outlook.warnings),
@@ -195,10 +195,10 @@ def _line(line: MemoryLine) -> LineRow:
     return LineRow(line.key, line.group, line.role, line.name, line.bytes, line.formula, list(line.sources))
 
 
-def _alternative(one: Alternative) -> AlternativeRow:
-    plan = one.plan
+def _alternative(alternative: Alternative) -> AlternativeRow:
+    plan = alternative.plan
     return AlternativeRow(
-        overrides=list(one.overrides),
+        overrides=list(alternative.overrides),
         verdict=plan.verdict,
         sequences=plan.sequences,
         tokens=plan.tokens,

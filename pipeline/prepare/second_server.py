@@ -98,7 +98,9 @@ def _free_bytes(deployment: Deployment) -> int:
     if deployment.requirements is None:
         return read_memory().available_bytes
     seen = take(only=("gpus",), deadline_s=_PROBE_DEADLINE_S).facts().gpus
-    free = sorted((one.free_mib << 20 for one in seen or ()), reverse=True)[: deployment.requirements.gpus]
+    free = sorted((device.free_mib << 20 for device in seen or ()), reverse=True)[
+        : deployment.requirements.gpus
+    ]
     if len(free) < deployment.requirements.gpus:
         raise UserError(
             f"{deployment.name} needs {deployment.requirements.gpus} GPUs, and this machine shows {len(free)}"

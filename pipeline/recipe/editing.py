@@ -123,7 +123,7 @@ class _Editor:
         start, end = node.start_mark.index, node.end_mark.index
         ends = [start, *(value.end_mark.index for _, value in node.value)]
         starts = [*(key.start_mark.index for key, _ in node.value), end]
-        if any("#" in self.text[one:other] for one, other in zip(ends, starts, strict=True)):
+        if any("#" in self.text[before:after] for before, after in zip(ends, starts, strict=True)):
             # A comment between values has no place on one line.
             raise _NotInPlaceError
         written = {

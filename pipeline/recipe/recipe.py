@@ -201,7 +201,7 @@ class Recipe(RecipeSection):
     @property
     def sources(self) -> dict[str, Checkpoint | AdapterSource]:
         """All that is fetched, by role: the checkpoints, and "adapter.NAME" for each adapter."""
-        return {**self.checkpoints, **{f"adapter.{name}": one for name, one in self.adapters.items()}}
+        return {**self.checkpoints, **{f"adapter.{name}": adapter for name, adapter in self.adapters.items()}}
 
     def __hash__(self) -> int:
         # Of adapters the names alone: a mapping has no hash.

@@ -98,12 +98,12 @@ def _sample(info: FieldInfo) -> Any:
     """A value that could stand in a field; None if none is known."""
     sections = members(info.annotation)
     if len(sections) == 1:
-        fields = {name: one for name, one in sections[0].model_fields.items() if one.is_required()}
-        values = {name: _sample(one) for name, one in fields.items() if name != "source"}
+        fields = {name: field for name, field in sections[0].model_fields.items() if field.is_required()}
+        values = {name: _sample(field) for name, field in fields.items() if name != "source"}
         return values if len(values) == len(fields) and None not in values.values() else None
     if info.examples:
         return info.examples[0]
-    bounds: dict[type, Any] = {type(one): one for one in info.metadata}
+    bounds: dict[type, Any] = {type(bound): bound for bound in info.metadata}
     if Ge not in bounds:
         return None
     high = bounds[Le].le if Le in bounds else _USUAL_NUMBER

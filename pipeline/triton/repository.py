@@ -20,14 +20,16 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import __version__, resources
 from pipeline.errors import DamagedArtifact, StageError
+from pipeline.models.chat_template import template_sources
 from pipeline.progress import Progress
-from pipeline.reading import open_file
+from pipeline.reading import UnreadableFile, open_file
 from pipeline.store import Artifact, FileEntry, FileHashes, Manifest, check, manifest, signature
 from pipeline.store.artifact import SMALL_BYTES
 from pipeline.store.signature import VerifyKeys
@@ -78,11 +80,17 @@ def copy_sources(source: Path, into: Path) -> None:
 
 
 def copy_tokenizer(source: Path, into: Path) -> None:
-    """Copy those of a checkpoint's files that encode text and make prompts from messages."""
+    """Copy those of a checkpoint's files that encode text and make prompts from messages.
+
+    A template of ours, which config.json stands for, is written out: packages hold no config.json.
+    """
     into.mkdir(parents=True)
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, into / name)
+    with suppress(UnreadableFile):
+        if not template_sources(into) and (own := template_sources(source).get("default")):
+            (into / "chat_template.jinja").write_text(own, encoding="utf-8")
 
 
 def link_files(source: Path, into: Path, names: Iterable[str]) -> None:

@@ -42,7 +42,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/errors.md": errors.page,
     "reference/environment.md": environment.page,
     "reference/loads.md": loads.page,
-    "reference/options-moved.md": loads.moved,
     "explanation/house.svg": house.drawing,
 }
 TABLES: dict[str, Callable[[], str]] = {

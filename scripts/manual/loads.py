@@ -1,4 +1,4 @@
-"""The reference of loads, criteria and studies, from the models whose fields are their keys; and of moved options."""
+"""The reference of loads, criteria and studies, from the models whose fields are their keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pipeline.bench.accept.settings import AcceptLoad
 from pipeline.bench.compare.settings import CompareCriteria
 from pipeline.bench.load_settings import LoadSettings
 from pipeline.bench.tune.settings import StudySettings
-from pipeline.cli.moved_options import MOVED
 from pipeline.settings import Settings
 
 # Title, option, model.
@@ -45,18 +44,3 @@ def _default(value: Any) -> str:
     if value is None or value == ():
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def moved() -> str:
-    """Markdown: options that commands had, with what says the same now."""
-    lines = [
-        "# Options that moved",
-        "",
-        "| command | option | now |",
-        "| --- | --- | --- |",
-    ]
-    for commands, options, now in MOVED:
-        named = ", ".join(f"`{option}`" for option in options.split())
-        written = now.format(key="KEY", option="OPTION").replace("|", r"\|")
-        lines.append(f"| {commands} | {named} | {written} |")
-    return "\n".join(lines) + "\n"

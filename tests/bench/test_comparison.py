@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pipeline.bench.compare import figures as comparison
 from pipeline.bench.compare.budgets import load_budgets
 from pipeline.bench.compare.figures import METRICS, compare_rounds
+from pipeline.bench.compare.page import compare_page
 from pipeline.bench.compare.run import compare_files
 from pipeline.bench.compare.settings import CompareCriteria
 from pipeline.bench.load_settings import Load
@@ -249,6 +250,7 @@ def test_two_stored_runs_are_compared_by_windows_of_time(tmp_path: Path) -> None
     verdicts = {one.metric: one.verdict for one in slow.loads[0].metrics}
     assert {verdicts[name] for name in ("tpot_p50", "itl_p95", "output_tokens_per_s")} == {"worse"}
     assert slow.state == "over"
+    assert all(f"{metric.title} {metric.ratio:.3f}" in compare_page(slow) for metric in slow.loads[0].metrics)
     long = [stored(tmp_path / f"{seed}.json", seed, seconds=600) for seed in (5, 6)]
     assert compare_files(*long, limit).state == "kept"
 

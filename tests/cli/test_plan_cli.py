@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pipeline.cli.main import cli
 from pipeline.cli.plan import command
 from pipeline.cli.render import forecast_errors as accuracy
 from pipeline.cli.render.memory import Look, bar, legend
@@ -299,13 +298,6 @@ def test_what_cannot_be_asked(arguments: tuple[str, ...], error: type[Exception]
     result = run(*arguments)
     assert isinstance(result.exception, error)
     assert text in str(result.exception)
-
-
-def test_an_option_that_became_a_verb_is_told() -> None:
-    assert (
-        "Write pipeline plan compare RECIPE"
-        in CliRunner().invoke(cli, ["plan", "tiny-cpu", "--compare"]).stderr
-    )
 
 
 def test_the_model_s_errors_are_printed() -> None:

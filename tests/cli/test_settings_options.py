@@ -11,8 +11,6 @@ import pytest
 from click.testing import CliRunner
 from pydantic import DirectoryPath, Field, field_validator
 
-from pipeline.cli.main import cli
-from pipeline.cli.moved_options import moved_to
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
 from pipeline.settings import Option, Settings
@@ -184,16 +182,3 @@ def test_all_faults_of_a_file_and_of_keys_have_their_places(tmp_path: Path) -> N
     assert "none.yaml: cannot be read" in text
     with pytest.raises(InvalidInput, match="--part: depth: is more than there are sizes"):
         whole("--part", "depth=2")
-
-
-def test_an_option_that_moved_says_where_it_went() -> None:
-    shown = CliRunner().invoke(cli, ["bench", "tiny-cpu", "--warmup", "3"])
-    assert shown.exit_code == 2
-    assert "No such option: --warmup. Write --load warmup_s=SECONDS" in shown.output
-    assert moved_to("compare", "--by-turns") == "--criteria by_turns=true"
-    # Nothing that a command takes has moved.
-    for name in ("bench", "compare", "tune", "stream", "accept"):
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
-        taken = {option for parameter in command.params for option in parameter.opts}
-        assert not [option for option in taken if moved_to(name, option)]

@@ -237,7 +237,11 @@ def test_calls_of_gpt_oss_are_one_in_each_message() -> None:
 def test_ids_are_those_that_the_model_was_trained_on() -> None:
     calls, *results = history_for("kimi-k2", "{{ m.reasoning_content }}")[1:]
     assert [call["id"] for call in calls["tool_calls"]] == ["functions.track:0", "functions.track:1"]
-    assert [one["tool_call_id"] for one in results] == ["functions.track:1", "functions.track:0"]
+    # Results come in the order of the calls.
+    assert [(one["tool_call_id"], one["content"]) for one in results] == [
+        ("functions.track:0", "7!"),
+        ("functions.track:1", "8!"),
+    ]
     assert [call["id"] for call in history_for("mistral", "")[1]["tool_calls"]] == ["000000000", "000000001"]
 
 

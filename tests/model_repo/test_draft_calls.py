@@ -35,8 +35,15 @@ class Engine:
         self.during: Callable[[], None] = lambda: None
 
     def responses(
-        self, request_id: str, inputs: Arrays, outputs: Sequence[str], *, timeout_s: float | None = None
+        self,
+        request_id: str,
+        inputs: Arrays,
+        outputs: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        on_tokens: Callable[[list[int]], None] | None = None,
     ) -> Iterator[Arrays]:
+        assert on_tokens is None, "these tests have no streams of single tokens"
         self.asked.append({"id": request_id, "outputs": list(outputs), **inputs})
         self.timeouts.append(timeout_s)
         self.during()

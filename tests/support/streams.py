@@ -58,11 +58,12 @@ def stream(
     leave_after: int = 0,
     request_id: str = "",
     wanted: Sequence[str] = (),
+    parameters: Mapping[str, str] | None = None,
     **inputs: Any,
 ) -> Iterator[Response]:
     """The responses to one request; with `leave_after`, the client goes after so many.
 
-    `wanted`: the outputs that are asked for; none asks for all.
+    `wanted`: the outputs that are asked for; none asks for all. `parameters`: of the request, beside its inputs.
 
     Raises:
         InferenceServerException: the server answered with an error.
@@ -79,6 +80,7 @@ def stream(
             outputs=[grpc.InferRequestedOutput(name) for name in wanted] or None,
             request_id=request_id,
             enable_empty_final_response=True,
+            parameters=parameters,
         )
         while True:
             result, error = arrived.get(timeout=60)

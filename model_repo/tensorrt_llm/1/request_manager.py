@@ -6,6 +6,7 @@ the tokens of the last one are on their way.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -21,11 +22,14 @@ from responder import Responder
 from shared.cancellation import CancellationWatch, WatchedSender
 from shared.refusal import NOT_DECOUPLED, RequestRefused
 from shared.tensors import FINAL, failure, read, read_flag, response
+from shared.token_socket import PARAMETER, TokenSender, TokenTarget
 
 # Responses a second that all streams share: beyond it, tokens of several steps go out together. Each costs about half
 # a millisecond of a core on its way through Triton, the text model and gRPC. A single stream gets every token at once.
 _MAX_RESPONSES_PER_S = 1200
 _IDLE_S = 0.01  # after this long without news from the engine, nothing waits any longer
+# Periods after which a request of the text model is asked about. That model watches its client, and stops the request.
+_TEXT_MODEL_PERIODS = 10
 
 
 class RequestManager:
@@ -55,7 +59,9 @@ class RequestManager:
         self._open: dict[str, list[Responder]] = defaultdict(list)  # by Triton's request id, which may repeat
         self._lock = Lock()  # guards _open
         self._watch = CancellationWatch(cancellation_period_s)
+        self._text_model_watch = CancellationWatch(_TEXT_MODEL_PERIODS * cancellation_period_s)
         self._outbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._tokens = TokenSender()  # for the thread of the outbox
         self._thread = Thread(target=self._send_all, name="responses", daemon=True)
         self._thread.start()
 
@@ -75,7 +81,9 @@ class RequestManager:
         """Send what the engine still says; the engine must be closed."""
         self._outbox.put(None)
         self._thread.join()
+        self._tokens.close()
         self._watch.close()
+        self._text_model_watch.close()
 
     def _enter(self, request: Any, sender: WatchedSender) -> Responder:
         tensor = partial(read, request)
@@ -85,7 +93,9 @@ class RequestManager:
             raise RequestRefused(f"streaming = true: {NOT_DECOUPLED}")
         if not self._decoupled and len(requests) != 1:
             raise RequestRefused(f"input_ids: has {len(requests)} prompts, must be one: {NOT_DECOUPLED}")
-        responder = Responder(request.request_id(), sender, requests, options)
+        target = json.loads(request.parameters() or "{}").get(PARAMETER)
+        way = None if target is None else (self._tokens, TokenTarget.read(str(target)))
+        responder = Responder(request.request_id(), sender, requests, options, way)
         with self._lock:
             waiting = sum(len(responders) for responders in self._open.values())
             if self._max_open is not None and waiting >= self._max_open:
@@ -96,7 +106,8 @@ class RequestManager:
         return responder
 
     def _start(self, responder: Responder) -> None:
-        self._watch.watch(responder.sender, on_cancel=partial(self._cancel, responder))
+        watch = self._watch if responder.socket is None else self._text_model_watch
+        watch.watch(responder.sender, on_cancel=partial(self._cancel, responder))
         try:
             for row, request in enumerate(responder.requests):
                 self._engine.submit(request, partial(self._put, responder, row))
@@ -157,6 +168,8 @@ class RequestManager:
 
     def _send_all(self) -> None:
         while True:
+            if self._outbox.empty():
+                self._send_tokens()
             try:
                 send = self._outbox.get(timeout=_IDLE_S if self._open else None)
             except Empty:
@@ -166,12 +179,23 @@ class RequestManager:
             send()
 
     def _flush(self) -> None:
-        with self._lock:
-            responders = [responder for responders in self._open.values() for responder in responders]
-        for responder in responders:
+        for responder in self._responders():
             try:
                 responder.flush()
             except Exception as error:
-                self._cancel(responder)
-                self._break_off(responder, error)
-                self._leave(responder)
+                self._end(responder, error)
+
+    def _send_tokens(self) -> None:
+        gone = self._tokens.flush()
+        for responder in self._responders() if gone else ():
+            if responder.socket in gone:
+                self._end(responder, ConnectionError("the text model that asked is gone"))
+
+    def _responders(self) -> list[Responder]:
+        with self._lock:
+            return [responder for responders in self._open.values() for responder in responders]
+
+    def _end(self, responder: Responder, error: Exception) -> None:
+        self._cancel(responder)
+        self._break_off(responder, error)
+        self._leave(responder)

@@ -18,6 +18,7 @@ from shared.cancellation import WatchedSender
 from shared.prompt_log_probs import PromptLogProbTable
 from shared.refusal import RequestRefused
 from shared.tensors import FINAL, Array, failure, response
+from shared.token_socket import TokenSender, TokenTarget
 
 
 class EngineFailed(RuntimeError):
@@ -28,8 +29,14 @@ class Responder:
     """Everything that goes back for one Triton request. Safe to use from several threads."""
 
     def __init__(
-        self, id: str, sender: WatchedSender, requests: Sequence[engine.EngineRequest], options: OutputOptions
+        self,
+        id: str,
+        sender: WatchedSender,
+        requests: Sequence[engine.EngineRequest],
+        options: OutputOptions,
+        way: tuple[TokenSender, TokenTarget] | None = None,
     ) -> None:
+        """`way`: of tokens that are not the last, where nothing comes with them; None: they are responses of Triton."""
         self.id = id
         self.sender = sender
         self.requests = tuple(requests)
@@ -45,8 +52,15 @@ class Responder:
                 row: PromptLogProbTable(request.prompt, options.prompt_log_probs)
                 for row, request in enumerate(requests)
             }
+        plain = options.streaming and not options.log_probs and not self._prompts
+        self._way = way if plain and len(requests) == 1 and not requests[0].logits else None
         self._open_rows = len(requests)
         self._lock = threading.Lock()
+
+    @property
+    def socket(self) -> str | None:
+        """Socket that tokens go to which are not the last; None: there is none."""
+        return None if self._way is None else self._way[1].socket
 
     def is_done(self) -> bool:
         """Whether nothing more will be sent."""
@@ -97,6 +111,12 @@ class Responder:
     def _send(self, row: int) -> None:
         outputs, self._kept[row] = self._kept[row], []
         tokens = [token for output in outputs for token in output.tokens]
+        if self._way is not None:
+            sender, target = self._way
+            if not self.is_done():
+                sender.put(target, tokens)
+                return
+            tokens = sender.take_back(target) + tokens
         last = outputs[-1]
         if self._options.prompt:
             tokens = [*self.requests[row].prompt, *tokens]

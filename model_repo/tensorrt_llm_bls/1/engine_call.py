@@ -23,6 +23,7 @@ from shared.prompts import Prompts
 from shared.refusal import RequestRefused
 from shared.seeds import call_seed
 from shared.tensors import Array, read, read_flag
+from shared.token_socket import OnTokens
 
 
 def logits_type(config: Mapping[str, Any]) -> npt.DTypeLike:
@@ -74,6 +75,7 @@ class EngineCall:
         context_logits: bool = False,
         vocab_size: int,
         prior_output: PriorOutput = PriorOutput(),
+        on_tokens: OnTokens | None = None,
     ) -> None:
         """
         Args:
@@ -83,11 +85,12 @@ class EngineCall:
             context_logits: Log probabilities of prompts are computed here, from the logits that the engine returns.
             vocab_size: Without the engine's padding.
             prior_output: At the end of the prompt.
+            on_tokens: See `EngineClient.responses`.
 
         Raises:
             RequestRefused: An input is given by two names.
         """
-        self._model = model
+        self._model, self._on_tokens = model, on_tokens
         self._id = engine_id(request)
         self._over = False
         self.asked_for = asked_for(request)
@@ -106,7 +109,8 @@ class EngineCall:
         Raises:
             RequestRefused: The engine refused the request, or failed; the text is the engine's.
         """
-        for tensors in self._model.responses(self._id, self._inputs, self._outputs):
+        responses = self._model.responses(self._id, self._inputs, self._outputs, on_tokens=self._on_tokens)
+        for tensors in responses:
             yield tensors if self._prompt_logits is None else tensors | self._prompt_logits.reduced(tensors)
         self._over = True
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +22,7 @@ import grpc.experimental
 import numpy as np
 from shared.refusal import RequestRefused
 from shared.tensors import Array
+from shared.token_socket import PARAMETER, OnTokens, TokenReceiver
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import (
     deserialize_bytes_tensor,
@@ -55,8 +57,10 @@ def follow_trace(request: Any) -> None:
 class EngineClient:
     """One model of this server; safe to use from any number of threads, over one connection."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, own: bool = False) -> None:
+        """`own`: the engine is this project's, which sends tokens by a socket to those who ask for that."""
         self._name = name
+        self._tokens = TokenReceiver() if own else None
         self._channel = grpc.insecure_channel(os.environ.get(ADDRESS, _DEFAULT_ADDRESS), options=_OPTIONS)
         self._infer = self._channel.unary_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
@@ -67,6 +71,8 @@ class EngineClient:
     def close(self) -> None:
         """End the connection."""
         self._channel.close()
+        if self._tokens is not None:
+            self._tokens.close()
 
     def responses(
         self,
@@ -75,29 +81,35 @@ class EngineClient:
         outputs: Sequence[str],
         *,
         timeout_s: float | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Iterator[dict[str, Array]]:
         """The responses to one request as they come, each as output name -> array; empty ones are left out.
+
+        `on_tokens`: may be called with tokens that come before the next response, from another thread; raises nothing.
 
         Raises:
             RequestRefused: The model refused the request, or failed; the text is the model's.
             ConnectionError: The model cannot be reached, or took longer than `timeout_s`.
         """
-        call = self._infer(
-            self._request(request_id, inputs, outputs), timeout=timeout_s, metadata=_trace_headers.get()
-        )
+        request, tokens = self._request(request_id, inputs, outputs), self._tokens
         refused = None
-        try:
-            for message in call:
-                if message.error_message:
-                    refused = RequestRefused(
-                        message.error_message
-                    )  # read on: the model has one more, empty, to send
-                elif message.infer_response.outputs:
-                    yield _arrays(message.infer_response)
-        except grpc.RpcError as error:
-            raise ConnectionError(f"{self._name} cannot be reached: {error.details()}") from None
-        finally:
-            call.cancel()
+        with nullcontext() if tokens is None or on_tokens is None else tokens.listen(on_tokens) as target:
+            if target is not None:
+                request.parameters[PARAMETER].string_param = target
+            call = self._infer(request, timeout=timeout_s, metadata=_trace_headers.get())
+            try:
+                for message in call:
+                    if tokens is not None and target is not None:
+                        tokens.catch_up()
+                    if message.error_message:
+                        # read on: the model has one more, empty, to send
+                        refused = RequestRefused(message.error_message)
+                    elif message.infer_response.outputs:
+                        yield _arrays(message.infer_response)
+            except grpc.RpcError as error:
+                raise ConnectionError(f"{self._name} cannot be reached: {error.details()}") from None
+            finally:
+                call.cancel()
         if refused is not None:
             raise refused
 

@@ -54,7 +54,10 @@ class TritonPythonModel:
                 skip: TextDecoder(tokenizer.tokenizer, skip_special_tokens=skip) for skip in (True, False)
             },
             skip_special_tokens=parameters.flag("skip_special_tokens", True),
-            engine=EngineClient(parameters.text("tensorrt_llm_model_name", "tensorrt_llm")),
+            engine=EngineClient(
+                parameters.text("tensorrt_llm_model_name", "tensorrt_llm"),
+                own=parameters.flag("engine_takes_prior_output", False),
+            ),
             speculation=_speculation(parameters, json.loads(args["model_config"])),
             accumulate_tokens=parameters.flag("accumulate_tokens", False),
             exclude_input_in_output=parameters.flag("exclude_input_in_output", False),
@@ -101,29 +104,27 @@ class TritonPythonModel:
 
     def _answer(self, request: Any, sender: WatchedSender) -> Any:
         """Send the responses of an answer but the last, and return that, if it is not empty."""
-        last, request_id = None, request.request_id()
+        kept: list[Any] = []
+        request_id = request.request_id()
         with self._admission.place():
             serving = TextRequest(request, self._setup)
             if len(request_id) >= UNIQUE_ID:
                 self._open[request_id] = serving
             self._watch.watch(sender, on_cancel=serving.stop)
             try:
-                for one in serving.responses():
-                    if self._setup.decoupled:
-                        sender.send(one)
-                    else:
-                        last = one  # there is one, and it goes out with the final flag
+                # Where it may be one response only, that goes out with the final flag.
+                serving.run(sender.send if self._setup.decoupled else kept.append)
                 for one in serving.rests():
-                    if last is not None:
-                        sender.send(last)
-                    last = one
+                    if kept:
+                        sender.send(kept.pop())
+                    kept.append(one)
             finally:
                 if self._open.get(request_id) is serving:
                     del self._open[request_id]
                 serving.stop()  # does nothing unless something went wrong
-        if last is None and not self._setup.decoupled:
+        if not kept and not self._setup.decoupled:
             raise RuntimeError("the engine ended the answer without a response")
-        return last
+        return kept[-1] if kept else None
 
 
 def _speculation(parameters: Parameters, config: Mapping[str, Any]) -> DraftSettings | None:

@@ -11,8 +11,9 @@ one before (with `accumulate_tokens`, all so far), also those whose text waits f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class ServingContext:
 
 
 class TextRequest:
-    """The state of one request; `responses` runs in one thread, `stop` may be called from another."""
+    """The state of one request; `run` takes one thread, `stop` may be called from another."""
 
     def __init__(self, request: Any, setup: ServingContext) -> None:
         """Read the request.
@@ -89,6 +90,8 @@ class TextRequest:
         if not skip_special_tokens and read(request, "end_id") is None:
             self._stop_tokens = [row.union(setup.encoder.stop_token_ids) for row in self._stop_tokens]
         self._accumulate = self._stream and setup.accumulate_tokens
+        self._send: Callable[[Any], None]
+        self._fault: Exception | None = None  # of the thread that brings tokens
         excludes = read_flag(request, "exclude_input_in_output", setup.exclude_input_in_output)
         self._prompt_comes_back = not self._stream and not excludes
         # Row, returned sequence -> answer of each beam.
@@ -117,18 +120,28 @@ class TextRequest:
         if self._call is not None:
             self._call.stop()
 
-    def responses(self) -> Iterator[Any]:
-        """Yield responses as they come; the rest is then in `rests`.
+    def run(self, send: Callable[[Any], None]) -> None:
+        """Send responses as they come, some of them from another thread; the rest is then in `rests`.
 
         Raises:
             RequestRefused: The engine refused the request, or failed.
         """
-        stopping, call = False, self._call
-        for tensors in () if call is None else call.responses():
-            yield from self._respond(tensors)
-            if self._stream and not stopping and self._all_stopped():
-                stopping = True
+        self._send = send
+        for tensors in () if self._call is None else self._call.responses():
+            if self._fault is None and self._respond(tensors):
                 self.stop()
+        if self._fault is not None:
+            raise self._fault
+
+    def _take(self, tokens: list[int]) -> None:
+        """Respond to tokens that come before the engine's next response, in the thread that brings them."""
+        if self._fault is None:
+            try:
+                ends = self._push((0, 0), [tokens], {})
+            except Exception as error:
+                self._fault, ends = error, True
+            if ends:  # other requests wait for this thread
+                Thread(target=self.stop, name="stop", daemon=True).start()
 
     def rests(self) -> Sequence[Any]:
         """Yield the end of a stream: text that waited for more.
@@ -159,6 +172,7 @@ class TextRequest:
                 context_logits=setup.context_logits,
                 vocab_size=setup.encoder.vocab_size,
                 prior_output=PriorOutput(len(self._prior), setup.engine_takes_prior_output),
+                on_tokens=self._take if self._stream and len(self._prompts.input_ids) == 1 else None,
             )
         return DraftTargetCall(
             setup.engine,
@@ -170,17 +184,25 @@ class TextRequest:
             prior_output_len=len(self._prior),
         )
 
-    def _respond(self, tensors: dict[str, Array]) -> Iterator[Any]:
-        """The response to one of the engine's; none, if it has nothing that is certain yet."""
+    def _respond(self, tensors: dict[str, Array]) -> bool:
+        """Respond to a response of the engine; see `_push`."""
         beams = tensors["output_ids"][0].tolist()  # [beams][tokens], from [1, beams, tokens]
         lengths = tensors["sequence_length"][0].tolist()
-        index = self._index_of(tensors)
+        tokens = [ids[:length] for ids, length in zip(beams, lengths, strict=True)]
+        return self._push(self._index_of(tensors), tokens, tensors)
+
+    def _push(self, index: tuple[int, int], beams: list[list[int]], tensors: dict[str, Array]) -> bool:
+        """Respond to new tokens of each beam, unless nothing of their text is certain yet.
+
+        Returns:
+            Whether they end a stream, which the engine does not know.
+        """
         answers = self._answers_of(index, len(beams))
         stopped = all(answer.stopped for answer in answers)
         if self._output is not None and not stopped:
-            self._output.setdefault(index, []).extend(beams[0][: lengths[0]])
-        assert self._call is not None, "it made these tensors"
-        pieces = [answer.push(ids[:n]) for answer, ids, n in zip(answers, beams, lengths, strict=True)]
+            self._output.setdefault(index, []).extend(beams[0])
+        assert self._call is not None, "it made these tokens"
+        pieces = [answer.push(ids) for answer, ids in zip(answers, beams, strict=True)]
         if not self._stream:
             pieces = [piece + answer.finish() for piece, answer in zip(pieces, answers, strict=True)]
         asked = [name for name in self._call.asked_for if name in tensors]
@@ -188,7 +210,9 @@ class TextRequest:
             asked = [name for name in asked if name not in LOG_PROBS]
         if any(pieces) or asked or not self._stream:
             passed = {name: tensors[name] for name in (*asked, *_INDEXES) if name in tensors}
-            yield self._response(answers, pieces, passed | self._output_ids(index))
+            self._send(self._response(answers, pieces, passed | self._output_ids(index)))
+        ends = self._stream and not stopped and all(answer.stopped for answer in answers)
+        return ends and self._all_stopped()
 
     def _response(self, answers: Sequence[AnswerText], pieces: list[str], passed: dict[str, Array]) -> Any:
         text = [answer.text for answer in answers] if self._accumulate else pieces

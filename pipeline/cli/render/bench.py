@@ -155,7 +155,7 @@ def bench_table(result: BenchResult, width: int) -> Group:
 def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkload) -> dict[str, Any]:
     """List what a benchmark would do; `takes` is how long at least."""
     load = settings.measured
-    loads = [str(one) for one in load.loads]
+    loads = [str(each) for each in load.loads]
     if settings.sweep_to is not None:
         loads = [f"from {loads[0]}, doubled until the SLO breaks or {settings.sweep_to:g} is reached"]
     asked = ", ".join(

@@ -82,8 +82,8 @@ def _answers(answers: AnswerComparison) -> Iterator[str]:
             f"{judged['none']} without a verdict"
         )
     differing = [question for question in answers.questions if not question.equal]
-    for one in differing[:_DIFFERING]:
-        yield from _difference(one)
+    for result in differing[:_DIFFERING]:
+        yield from _difference(result)
     if len(differing) > _DIFFERING:
         yield f"  and {len(differing) - _DIFFERING} more that differ: --output FILE has them all"
 

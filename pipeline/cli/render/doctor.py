@@ -76,12 +76,16 @@ def _print_obstacles(verdicts: Sequence[Verdict]) -> None:
     for verdict in verdicts:
         ways: dict[Obstacle, list[str]] = {}
         for way in verdict.ways:
-            for one in way.obstacles:
-                ways.setdefault(one, []).append(_WAYS[way.name])
-        for one, names in ways.items():
-            fix = one.fix if len(verdicts) == 1 else one.fix.replace(f" {verdict.recipe} ", " RECIPE ")
-            lines = groups.setdefault((one.rule or one.subject, fix), {})
-            lines.setdefault(f"{', '.join(names)}: {one.problem}", []).append(verdict.recipe)
+            for obstacle in way.obstacles:
+                ways.setdefault(obstacle, []).append(_WAYS[way.name])
+        for obstacle, names in ways.items():
+            fix = (
+                obstacle.fix
+                if len(verdicts) == 1
+                else obstacle.fix.replace(f" {verdict.recipe} ", " RECIPE ")
+            )
+            lines = groups.setdefault((obstacle.rule or obstacle.subject, fix), {})
+            lines.setdefault(f"{', '.join(names)}: {obstacle.problem}", []).append(verdict.recipe)
     for (about, fix), lines in groups.items():
         click.echo(f"{about}{f' → {fix}' if fix else ''}")
         for problem, recipes in lines.items():

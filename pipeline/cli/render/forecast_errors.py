@@ -60,16 +60,16 @@ def _speed_lines() -> Iterator[str]:
     on = fitted_constants()["fitted"]["on"]
     yield f"speed: errors of measurements whose set-up was left out of the fit (constants of {on})"
     for quantity in QUANTITIES:
-        found = [one for one in figure_classes() if one.quantity == quantity]
         yield ""
         yield f"{QUANTITY_NAMES[quantity]}, by model, format and GPU"
         head = f"  {'class':<34} {'count':>5} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
         yield f"{head}   bracket        holds   model left out: median, holds"
-        for one in found:
+        for group in (group for group in figure_classes() if group.quantity == quantity):
             yield (
-                f"  {one.name:<34} {one.count:>5} {one.mean:>6.1%} {one.median:>7.1%} {one.p90:>8.1%} {one.bias:>+6.1%}"
-                f"   {f'{one.low:.2f} to {one.high:.2f}':<13} {_held(one.covered):>6}"
-                f"   {one.unseen:>23.1%} {_held(one.unseen_covered):>6}"
+                f"  {group.name:<34} {group.count:>5} {group.mean:>6.1%} {group.median:>7.1%} {group.p90:>8.1%} "
+                f"{group.bias:>+6.1%}"
+                f"   {f'{group.low:.2f} to {group.high:.2f}':<13} {_held(group.covered):>6}"
+                f"   {group.unseen:>23.1%} {_held(group.unseen_covered):>6}"
             )
     yield ""
     yield from wrapped(
@@ -109,9 +109,9 @@ def _speed_json() -> Mapping[str, Json]:
     """Classes with their errors, for JSON."""
     return {
         "fitted": dict(fitted_constants()["fitted"]),
-        "classes": [asdict(one) for one in figure_classes()],
+        "classes": [asdict(group) for group in figure_classes()],
         "checks": list(fitted_constants()["checks"]),
-        "speculation": [{**asdict(one), "error": one.error} for one in speculation_checks()],
+        "speculation": [{**asdict(gain), "error": gain.error} for gain in speculation_checks()],
     }
 
 

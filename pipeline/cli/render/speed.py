@@ -118,7 +118,8 @@ def basis(width: int, trust: Trust | None = None) -> Iterator[str]:
     text = "simulated on a roofline that is fitted to published figures"
     if trust is not None and trust.classes and not trust.doubts:
         met = [
-            f"{QUANTITY_NAMES[name]} to {one.median:.0%} ({one.count})" for name, one in trust.classes.items()
+            f"{QUANTITY_NAMES[name]} to {errors.median:.0%} ({errors.count})"
+            for name, errors in trust.classes.items()
         ]
         text += f"; {trust.name} were left out of a fit and met: {', '.join(met)}, median"
     text += "; brackets hold four of five measurements of their class (pipeline plan accuracy)"

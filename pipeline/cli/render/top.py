@@ -77,8 +77,8 @@ def _table(
     for number in chosen:
         column = _COLUMNS[number]
         table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
-    for one, row in zip(deployments, rows, strict=True):
-        color = {"state": _COLORS.get(one.state, "yellow")}
+    for deployment, row in zip(deployments, rows, strict=True):
+        color = {"state": _COLORS.get(deployment.state, "yellow")}
         table.add_row(*(Text(row[number], color.get(_COLUMNS[number], "")) for number in chosen))
     return table
 

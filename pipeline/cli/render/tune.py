@@ -117,7 +117,7 @@ def plan_lines(plan: SearchPlan) -> dict[str, Any]:
         "rounds": f"{rounds} at the end",
         "keys": ", ".join(dimension.key for dimension in space.dimensions),
         "objective": " and ".join(f"{objective} ({UNITS[objective]})" for objective in plan.objectives),
-        "loads": ", ".join(str(one) for one in options.loads),
+        "loads": ", ".join(str(level) for level in options.loads),
         "prompts": "words at random" if load.file is None else str(load.file),
         "engines": f"other ones for {', '.join(compiled)}" if compiled else "none is built anew",
         "time": f"{measured * least / 60:.0f} to {measured * most / 60:.0f} minutes, and what building takes",

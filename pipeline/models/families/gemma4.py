@@ -31,7 +31,7 @@ def _layer(values: ConfigValues, index: int) -> Block:
     )
     found = _mixer(values, hidden, is_windowed=is_windowed)
     if is_shared:
-        found = Block(tuple(one for one in found.weights if not one.name.startswith(_PAIRS)))
+        found = Block(tuple(weight for weight in found.weights if not weight.name.startswith(_PAIRS)))
     found += feed_forward(hidden, inner) + norms(hidden, *_NORMS)
     if values.flag("enable_moe_block", False):
         found += _experts(values, hidden)

@@ -110,7 +110,8 @@ def _kimi(values: ConfigValues, index: int) -> Block:
         found += _kimi_delta(hidden, told)
     if values.says("attn_res_block_size"):
         found += norms(
-            hidden, *(f"{part}_res_{one}" for part in ("self_attention", "mlp") for one in ("norm", "proj"))
+            hidden,
+            *(f"{part}_res_{tensor}" for part in ("self_attention", "mlp") for tensor in ("norm", "proj")),
         )
     if index < values.size("first_k_dense_replace", default=0, least=0):
         return found + plain_dense(values, index)
@@ -125,10 +126,10 @@ def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
     )
     inner, name = heads * head_dim, "self_attn"
     weights: list[WeightTensor] = []
-    for one in ("q_proj", "k_proj", "v_proj"):
-        weights += linear("mixers", f"{name}.{one}", inner, hidden, "rows")
-    for one in ("q_conv1d", "k_conv1d", "v_conv1d"):
-        weights.append(WeightTensor("mixers", inner, kernel, "rows", name=f"{name}.{one}"))
+    for projection in ("q_proj", "k_proj", "v_proj"):
+        weights += linear("mixers", f"{name}.{projection}", inner, hidden, "rows")
+    for convolution in ("q_conv1d", "k_conv1d", "v_conv1d"):
+        weights.append(WeightTensor("mixers", inner, kernel, "rows", name=f"{name}.{convolution}"))
     weights += (
         *linear("mixers", f"{name}.f_a_proj", head_dim, hidden),
         *linear("mixers", f"{name}.f_b_proj", inner, head_dim, "rows"),

@@ -31,9 +31,9 @@ def _kinds(
     values: ConfigValues, pattern: str = "hybrid_override_pattern", listed: str = "layers_block_type"
 ) -> list[str]:
     letters = values.word(pattern)
-    kinds = [_LETTERS.get(one, one) for one in letters]
+    kinds = [_LETTERS.get(letter, letter) for letter in letters]
     if not letters:
-        kinds = [_OTHERS.get(one, one) for one in values.texts(listed)]
+        kinds = [_OTHERS.get(kind, kind) for kind in values.texts(listed)]
     if unknown := sorted(set(kinds) - set(_LETTERS.values())):
         known = f"known are {', '.join(_LETTERS)} and {', '.join(_LETTERS.values())}"
         values.refuse(pattern if letters else listed, f"has layers that are not known: {unknown[:8]}", known)

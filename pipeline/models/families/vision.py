@@ -32,16 +32,16 @@ def _layer(
         projections: Names in the attention; the first of two makes queries, keys and values together.
     """
     found = Block()
-    for one in projections:
-        rows = 3 * width if len(projections) == 2 and one == projections[0] else width
-        found += _matrix(f"{mixer}.{one}", rows, width, bias=bias)
+    for projection in projections:
+        rows = 3 * width if len(projections) == 2 and projection == projections[0] else width
+        found += _matrix(f"{mixer}.{projection}", rows, width, bias=bias)
     found += feed_forward(width, inner, name=feed, kind="vision", projections=mlp, bias=mlp_bias)
     return found + norms(width, *layer_norms, bias=norm_bias)
 
 
 def _four(output: str = "o_proj", suffix: str = "") -> tuple[str, ...]:
     """Names of four projections of an attention."""
-    return tuple(f"{one}{suffix}" for one in ("q_proj", "k_proj", "v_proj", output))
+    return tuple(f"{projection}{suffix}" for projection in ("q_proj", "k_proj", "v_proj", output))
 
 
 def _tower(place: str, layers: int, layer: Block) -> Block:
@@ -56,7 +56,7 @@ def _merger(
     names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2"),
 ) -> Block:  # fmt: skip
     """Norm, and two matrices: inner to inner, inner to outputs."""
-    normed, first, second = (f"{name}.{one}" for one in names)
+    normed, first, second = (f"{name}.{part}" for part in names)
     return (
         norms(norm, normed, bias=norm_bias) + _matrix(first, inner, inner) + _matrix(second, outputs, inner)
     )
@@ -142,7 +142,7 @@ def gemma4(values: ConfigValues) -> Block:
     head = v.size("head_dim")
     four = (*_LLAMA_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
     layer = _layer(width, v.size("intermediate_size"), bias=False, mixer="self_attn",
-                   projections=_four(suffix=".linear"), mlp=tuple(f"{one}.linear" for one in GATED),
+                   projections=_four(suffix=".linear"), mlp=tuple(f"{projection}.linear" for projection in GATED),
                    mlp_bias=False, norm_bias=False, layer_norms=four)  # fmt: skip
     layer += norms(head, "self_attn.q_norm", "self_attn.k_norm")
     layers = v.size("num_hidden_layers")
@@ -216,8 +216,8 @@ def kimi(values: ConfigValues) -> Block:
     found += norms(width, "encoder.final_layernorm", bias=norm_bias)
     kernel = v.sizes("merge_kernel_size") or [2, 2]
     merged = width
-    for one in kernel:
-        merged *= one
+    for side in kernel:
+        merged *= side
     joined = norms(v.size("mm_hidden_size", default=width), "pre_norm", bias=norm_bias)
     joined += _matrix("proj.0", merged, merged) + _matrix("proj.2", hidden_size(values), merged)
     return found.at("vision_tower.") + joined.at("mm_projector.")

@@ -56,7 +56,7 @@ def lint(
             Finding(kind, problem, names, "" if kind == "not judged" else "positive numbers", served_as)
         )
     order = ("error", "warning", "not judged")
-    return tuple(sorted(found, key=lambda one: order.index(one.severity)))
+    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
 
 
 class CheckpointFiles(Protocol):
@@ -79,7 +79,7 @@ class LocalFiles:
     @property
     def sizes(self) -> Mapping[str, int]:
         """File -> bytes."""
-        names = (one for one in self.folder.names if one.endswith((".json", ".safetensors")))
+        names = (name for name in self.folder.names if name.endswith((".json", ".safetensors")))
         return {name: (self.folder.path / name).stat().st_size for name in names}
 
     def part(self, name: str, begin: int, end: int) -> bytes:
@@ -115,14 +115,14 @@ def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple
     present = files.sizes
     config = _json(files, present, _CONFIG)
     sizes = ModelSizes.from_config(config, _json(files, present, _QUANTIZATION) or None)
-    if sizes is None or not any(one in present for one in (WHOLE, INDEX)):
+    if sizes is None or not any(name in present for name in (WHOLE, INDEX)):
         return None
     if quantized_only and not sizes.stored_formats:
         return None
     index: Mapping[str, str] | None = None
     if WHOLE not in present:
         found = _json(files, present, INDEX).get("weight_map")
-        if not isinstance(found, Mapping) or not all(isinstance(one, str) for one in found.values()):
+        if not isinstance(found, Mapping) or not all(isinstance(file, str) for file in found.values()):
             return (Finding("error", "has no weight_map, of names of tensors to files", (INDEX,)),)
         index = found
     names = sorted(set(index.values())) if index is not None else [WHOLE]
@@ -140,7 +140,7 @@ def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple
         except CheckpointError as error:
             damaged.append(Finding("error", str(error), (name,)))
             continue
-        end = max((one.end for one in entries[name]), default=present[name])
+        end = max((entry.end for entry in entries[name]), default=present[name])
         if end != present[name]:
             problem = f"is {present[name]} bytes long"
             damaged.append(Finding("error", problem, (name,), f"{end}, by its header", "servers refuse it"))

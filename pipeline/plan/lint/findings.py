@@ -62,12 +62,12 @@ def refuse_errors(
     Raises:
         SourceError: With every error.
     """
-    errors = () if allowed else tuple(one for one in found if one.severity == "error")
-    for one in found:
-        if one not in errors:
-            say(f"{label}: {one}")
+    errors = () if allowed else tuple(finding for finding in found if finding.severity == "error")
+    for finding in found:
+        if finding not in errors:
+            say(f"{label}: {finding}")
     if errors:
-        text = "\n".join(f"  {str(one).removeprefix('error: ')}" for one in errors)
+        text = "\n".join(f"  {str(error).removeprefix('error: ')}" for error in errors)
         raise SourceError(
             f"{label}: the checkpoint is damaged, and its weights are not brought:\n{text}\n"
             "take another revision or another checkpoint, or let it pass with --allow source.weights"
@@ -123,7 +123,7 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
     attention = {
         index
         for index, block in enumerate(sizes.blocks)
-        if any(one.heads and one.numbers for one in block.caches)
+        if any(cache.heads and cache.numbers for cache in block.caches)
     }
     missing = []
     for part, other in (("k_scale", "v_scale"), ("v_scale", "k_scale")):
@@ -147,9 +147,12 @@ def _at_layer(index: int, found: re.Match[str]) -> str:
 def settings_are_dynamic(config: Mapping[str, Any]) -> bool:
     """Whether quantization settings say that layers scale their inputs themselves, or leave the inputs as they are."""
     text = config.get("text_config")
-    places = [one for one in (config, text) if isinstance(one, Mapping)]
+    places = [level for level in (config, text) if isinstance(level, Mapping)]
     said = [
-        one[key] for one in places for key in ("quantization_config", "compression_config") if one.get(key)
+        place[key]
+        for place in places
+        for key in ("quantization_config", "compression_config")
+        if place.get(key)
     ]
     if not said or not isinstance(said[0], Mapping):
         return False
@@ -158,7 +161,7 @@ def settings_are_dynamic(config: Mapping[str, Any]) -> bool:
         return True
     groups = settings.get("config_groups")
     inputs = [
-        one.get("input_activations") for one in (groups.values() if isinstance(groups, Mapping) else ())
-        if isinstance(one, Mapping)
+        group.get("input_activations") for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping)
     ]  # fmt: skip
-    return bool(inputs) and all(one is None or one.get("dynamic") is True for one in inputs)
+    return bool(inputs) and all(rounding is None or rounding.get("dynamic") is True for rounding in inputs)

@@ -44,7 +44,7 @@ class LayerCheck:
             else:
                 self._judge(place, [weight], formats)
         for place, weights in joined.items():
-            self._judge(place, weights, {one.stored for one in weights})
+            self._judge(place, weights, {part.stored for part in weights})
         self._judge_inputs()
         self._judge_absent(absent)
         if self.sizes.tied and "lm_head.weight" in self.stored.plain:
@@ -69,11 +69,15 @@ class LayerCheck:
             return weight.name
         if weight.name.endswith(".bias") and not weight.quantizable:
             owner = next(
-                (one for one in fused_names(weight.name[:-5]) if "bias" in self.stored.layers.get(one, {})),
+                (
+                    name
+                    for name in fused_names(weight.name[:-5])
+                    if "bias" in self.stored.layers.get(name, {})
+                ),
                 None,
             )
             return None if owner is None else f"{owner}.bias"
-        return next((one for one in fused_names(weight.name) if one in self.stored.layers), None)
+        return next((name for name in fused_names(weight.name) if name in self.stored.layers), None)
 
     def _judge(self, place: str, weights: Sequence[WeightTensor], formats: Iterable[str]) -> None:
         if place.endswith(".bias") and place not in self.stored.plain:
@@ -86,7 +90,12 @@ class LayerCheck:
         parts = self.stored.layers[place]
         wanted = [layout for form in formats for layout in layouts_of(form)]
         layout = next(
-            (one for one in wanted if one.carrier in parts and parts[one.carrier].dtype in one.types), None
+            (
+                layout
+                for layout in wanted
+                if layout.carrier in parts and parts[layout.carrier].dtype in layout.types
+            ),
+            None,
         )
         if layout is not None:
             self._judge_quantized(parts, layout, weights)
@@ -98,11 +107,11 @@ class LayerCheck:
 
     def _judge_plain(self, entry: HeaderEntry, weights: Sequence[WeightTensor]) -> None:
         self.stored.used.add(entry.name)
-        count = sum(one.parameters for one in weights)
-        if math.prod(entry.shape) != count and any(one.kind == "vision" for one in weights):
+        count = sum(weight.parameters for weight in weights)
+        if math.prod(entry.shape) != count and any(weight.kind == "vision" for weight in weights):
             self._add("not judged", "a tower for images of other shapes", entry.name)
         elif math.prod(entry.shape) != count:
-            sizes = " + ".join(_shape(one) for one in weights)
+            sizes = " + ".join(_shape(weight) for weight in weights)
             problem = f"has the shape {list(entry.shape)}"
             self._add(
                 "error", problem, entry.name, f"{sizes}, by config.json", "servers refuse it, or read past it"
@@ -121,12 +130,12 @@ class LayerCheck:
         self, place: str, parts: Mapping[str, HeaderEntry], formats: Iterable[str], wanted: Sequence[Layout]
     ) -> None:
         self.stored.used |= {entry.name for entry in parts.values()}
-        carriers = sorted({"weight", *(one.carrier for one in wanted)} & parts.keys())
-        carried = [parts[one] for one in carriers] or [
-            parts[one] for one in ("qweight", "weight_packed", "blocks") if one in parts
+        carriers = sorted({"weight", *(layout.carrier for layout in wanted)} & parts.keys())
+        carried = [parts[part] for part in carriers] or [
+            parts[part] for part in ("qweight", "weight_packed", "blocks") if part in parts
         ]
         expected = (
-            " or ".join(f"{one.carrier} of {'/'.join(one.types)}" for one in wanted)
+            " or ".join(f"{layout.carrier} of {'/'.join(layout.types)}" for layout in wanted)
             or "weight of a float type"
         )
         form = " or ".join(sorted(formats))
@@ -161,11 +170,11 @@ class LayerCheck:
         known = {layout.carrier, "bias", *layout.names}
         self.stored.used |= {entry.name for part, entry in parts.items() if part in known}
         bits, held = (
-            sum(one.parameters for one in weights) * layout.bits,
+            sum(weight.parameters for weight in weights) * layout.bits,
             math.prod(carrier.shape) * BITS[carrier.dtype],
         )
         if bits != held:
-            sizes = " + ".join(_shape(one) for one in weights)
+            sizes = " + ".join(_shape(weight) for weight in weights)
             problem = f"is {carrier.dtype} {list(carrier.shape)}, {held // layout.bits} weights"
             self._add(
                 "error",
@@ -176,7 +185,7 @@ class LayerCheck:
             )
         others = parts.keys() - known - BESIDE - {"weight"}
         for names, kind in layout.scales.items():
-            name = next((one for one in names if one in parts), None)
+            name = next((part for part in names if part in parts), None)
             if name is None and others:
                 problem = f"{layout.format} with parts that are not known ({', '.join(sorted(others))})"
                 self._add("not judged", problem, carrier.name)
@@ -221,8 +230,8 @@ class LayerCheck:
         places = {room_of(bare_name(entry.name)) for entry in unused}
         counts = {(room_of(bare_name(entry.name)), math.prod(entry.shape)) for entry in unused}
         held = {kind_of(name) for name in (*self.stored.plain, *self.stored.layers)}
-        draft = {one.name for one in self.sizes.draft}
-        no_draft = bool(draft) and draft <= {one.name for one in absent}
+        draft = {weight.name for weight in self.sizes.draft}
+        no_draft = bool(draft) and draft <= {weight.name for weight in absent}
         prefix = next(
             (e.name.removesuffix(b) for b, e in self.stored.plain.items() if b.startswith("layers.")), ""
         )
@@ -274,7 +283,7 @@ def _single(weights: Iterable[WeightTensor]) -> Iterator[tuple[WeightTensor, set
     for weight in weights:
         together[weight.name].append(weight)
     for name, same in together.items():
-        copies, formats = sum(one.copies for one in same), {one.stored for one in same}
+        copies, formats = sum(weight.copies for weight in same), {weight.stored for weight in same}
         if ".experts.0." not in name or copies == 1:
             yield same[0], formats
             continue

@@ -41,25 +41,26 @@ class Layout:
 
     def counts(self, kind: str, weights: Sequence[WeightTensor]) -> set[int]:
         """Return how many numbers a scale of weights may have that are stored together; empty: any."""
-        copies = sum(one.copies for one in weights)
+        copies = sum(weight.copies for weight in weights)
         if kind == "tensor":
             # One for all that are stored together, one each, or one for the parts that are joined (gate and up).
             return {count for count in range(1, copies + 1) if copies % count == 0}
         if kind == "row":
-            rows = sum(one.rows * one.copies for one in weights)
+            rows = sum(weight.rows * weight.copies for weight in weights)
             return {rows, 1} if self.format == "int8_row" else {rows}
         if kind == "column":
-            return {one.columns for one in weights}
+            return {weight.columns for weight in weights}
         if kind == "block":
             blocks = (
-                math.ceil(one.rows / _BLOCK) * math.ceil(one.columns / _BLOCK) * one.copies for one in weights
+                math.ceil(weight.rows / _BLOCK) * math.ceil(weight.columns / _BLOCK) * weight.copies
+                for weight in weights
             )
             return {sum(blocks)}
-        if kind == "group" and all(one.group or self.group for one in weights):
+        if kind == "group" and all(weight.group or self.group for weight in weights):
             return {
                 sum(
-                    one.rows * math.ceil(one.columns / (one.group or self.group)) * one.copies
-                    for one in weights
+                    weight.rows * math.ceil(weight.columns / (weight.group or self.group)) * weight.copies
+                    for weight in weights
                 )
             }
         return set()
@@ -67,7 +68,7 @@ class Layout:
 
 def layouts_of(form: str) -> tuple[Layout, ...]:
     """Return the layouts in which a format is published; none for weights that are not quantized."""
-    return tuple(one for one in _layouts() if one.format == form)
+    return tuple(layout for layout in _layouts() if layout.format == form)
 
 
 def served(part: str) -> str:
@@ -79,21 +80,21 @@ def served(part: str) -> str:
 def _layouts() -> tuple[Layout, ...]:
     return tuple(
         Layout(
-            format=one["format"],
-            carrier=one["carrier"],
-            bits=one["bits"],
-            types=tuple(one["types"]),
-            scales={tuple(names.split("|")): kind for names, kind in one["scales"].items()},
-            inputs=one.get("inputs", ""),
-            group=one.get("group", 0),
+            format=entry["format"],
+            carrier=entry["carrier"],
+            bits=entry["bits"],
+            types=tuple(entry["types"]),
+            scales={tuple(names.split("|")): kind for names, kind in entry["scales"].items()},
+            inputs=entry.get("inputs", ""),
+            group=entry.get("group", 0),
         )
-        for one in read_facts(_FILE)["layouts"]
+        for entry in read_facts(_FILE)["layouts"]
     )
 
 
 # Parts that are no weights, and those that are scales: of layers, and of keys and values.
 BESIDE: frozenset[str] = frozenset(read_facts(_FILE)["beside"]["parts"])
 SCALES: frozenset[str] = frozenset(
-    {name for one in _layouts() for name in one.names if "zero" not in name}
+    {name for layout in _layouts() for name in layout.names if "zero" not in name}
     | {name for name in BESIDE if name.endswith("_scale")}
 )

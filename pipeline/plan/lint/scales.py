@@ -28,13 +28,13 @@ def scale_values(
     wrong: dict[tuple[Literal["error", "warning"], str], list[str]] = defaultdict(list)
     unread: list[str] = []
     for file, entries in files.items():
-        scales = [one for one in entries if is_scale(one.name) and one.dtype in DTYPES]
+        scales = [entry for entry in entries if is_scale(entry.name) and entry.dtype in DTYPES]
         if read is None:
-            unread += [one.name for one in scales]
+            unread += [scale.name for scale in scales]
             continue
         places = _neighbours(_chosen(scales))
-        chosen = {one.name for together in places for one in together}
-        unread += [one.name for one in scales if one.name not in chosen]
+        chosen = {scale.name for together in places for scale in together}
+        unread += [scale.name for scale in scales if scale.name not in chosen]
         for together in places:
             begin, end = together[0].begin, together[-1].end
             content = read(file, begin, end)
@@ -52,7 +52,7 @@ def scale_values(
 
 def _chosen(scales: Sequence[HeaderEntry]) -> list[HeaderEntry]:
     found, total = [], 0
-    for entry in sorted(scales, key=lambda one: one.end - one.begin):
+    for entry in sorted(scales, key=lambda scale: scale.end - scale.begin):
         total += entry.end - entry.begin
         if total > MOST_BYTES:
             break
@@ -63,7 +63,7 @@ def _chosen(scales: Sequence[HeaderEntry]) -> list[HeaderEntry]:
 
 def _neighbours(entries: Sequence[HeaderEntry]) -> list[list[HeaderEntry]]:
     found: list[list[HeaderEntry]] = []
-    for entry in sorted(entries, key=lambda one: one.begin):
+    for entry in sorted(entries, key=lambda entry: entry.begin):
         if found and entry.begin - found[-1][-1].end <= _GAP:
             found[-1].append(entry)
         else:

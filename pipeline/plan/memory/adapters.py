@@ -22,7 +22,7 @@ _SOURCES = ("contracts/data/llmapi.yaml: lora_cache",)
 
 def lora_targets(version: str, adapters: Iterator[Adapter]) -> list[str]:
     """List upstream's names of the kinds of layers that adapters change; queries, keys and values come together."""
-    names = {llmapi.lora_module(version, one.name) for adapter in adapters for one in adapter.modules}
+    names = {llmapi.lora_module(version, module.name) for adapter in adapters for module in adapter.modules}
     found = {name for name in names if name is not None}
     return sorted(found | set(_QKV) if found & set(_QKV) else found)
 

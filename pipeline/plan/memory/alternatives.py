@@ -43,7 +43,9 @@ def alternatives(recipe: Recipe, spec: DeploymentSpec) -> tuple[Alternative, ...
     if now.verdict == "fits":
         return ()
     found = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, spec)]
-    better = [one for one in found if one.plan.sequences > now.sequences or one.plan.verdict == "fits"]
+    better = [
+        change for change in found if change.plan.sequences > now.sequences or change.plan.verdict == "fits"
+    ]
     return tuple(better)
 
 
@@ -82,7 +84,7 @@ def _for_llm_api(spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], Deploy
     """Requests of its own for each GPU, and no more than their window of layers that see one."""
     target = spec.models[0]
     if target.split.tensor > 1 and target.sizes.experts and not target.split.attention_dp:
-        models = tuple(replace(one, split=replace(one.split, attention_dp=True)) for one in spec.models)
+        models = tuple(replace(model, split=replace(model.split, attention_dp=True)) for model in spec.models)
         yield ("runtime.attention_dp=true",), replace(spec, models=models)
     kinds = [{cache.kind for cache in block.caches} for block in target.sizes.blocks]
     windows = target.sizes.windows
@@ -143,7 +145,7 @@ def _larger_gpus(
 ) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
     """The smallest that are larger, and on which all of it fits."""
     named = 0
-    for larger in sorted(gpus(), key=lambda one: one.driver_mib):
+    for larger in sorted(gpus(), key=lambda product: product.driver_mib):
         changed = replace(spec, device=larger.name, capacity=larger.driver_mib * 2**20)
         moved = runtime.model_copy(update={"gpu": larger.name})
         fits = larger.driver_mib > gpu(runtime.gpu).driver_mib and plan_memory(changed).verdict == "fits"
@@ -156,7 +158,7 @@ def _larger_gpus(
 
 def _is_supported(runtime: TensorRTRuntime | PyTorchRuntime, form: str, kv_cache: str) -> bool:
     found = format_issues(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
-    return not any(one.severity == "error" for one in found)
+    return not any(issue.severity == "error" for issue in found)
 
 
 def _with_target(spec: DeploymentSpec, **changes: str) -> DeploymentSpec:

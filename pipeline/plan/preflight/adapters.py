@@ -35,7 +35,9 @@ def _release(context: Context) -> Iterator[Objection]:
         return
     for name, adapter in context.target.facts.adapters.items():
         unknown = [
-            one.name for one in adapter.modules if llmapi.lora_module(runtime.version, one.name) is None
+            module.name
+            for module in adapter.modules
+            if llmapi.lora_module(runtime.version, module.name) is None
         ]
         if unknown:
             yield Objection(

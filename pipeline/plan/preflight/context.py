@@ -146,7 +146,9 @@ class Context:
     def gpu(self) -> gpus.Gpu | None:
         """The recipe's GPU; None if it names none, or one that is not known."""
         runtime = self.gpu_runtime
-        return next((one for one in gpus.gpus() if runtime is not None and one.name == runtime.gpu), None)
+        return next(
+            (product for product in gpus.gpus() if runtime is not None and product.name == runtime.gpu), None
+        )
 
     @property
     def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:

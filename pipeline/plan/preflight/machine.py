@@ -109,11 +109,11 @@ def _links(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
         pair: here.links[pair].path for pair in pairs if pair in here.links and here.links[pair].path != "NV"
     }
     if slow:
-        (one, other), path = next(iter(slow.items()))
+        (first, other), path = next(iter(slow.items()))
         ways: Mapping[str, str] = rule("host.nvlink").facts["ways"]
         yield Objection(
             (TENSOR,),
-            f"GPU {one} and GPU {other}, which share each layer, are joined by {ways[path]}, not by NVLink",
+            f"GPU {first} and GPU {other}, which share each layer, are joined by {ways[path]}, not by NVLink",
             "use GPUs with NVLink (--gpus), or runtime.pipeline_parallel instead",
         )
 
@@ -135,7 +135,7 @@ def _for_this(needs: MachineNeeds, seen: GpuFacts, wanted: ServingNeeds) -> str:
 
 
 def _listed(seen: list[GpuFacts]) -> str:
-    return f"{seen[0].name} (GPU {', '.join(str(one.index) for one in seen)})"
+    return f"{seen[0].name} (GPU {', '.join(str(device.index) for device in seen)})"
 
 
 DEVICE_CHECKS: Mapping[str, MachineCheck] = {

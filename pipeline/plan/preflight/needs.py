@@ -31,7 +31,7 @@ from pipeline.recipe.values import RecipeValues
 Where = Literal["anywhere", "local", "docker"]
 _GIB = 2**30
 _KEYS = tuple(
-    {key: None for one in rules() if one.group in ("devices", "software", "host") for key in one.fields}
+    {key: None for each in rules() if each.group in ("devices", "software", "host") for key in each.fields}
 )
 
 

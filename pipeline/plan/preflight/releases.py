@@ -178,7 +178,7 @@ def _right_names(version: str, name: str) -> str:
     """Entries for flags that a recipe may have, for those with similar names if there are any."""
     allowed, known = trtllm_build.tunable(version), trtllm_build.flags(version)
     near = difflib.get_close_matches(name.lstrip("-"), allowed, n=3) or allowed
-    return f"what it may have: {', '.join(trtllm_build.entries_of(known[one])[0] for one in near)}"
+    return f"what it may have: {', '.join(trtllm_build.entries_of(known[flag])[0] for flag in near)}"
 
 
 RELEASE_CHECKS: Mapping[str, Check] = {

@@ -90,7 +90,7 @@ class Finding:
         return f"{text} ({self.fix})" if self.fix else text
 
 
-ALLOWABLE = frozenset(one.id for one in rules() if not one.never_allowed)
+ALLOWABLE = frozenset(known.id for known in rules() if not known.never_allowed)
 
 
 def check_allowed(names: Iterable[str]) -> frozenset[str]:
@@ -102,7 +102,7 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
     Raises:
         InvalidInput: with every id that does not exist, or that the data forbids to allow.
     """
-    wanted, known = frozenset(names), {one.id: one for one in rules()}
+    wanted, known = frozenset(names), {each.id: each for each in rules()}
     faults: list[Fault] = []
     for name in sorted(wanted):
         if name not in known:
@@ -121,24 +121,30 @@ def check_allowed(names: Iterable[str]) -> frozenset[str]:
 def allow(found: Sequence[Finding], allowed: frozenset[str]) -> tuple[Finding, ...]:
     """Mark the errors among findings that a user lets pass; rules that may never be allowed are not marked."""
     return tuple(
-        replace(one, allowed=True) if one.severity == "error" and one.rule in allowed & ALLOWABLE else one
-        for one in found
+        replace(finding, allowed=True)
+        if finding.severity == "error" and finding.rule in allowed & ALLOWABLE
+        else finding
+        for finding in found
     )
 
 
 def manifest_findings(found: Sequence[Finding]) -> dict[str, Json]:
     """Records of warnings and allowed errors for the manifest of an engine or a package; empty if there are none."""
-    worth = [one for one in found if one.severity == "warning" or one.allowed]
     records: list[Json] = [
-        {"rule": one.rule, "severity": one.severity, "allowed": one.allowed, "text": str(one)}
-        for one in worth
+        {"rule": finding.rule, "severity": finding.severity, "allowed": finding.allowed, "text": str(finding)}
+        for finding in found
+        if finding.severity == "warning" or finding.allowed
     ]
     return {FINDINGS: records} if records else {}
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
     """Write a line for each warning, and each error that was allowed, with the id of its rule at the end."""
-    return [f"{one.mark}: {one} [{one.rule}]" for one in found if one.severity == "warning" or one.allowed]
+    return [
+        f"{finding.mark}: {finding} [{finding.rule}]"
+        for finding in found
+        if finding.severity == "warning" or finding.allowed
+    ]
 
 
 _ECHO = "runtime.refuses"
@@ -180,7 +186,7 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """
     stopping = [finding for finding in found if finding.stops]
     if stopping:
-        problems = [Problem(one.keys, one.problem, one.fix, one.rule) for one in stopping]
+        problems = [Problem(finding.keys, finding.problem, finding.fix, finding.rule) for finding in stopping]
         file = recipe.provenance.file
         raise InvalidInput(shown(file) if file else f"recipe {recipe.name}", located(recipe, problems))
     return found
@@ -189,40 +195,40 @@ def refuse(recipe: Recipe, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
 def _of_recipe(context: Context) -> list[Finding]:
     """Findings of a recipe. A model whose class nothing here can run is refused for that alone, whatever its sizes."""
     found = list(_checked(context))
-    classes = [one for one in found if one.rule in _CLASS]
+    classes = [finding for finding in found if finding.rule in _CLASS]
     if not classes:
         return found
-    rest = _checked(context.without_sizes({one.keys[0] for one in classes}))
-    return [*classes, *(one for one in rest if one.rule not in _CLASS)]
+    rest = _checked(context.without_sizes({finding.keys[0] for finding in classes}))
+    return [*classes, *(finding for finding in rest if finding.rule not in _CLASS)]
 
 
 def _checked(context: Context) -> Iterator[Finding]:
     values, runtime = RecipeValues(context.recipe.model_dump(mode="json")), context.gpu_runtime
     version = runtime.version if runtime is not None and not context.release_problem else None
-    for one in rules():
-        if one.id in RECIPE_CHECKS and one.concerns(context.kind, version):
-            for said in RECIPE_CHECKS[one.id](context):
-                yield _finding(one, context.kind, said, values[said.keys[0]])
+    for checked in rules():
+        if checked.id in RECIPE_CHECKS and checked.concerns(context.kind, version):
+            for objection in RECIPE_CHECKS[checked.id](context):
+                yield _finding(checked, context.kind, objection, values[objection.keys[0]])
 
 
 def _of_machine(needs: MachineNeeds, machine: MachineFacts) -> Iterator[Finding]:
     version = needs.serving.version if needs.serving is not None else None
     for name, check in MACHINE_CHECKS.items():
         if rule(name).concerns(needs.kind, version):
-            for said in check(needs, machine):
-                yield _finding(rule(name), needs.kind, said, needs.values.get(said.keys[0]))
+            for objection in check(needs, machine):
+                yield _finding(rule(name), needs.kind, objection, needs.values.get(objection.keys[0]))
 
 
-def _finding(one: Rule, kind: str, said: Objection, value: object) -> Finding:
+def _finding(checked: Rule, kind: str, objection: Objection, value: object) -> Finding:
     return Finding(
-        rule=one.id,
-        severity=said.severity or one.severity(kind),
-        keys=said.keys,
+        rule=checked.id,
+        severity=objection.severity or checked.severity(kind),
+        keys=objection.keys,
         value=value,
-        problem=said.problem,
-        reason=one.reason,
-        fix=said.fix,
-        sources=said.sources or one.sources,
+        problem=objection.problem,
+        reason=checked.reason,
+        fix=objection.fix,
+        sources=objection.sources or checked.sources,
     )
 
 
@@ -230,11 +236,15 @@ def _without_echoes(found: list[Finding]) -> list[Finding]:
     """Without the runtime's own refusals of what another rule explains, and stops for sure."""
     explained = {
         key
-        for one in found
-        if one.severity == "error" and one.rule != _ECHO and rule(one.rule).never_allowed
-        for key in one.keys
+        for finding in found
+        if finding.severity == "error" and finding.rule != _ECHO and rule(finding.rule).never_allowed
+        for key in finding.keys
     }
-    return [one for one in found if one.rule != _ECHO or not explained & {*one.keys, "runtime.kind"}]
+    return [
+        finding
+        for finding in found
+        if finding.rule != _ECHO or not explained & {*finding.keys, "runtime.kind"}
+    ]
 
 
 def _sorted(found: Iterable[Finding]) -> tuple[Finding, ...]:

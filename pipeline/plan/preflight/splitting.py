@@ -112,7 +112,7 @@ def _w4a8_groups(context: Context) -> Iterator[Objection]:
         return
     keys = ["quantization.auto.formats" if model.format == "auto" else model.format_key for model in wrong]
     sizes = [model.sizes for model in wrong if model.sizes is not None]
-    divides = not any(columns % only for one in sizes for columns in _columns(one))
+    divides = not any(columns % only for size in sizes for columns in _columns(size))
     instead = f"{' and '.join(keys)} to int4_awq"
     yield Objection(
         (BLOCK, *(model.format_key for model in wrong)),

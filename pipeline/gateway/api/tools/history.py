@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from pipeline.gateway.api.tools.dialects import ToolDialect
@@ -34,7 +35,7 @@ def template_messages(messages: Messages, template: ChatTemplate, dialect: ToolD
     """
     if all(message.keys() <= {"role", "content"} for message in messages):
         return messages
-    made = [_with_reasoning(message, template) for message in messages]
+    made = _in_order_of_calls([_with_reasoning(message, template) for message in messages])
     if dialect is not None and dialect.form == "channels" and "thinking" in template.words:
         made = list(_one_call_each(made))
     if dialect is not None and dialect.ids is not None:
@@ -53,6 +54,18 @@ def _with_reasoning(message: Mapping[str, Any], template: ChatTemplate) -> dict[
     made = {key: value for key, value in message.items() if key not in _REASONING}
     read = () if text is None else (name for name in _REASONING if name in template.words)
     return {**made, **dict.fromkeys(read, text)}
+
+
+def _in_order_of_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with the results of an answer's calls in the order of the calls, which most templates tell them by."""
+    made: list[dict[str, Any]] = []
+    for are_results, run in groupby(messages, key=lambda message: message.get("role") == "tool"):
+        if are_results and made:
+            order = {call.get("id"): index for index, call in enumerate(made[-1].get("tool_calls") or ())}
+            made += sorted(run, key=lambda result: order.get(result.get("tool_call_id"), 0))
+        else:
+            made += run
+    return made
 
 
 def _one_call_each(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
