@@ -21,7 +21,6 @@ from pipeline.client import (
     Busy,
     Chunk,
     ConnectFailed,
-    PartialAnswer,
     Refused,
     Retries,
     Sampling,
@@ -121,7 +120,11 @@ class _Choice:
                     yield chunk
         except (ServerLost, _CannotGoOn, ApiError) as error:
             generation.broken += self._begun
-            if isinstance(error, ServerLost) or self._loss is None or getattr(error, "code", None) == QUARANTINED:
+            if (
+                isinstance(error, ServerLost)
+                or self._loss is None
+                or getattr(error, "code", None) == QUARANTINED
+            ):
                 raise
             raise self._loss from error
         generation.resumed += self._loss is not None

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from pipeline.cache.response_cache import ResponseCache
 from pipeline.client import FinishReason, Sampling, Stats
 from pipeline.client.sampling import PARAMETERS, is_neutral
 from pipeline.gateway.api.parsing import unsupported
@@ -176,12 +175,6 @@ class Generation:
         """Most tokens of each choice."""
         limit, most = self.request.output_token_limit, self.model.max_output_tokens
         return most if limit is None else max(1, min(limit, most))
-
-    @property
-    def clamped_to(self) -> int | None:
-        """Most tokens of each choice, if the request allows more than the engine gives; else None."""
-        asked, most = self.request.output_token_limit, self.model.max_output_tokens
-        return most if asked is not None and asked > most else None
 
     @property
     def choices(self) -> int:

@@ -23,11 +23,7 @@ from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints
 from pipeline.gateway.api.prompts import read_arguments
 from pipeline.gateway.api.sse import encode_event, encode_text
 from pipeline.gateway.api.tools.dialects import Marks
-from pipeline.gateway.api.translated import (
-    AnswerItem,
-    ItemAnswer,
-    ItemStep,
-)
+from pipeline.gateway.api.translated import AnswerItem, ItemAnswer, ItemStep
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.web import ApiRoute
 

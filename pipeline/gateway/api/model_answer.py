@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.client import Cached, ClientError, PromptTooLong
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.generation_spans import end_spans, request_attributes
-from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
+from pipeline.gateway.api.parsing import MAX_TOKENS, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.prompts import Content
 from pipeline.gateway.api.schema import GenerationRequest, ModelRequest
 from pipeline.gateway.api.sse import (
@@ -315,7 +315,8 @@ class GeneratingEndpoints(EndpointFamily):
             given = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
             ignored += sorted(answer.generation.unread & given)
             record.headers += ignored_headers(ignored)
-            record.headers += clamped_headers(answer.generation.clamped_to)
+            if (answer.generation.request.output_token_limit or 0) > model.max_output_tokens:
+                record.headers.append((MAX_TOKENS.encode(), str(model.max_output_tokens).encode()))
             return answer
 
         try:

@@ -254,11 +254,6 @@ def ignored_headers(places: Sequence[str]) -> list[tuple[bytes, bytes]]:
     return [(IGNORED_FIELDS.encode(), value.encode())] if places else []
 
 
-def clamped_headers(max_tokens: int | None) -> list[tuple[bytes, bytes]]:
-    """Return the header that says to how many tokens an answer was clamped; None: it was not."""
-    return [] if max_tokens is None else [(MAX_TOKENS.encode(), str(max_tokens).encode())]
-
-
 class _Removal:
     """Removal of further fields from one request, and what was removed."""
 

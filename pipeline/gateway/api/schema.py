@@ -313,7 +313,8 @@ class CompletionRequest(GenerationRequest):
     def _check_completion(self) -> Self:
         if len(self.prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt: must be at most {MAX_PROMPTS} prompts", param="prompt")
-        if not all(isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(type(id) is int for id in prompt)) for prompt in self.prompts):
+        token_ids = (prompt for prompt in self.prompts if not isinstance(prompt, str))
+        if not all(isinstance(ids, list) and ids and all(type(id) is int for id in ids) for ids in token_ids):
             text = "prompt: must be a text, a list of token ids (whole numbers), or a list of either"
             raise ApiError(400, text, param="prompt")
         if self.max_tokens == 0 and not self.echo:

@@ -118,18 +118,20 @@ class FileEndpoints(EndpointFamily):
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         return json_answer(
-            await self.context.use_state(self.context.batch_storage.file, tenant.name, _file_id(request))
+            await self.context.use_state(
+                self.context.batch_storage.file, tenant.name, request.path_params["file_id"]
+            )
         )
 
     @ApiRoute("DELETE", _FILE, "Delete a file.", response=FileDeleted)
     async def _delete(self, request: Request) -> Response:
-        tenant, id = await self.context.authenticate(request), _file_id(request)
+        tenant, id = await self.context.authenticate(request), request.path_params["file_id"]
         await self.context.use_state(self.context.batch_storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
     @ApiRoute("GET", f"{_FILE}/content", "Read a file.", media_type="application/octet-stream")
     async def _content(self, request: Request) -> Response:
-        tenant, id = await self.context.authenticate(request), _file_id(request)
+        tenant, id = await self.context.authenticate(request), request.path_params["file_id"]
         file = await self.context.use_state(self.context.batch_storage.file, tenant.name, id)
         content = await self.context.use_state(self.context.batch_storage.open_content, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
@@ -147,10 +149,6 @@ class FileEndpoints(EndpointFamily):
         finally:
             # Not here: a read that nobody waits for any more may still hold it.
             self.context.state_threads.submit(content.close)
-
-
-def _file_id(request: Request) -> str:
-    return str(request.path_params["file_id"])
 
 
 def _limited(request: Request, most: int) -> Request:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from pipeline.gateway.api.bounds import MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools, unsupported
@@ -122,25 +123,22 @@ class ResponseRequest(TranslatedRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
-    _referred: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.input, list):
-            references = (item.get("id") for item in self.input if item.get("type") == "item_reference")
-            self._referred = tuple(id for id in references if isinstance(id, str))
         if self.text.format.type == "json_schema" and self.text.format.schema_ is None:
             raise ApiError(400, "text.format.schema: is missing", param="text")
         return self
 
-    @property
+    @cached_property
     def referred_items(self) -> tuple[str, ...]:
         """Ids of the items that the input refers to."""
-        return self._referred
+        items = () if isinstance(self.input, str) else self.input
+        references = (item.get("id") for item in items if item.get("type") == "item_reference")
+        return tuple(id for id in references if isinstance(id, str))
 
     @property
     def has_schemas(self) -> bool:
-        """Whether the request holds JSON schemas: checking them takes longer than their size suggests."""
         forced = bool(self.tools) and self.tool_choice not in (None, "auto", "none")
         return forced or self.text.format.schema_ is not None
 
