@@ -1,7 +1,7 @@
 """Renders messages to the prompt that the model was trained on, with the chat template that its tokenizer brings.
 
-Families that publish code in place of a template (DeepSeek V3.2 and V4) have one of ours, `data/chat_templates`, by the
-class that config.json names.
+Families that publish code in place of a template (DeepSeek V3.2 and V4, Kimi K3) have one of ours, in
+`data/chat_templates`, by the class that config.json names.
 
 Renders the same text as `apply_chat_template` of transformers 5, without needing it, with the tokenizer's special
 tokens as variables. Jinja's immutable sandbox keeps a template from Python. It bounds neither time nor memory:

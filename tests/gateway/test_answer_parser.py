@@ -23,7 +23,7 @@ CASES: Sequence[Mapping[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "data/answers.yaml").read_text("utf-8")
 )["cases"]
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
-THINK = reasoning_of(ChatTemplate("{{ '</think>' }}"))
+MARKS = {"think": "</think>", "kimi-k3": "<|close|>think<|sep|>"}
 WEATHER = {"get_weather": {"location": "string", "unit": "string"}, "search_web": {"query": "string"}}
 
 
@@ -57,7 +57,8 @@ def offered(tools: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def parser_of(case: Mapping[str, Any], special: frozenset[str] = frozenset()) -> AnswerParser:
     dialect = BY_NAME.get(case.get("dialect", ""))
-    reasoning = None if dialect and dialect.form == "channels" else THINK
+    mark = None if dialect and dialect.form == "channels" else MARKS[case.get("thinks", "think")]
+    reasoning = mark and reasoning_of(ChatTemplate(mark))
     tools = offered(case.get("tools", WEATHER)) if dialect else ()
     return AnswerParser(AnswerFormat(dialect, reasoning, special), tools, prompt=case.get("prompt", ""))
 
@@ -118,9 +119,12 @@ PIECES = [
     "<｜DSML｜function_calls>", '<｜DSML｜invoke name="get_weather">', "</｜DSML｜invoke>", "<|im_end|>",
     "<|tool_call_begin|>functions.get_weather:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "</invoke>",
     "<minimax:tool_call>", "</minimax:tool_call>", '<parameter name="location">', "[ARGS]", "null",
-    "</think", '"a": 1', "[TOOL_CALLS]",
+    "</think", '"a": 1', "[TOOL_CALLS]", "<|open|>", "tools", "<|sep|>", "<|close|>", "think", "response",
+    '<|open|>call tool="get_weather" index="1"<|sep|>',
+    '<|open|>argument key="location" type="string"<|sep|>', "<|close|>call<|sep|>",
 ]  # fmt: skip
-SPECIAL = frozenset({"<|im_end|>", "<|channel|>", "<|message|>", "<|tool_call_begin|>", "<|tool_call_end|>"})
+SPECIAL = frozenset({"<|im_end|>", "<|channel|>", "<|message|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+                     "<|open|>", "<|close|>", "<|sep|>"})  # fmt: skip
 
 
 @given(
@@ -128,10 +132,17 @@ SPECIAL = frozenset({"<|im_end|>", "<|channel|>", "<|message|>", "<|tool_call_be
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30),
     st.sets(st.integers(0, 400), max_size=10),
     st.sampled_from(
-        ["", "<think>\n", "<|start|>assistant", "<|start|>assistant<|channel|>final<|message|>So"]
+        [
+            "",
+            "<think>\n",
+            "<|open|>think<|sep|>",
+            "<|start|>assistant",
+            "<|start|>assistant<|channel|>final<|message|>So",
+        ]
     ),
     st.sampled_from([frozenset[str](), SPECIAL]),
     st.booleans(),
+    st.sampled_from([*MARKS]),
 )
 def test_whatever_a_model_writes_comes_out_the_same_in_any_pieces(
     dialect: ToolDialect,
@@ -140,8 +151,9 @@ def test_whatever_a_model_writes_comes_out_the_same_in_any_pieces(
     prompt: str,
     special: frozenset[str],
     cut: bool,
+    thinks: str,
 ) -> None:
-    case = {"dialect": dialect.name, "prompt": prompt}
+    case = {"dialect": dialect.name, "prompt": prompt, "thinks": thinks}
     answer = "".join(written)
     ends = [*sorted(cuts), len(answer)]
     pieces = [answer[a:b] for a, b in zip([0, *ends], ends, strict=False)]

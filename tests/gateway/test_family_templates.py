@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from tests.support.hub_configs import hub_configs
 CASES: Sequence[Mapping[str, Any]] = parse_yaml(
     (Path(__file__).parent / "data/prompts.yaml").read_text("utf-8")
 )["cases"]
-V32, V4 = "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"
-END = "<｜end▁of▁sentence｜>"
+V32, V4, K3 = "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration"
+ENDS = ("<｜end▁of▁sentence｜>", "<|close|>message<|sep|><|end_of_msg|>")
 
 
 def checkpoint(folder: Path, architecture: str) -> Path:
@@ -48,10 +48,10 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def render(case: Mapping[str, Any], size: int | None = None) -> str:
+def render(case: Mapping[str, Any], size: int | None = None, **variables: Any) -> str:
     """The prompt of the first messages of a case."""
     template: ChatTemplate = case["template"]
-    return template.render(case["messages"][:size], tools=case.get("tools"), **case["variables"])
+    return template.render(case["messages"][:size], tools=case.get("tools"), **case["variables"], **variables)
 
 
 def test_prompts_are_those_of_the_encoders(case: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def test_prompts_are_those_of_the_encoders(case: Mapping[str, Any]) -> None:
 def test_what_the_encoders_write_for_answers_is_read_back(case: Mapping[str, Any]) -> None:
     """An answer is what a prompt with it has more than the one before it."""
     tools = case.get("tools") or [tool for message in case["messages"] for tool in message.get("tools", ())]
-    thinks = case["variables"].get("thinking", case["architecture"] == V4)
+    thinks = case["variables"].get("thinking", case["architecture"] != V32)
     for index, message in enumerate(case["messages"]):
         calls = [
             (call["function"]["name"], call["function"]["arguments"])
@@ -69,10 +69,10 @@ def test_what_the_encoders_write_for_answers_is_read_back(case: Mapping[str, Any
         ]
         if message["role"] != "assistant" or (calls and not tools):
             continue
-        prompt, whole = render(case, index), render(case, index + 1)
+        prompt, whole = render(case, index), render(case, index + 1, add_generation_prompt=False)
         assert whole.startswith(prompt)
-        assert whole.endswith(END)
-        answer = whole.removeprefix(prompt).removesuffix(END)
+        (end,) = (end for end in ENDS if whole.endswith(end))
+        answer = whole.removeprefix(prompt).removesuffix(end)
         for pieces in ([answer], list(answer)):
             parser = AnswerParser(answer_format(case["template"], frozenset()), tools, prompt=prompt)
             found = read(parser, pieces)
@@ -98,12 +98,12 @@ def test_an_unfinished_answer_goes_on_and_no_turn_is_opened(tmp_path: Path, arch
 
 def test_published_checkpoints_lead_to_their_template(tmp_path: Path) -> None:
     """By their config.json alone, and one that a checkpoint brings wins; packages hold it as a file."""
-    families = {V32: "function_calls", V4: "tool_calls"}
+    families = {V32: "<｜DSML｜function_calls>", V4: "<｜DSML｜tool_calls>", K3: "<|open|>tools<|sep|>"}
     for entry in hub_configs().values():
         (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
         mark = families.get(entry["config"]["architectures"][0])
         sources = template_sources(tmp_path)
-        assert (f"<｜DSML｜{mark}>" in sources["default"]) if mark else sources == {}
+        assert (mark in sources["default"]) if mark else sources == {}
         assert read_model_facts(tmp_path).has_template is bool(mark)
     checkpoint(tmp_path, V4)
     copy_tokenizer(tmp_path, tmp_path / "ours")
@@ -114,10 +114,24 @@ def test_published_checkpoints_lead_to_their_template(tmp_path: Path) -> None:
 
 
 def test_thinking_by_default_and_on_request(start: Start, tmp_path: Path) -> None:
-    """Each family as its publisher's API has it: V4 thinks unless it is told not to, V3.2 when it is asked to."""
-    for architecture, thinks in ((V4, True), (V32, False)):
+    """Each family as its publisher's API has it: V4 and K3 unless they are told not to, V3.2 when it is asked to."""
+    deepseek, kimi = (
+        ("<｜Assistant｜><think>", "</think>{}"),
+        (
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|><|open|>response<|sep|>{}<|close|>response<|sep|><|close|>message<|sep|>",
+        ),
+    )
+    for architecture, thinks, (opening, written) in (
+        (V4, True, deepseek),
+        (V32, False, deepseek),
+        (K3, True, kimi),
+    ):
         source = template_sources(checkpoint(tmp_path, architecture))["default"]
-        running = start(_answer, template=source)
+        thought = Reply(["So", *f".{written.format('Hi')}"])
+        running = start(
+            _answers(thought, opening), template=source, special=("<|open|>", "<|close|>", "<|sep|>")
+        )
         for fields, expected in (
             ({}, thinks),
             ({"reasoning_effort": "none"}, False),
@@ -131,6 +145,5 @@ def test_thinking_by_default_and_on_request(start: Start, tmp_path: Path) -> Non
             assert getattr(message, "reasoning_content", None) == ("So." if expected else None), fields
 
 
-def _answer(asked: Received) -> Reply:
-    thinks = asked.prompt.endswith("<｜User｜>Hi<｜Assistant｜><think>")
-    return Reply(["So", ".</think>", "Hi"] if thinks else ["Hi"])
+def _answers(thought: Reply, opening: str) -> Callable[[Received], Reply]:
+    return lambda asked: thought if asked.prompt.endswith(opening) else Reply(["Hi"])

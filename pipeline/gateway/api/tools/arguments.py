@@ -24,7 +24,7 @@ from pipeline.gateway.api.tools.dialects import (
 
 _SPACE = re.compile(r"\s*")
 _JUNK = re.compile(r"[^<{]*")
-_KEY = re.compile(r"""\s*["']?([^"'<>\n]{1,256})["']?(?:\s+string=["']?(true|false)["']?)?\s*""")
+_KEY = re.compile(r"""\s*["']?([^"'<>\n]{1,256})["']?(?:\s+(?:string|type)=["']?(\w+)["']?)?\s*""")
 _MAX_KEY = 400  # characters of a key with all that stands around it
 
 
@@ -182,7 +182,7 @@ class XmlArguments:
             return Step("", at)
         self._key, self._types = key[1], schema_types(self._schemas.get(key[1]))
         if not self._types:
-            self._types = frozenset({"string"} if key[2] != "false" else ())
+            self._types = frozenset({"string"} if key[2] in (None, "true", "string") else ())
         self._streams, self._begun, self._pieces, self._stage = self._types == {"string"}, False, [], "value"
         return Step("", at)
 

@@ -30,7 +30,7 @@ _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 # A name with what may stand around it, in any form.
-_RAW = re.compile(r"""[\w.:/\[\]"'\s-]{0,300}""")
+_RAW = re.compile(r"""[\w.:=/\[\]"'\s-]{0,300}""")
 _MAX_LITERAL = 100_000  # characters that are read as a Python literal
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
@@ -45,6 +45,7 @@ class Reasoning(_Entry):
     marks: tuple[str, ...]
     open: str
     close: str
+    hidden: tuple[str, ...] = ()
 
 
 class ToolDialect(_Entry):
@@ -143,13 +144,14 @@ class Marks:
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted({text for text in texts if text}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, known)) if known else r"(?!)")
+        self.pattern = re.compile("|".join(map(re.escape, known)) if known else r"(?!)")
         self._beginnings = {text[:size] for text in known for size in range(1, len(text))}
         self._longest = max(map(len, known), default=1) - 1
 
     def search(self, text: str, at: int = 0) -> re.Match[str] | None:
-        """Find the first of them, from a place on."""
-        return self._pattern.search(text, at)
+        """Find the first of them, from a place on; None if it is the end of the text, and may begin a longer one."""
+        mark = self.pattern.search(text, at)
+        return None if mark and text[mark.start() :] in self._beginnings else mark
 
     def held(self, text: str) -> int:
         """Count the characters at the end of a text that may begin one of them.

@@ -44,7 +44,6 @@ _PIECE = 4096
 # Of answers that are not parsed for calls.
 _NONE = ToolDialect(name="none", marks=(), form="json", source="pipeline.gateway.api.tools.parser")
 
-
 _State = Callable[[], bool]  # does a step; False if it needs more text
 
 
@@ -87,10 +86,12 @@ class AnswerParser:
         self._reader: ArgumentReader | None = None
         # Of a call that is read when it is complete.
         self._scanner, self._pieces, self._head, self._name = Scanner(), list[str](), "", ""
-        reasoning, special = format.reasoning, tuple(sorted(format.special))
+        reasoning = format.reasoning
         thinks = () if reasoning is None else (reasoning.open, reasoning.close)
+        special = tuple(sorted(format.special.union(reasoning.hidden if reasoning else ())))
         self._starts = tuple(filter(None, (*dialect.opens, dialect.head[0])))
-        self._special, self._marks = marks_of(special), marks_of((*self._starts, *thinks, *special))
+        self._special = marks_of(special).pattern
+        self._marks = marks_of((*self._starts, *thinks, *special))
         self._ends = marks_of((*dialect.ends, *dialect.closes, *special))
         self._state = self._outer = self._text
         if format.channels:
@@ -143,12 +144,7 @@ class AnswerParser:
 
     def _say(self, text: str) -> None:
         """Pass text on, of the kind that comes now, without special tokens."""
-        while (token := self._special.search(text)) is not None:
-            self._say_plain(text[: token.start()])
-            text = text[token.end() :]
-        self._say_plain(text)
-
-    def _say_plain(self, text: str) -> None:
+        text = self._special.sub("", text)
         if self._fresh:
             text = text.lstrip()
         if not text:
@@ -159,11 +155,6 @@ class AnswerParser:
     def _think(self) -> None:
         self._kind, self._fresh, self._begun, self._reasoned = ReasoningPart, True, True, True
         self._state = self._outer = self._think_on
-
-    def _answer(self) -> None:
-        """Go on with text, after reasoning."""
-        self._kind, self._fresh = TextPart, True
-        self._state = self._outer = self._text
 
     def _text(self) -> bool:
         """Outside of calls and reasoning."""
@@ -198,8 +189,9 @@ class AnswerParser:
         elif reasoning and found == reasoning.close and self._reasoned:
             self._say(before)
         else:
-            self._say(before if found in self._format.special else before + found)
-            self._begun = self._begun or bool(before.strip()) or found not in self._format.special
+            shown = before if self._special.search(found) else before + found
+            self._say(shown)
+            self._begun = self._begun or bool(shown.strip())
         self._buffer = self._buffer[mark.end() :]
         return True
 
@@ -213,7 +205,8 @@ class AnswerParser:
         before, found = self._buffer[: mark.start()], mark[0]
         if found == reasoning.close:
             self._say(before.rstrip())
-            self._answer()
+            self._kind, self._fresh = TextPart, True
+            self._state = self._outer = self._text
         elif found in self._starts:
             return self._may_call(before, found)
         elif found != reasoning.open:
