@@ -112,7 +112,7 @@ class AsyncCachingClient:
 
 
 class _StreamView:
-    """What a stream shows of the answer that it reads."""
+    """A stream that reads another, and shows its answer."""
 
     @property
     def _source(self) -> Replay | Subscriber | AsyncStream | AsyncCachedStream:
@@ -218,7 +218,8 @@ class AsyncCachedStream(_StreamView):
     async def _replay(self, question: Question) -> Replay | None:
         cache = self._client.cache
         with cache.contained("lookup"):
-            waits = cache.may_wait(question)
+            # It asks a server, or embeds the question: too long for an event loop.
+            waits = cache.backend.remote or (cache.semantic is not None and question.comparable)
             hit = await asyncio.to_thread(cache.lookup, question) if waits else cache.lookup(question)
             if hit is not None:
                 return Replay(hit, self.request_id, self._client.pace)

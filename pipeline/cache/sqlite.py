@@ -33,7 +33,6 @@ VERSION = 2
 
 _TABLES = (files(__package__) / "data" / "sqlite.sql").read_text(encoding="utf-8")
 
-_GET = "SELECT answer FROM entries WHERE key = ?"
 # Access times that are written together.
 _TOUCHES = 256
 # When the cache is full, a 64th of it is freed at once.
@@ -150,7 +149,7 @@ class SqliteBackend(PackedBackend):
 
     def _answer(self, key: bytes) -> bytes | None:
         with self._reading():
-            row = self._reader().execute(_GET, (key,)).fetchone()
+            row = self._reader().execute("SELECT answer FROM entries WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
 
     def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
@@ -199,7 +198,11 @@ class SqliteBackend(PackedBackend):
         return reader
 
     def _connect(self) -> sqlite3.Connection:
-        connection = _in_memory() if self._path is None else _connect(self._path)
+        if self._path is None:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            connection.executescript(_TABLES)
+        else:
+            connection = _connect(self._path)
         self._opened.append(connection)
         return connection
 
@@ -258,10 +261,4 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA mmap_size = 268435456")
     except (sqlite3.Error, OSError) as error:
         raise BackendDown(f"{path}: {error}") from error
-    return connection
-
-
-def _in_memory() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.executescript(_TABLES)
     return connection

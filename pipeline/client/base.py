@@ -259,8 +259,8 @@ class StreamBase:
             max_tokens=max_tokens if isinstance(max_tokens, int) else None,
             top_log_probs=_top_log_probs_request(self._sampling),
             prior=self._prior,
+            sent_at=self._first_sent,
         )
-        self._state.start_clock(self._first_sent)
         self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
     def _affinity_key(self, pool: EndpointPool) -> int | None:
@@ -309,14 +309,10 @@ class StreamBase:
         """Break the call off, unless it is over; the reader gets `reason`."""
         if self._call is not None and self._aborted is None and not self._state.finished:
             self._aborted = self._state.fail(reason)
-            self._hang_up(reason)
-
-    def _hang_up(self, reason: ClientError) -> None:
-        """End the call before its answer is complete."""
-        if isinstance(reason, Cancelled) and not self._client._closed:
-            self._end_early()
-        else:
-            self._call.cancel()
+            if isinstance(reason, Cancelled) and not self._client._closed:
+                self._end_early()
+            else:
+                self._call.cancel()
 
     def _end_early(self) -> None:
         """Have the server end an answer that has begun, as if it were complete; or cancel the call.

@@ -262,14 +262,3 @@ class Conversation:
     def add(self, question: str, answer: str) -> None:
         """Append a turn."""
         self.turns.append((question, answer))
-
-    def forget_oldest(self) -> bool:
-        """Drop the oldest turn, so that the prompt gets shorter; False if there is none left."""
-        if self.turns:
-            del self.turns[0]
-            return True
-        return False
-
-    def reset(self) -> None:
-        """Drop all turns; the system prompt stays."""
-        self.turns.clear()

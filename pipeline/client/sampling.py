@@ -258,7 +258,9 @@ def read_sampling(sampling: Mapping[str, object]) -> dict[str, SamplingValue]:
     for name, value in sampling.items():
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            faults.append(f"unknown parameter {name!r}{_did_you_mean(name)}")
+            near = difflib.get_close_matches(name, PARAMETERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PARAMETERS)}"
+            faults.append(f"unknown parameter {name!r} ({hint})")
         elif value is not None:
             try:
                 values[name] = parameter.read(value)
@@ -284,11 +286,6 @@ def _top_log_probs_faults(values: Mapping[str, SamplingValue]) -> list[str]:
         for name in _RESHAPING
         if name in values and not is_neutral(name, values[name])
     ]
-
-
-def _did_you_mean(name: str) -> str:
-    near = difflib.get_close_matches(name, PARAMETERS, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else f" (there are {', '.join(PARAMETERS)})"
 
 
 def _words(value: object) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +137,8 @@ class Announcement:
             if self._record.state == "ready":
                 with contextlib.suppress(OSError):
                     # A full disk: the file is too old soon, and then not believed.
-                    Ready.now(self._record.grpc_url, self._entry_model).write(self._ready_file)
+                    ready = Ready(self._record.grpc_url, self._entry_model, time.monotonic())
+                    ready.write(self._ready_file)
             else:
                 self._ready_file.unlink(missing_ok=True)
 

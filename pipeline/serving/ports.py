@@ -161,12 +161,17 @@ class ServerAddresses:
     """Addresses by which clients find a server."""
 
     def __init__(self, ports: Ports | None, address: str, *, local: bool) -> None:
-        """Choose free ports if none are given; see `TritonServer`."""
+        """Choose free ports if none are given; see `TritonServer`. Raises UserError if TMPDIR is too long a path."""
         self.address = address
         self._local = local
         self.ports = ports or Ports.free(grpc=not local)
         # The same for all starts, so that clients find the next one where the last one was.
-        self._folder = _socket_folder()
+        self._folder = Path(tempfile.mkdtemp(prefix="pipeline-"))
+        if len(os.fsencode(self._folder / "grpc:1")) > _LONGEST_SOCKET_PATH:
+            self._folder.rmdir()
+            raise UserError(
+                f"{self._folder.parent}: is too long for the path of a socket: set TMPDIR to a shorter folder"
+            )
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def make_folder(self) -> None:
@@ -176,10 +181,6 @@ class ServerAddresses:
         status = self._folder.lstat()
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
             raise ServerError(f"{self._folder}: is not this user's alone")
-
-    def remove_folder(self) -> None:
-        """Remove the folder of the sockets."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def listeners(self) -> Listeners:
@@ -303,21 +304,6 @@ def check_container_ports(ports: Ports) -> None:
             "serving.grpc: false: a container is reached by its gRPC port alone; use `triton.container: false` "
             "or `pipeline deploy --target compose`"
         )
-
-
-def _socket_folder() -> Path:
-    """Make a folder for the sockets of a server, which no other user can enter.
-
-    Raises:
-        UserError: Their paths would be too long.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="pipeline-"))
-    if len(os.fsencode(folder / "grpc:1")) > _LONGEST_SOCKET_PATH:
-        folder.rmdir()
-        raise UserError(
-            f"{folder.parent}: is too long for the path of a socket: set TMPDIR to a shorter folder"
-        )
-    return folder
 
 
 def _usual(address: str, port: int, otherwise: int) -> int:

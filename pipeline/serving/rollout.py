@@ -41,6 +41,7 @@ from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
+from pipeline.triton.running import RunningServer
 
 _POLL_S = 0.25
 # A gateway looks at the record several times a second, and then loads the new package's tokenizer.
@@ -120,16 +121,12 @@ class Rollout:
         self._progress.say(f"{request.name}: from {self._old.package} to {request.folder}")
         report = self._in_place() if request.in_place else self._side_by_side()
         took_s = time.monotonic() - began
-        record = self._announcement.record
         self._progress.say(f"{request.name} is served from {request.folder}, after {took_s:.1f} s")
         return {
             "name": request.name,
             "package": str(request.folder),
             "previous": str(self._old.package),
-            "grpc_url": record.grpc_url,
-            "grpc_socket": record.grpc_socket,
-            "http_url": record.http_url,
-            "metrics_url": record.metrics_url,
+            **self._keeper.component.addresses,
             "golden": report,
             "seconds": round(took_s, 2),
         }
@@ -143,12 +140,12 @@ class Rollout:
             if self.cancelled.is_set():
                 raise StartCancelled("cancelled")
             self._progress.say(f"switching to {new.server.target}")
-            self._keeper.exchange(new, lambda: self._announce(new, self._old.package))
+            self._keeper.exchange(new, lambda: self._announce(new, self._record_of(new)))
         try:
             self._wait_for_gateway(new)
         except ServerError:
             # The old one runs still, so nothing is lost.
-            self._keeper.exchange(self._old, self._announce_old)
+            self._keeper.exchange(self._old, lambda: self._announce(self._old, self._record))
             new.stop(at_once=False)
             raise
         self._drain(self._old)
@@ -178,9 +175,9 @@ class Rollout:
             self._progress.say(f"{error}\nstarting the old package again")
             old.stop(at_once=True)
             old.start(self.ending)
-            self._keeper.exchange(old, self._announce_old)
+            self._keeper.exchange(old, lambda: self._announce(old, self._record))
             raise
-        self._keeper.exchange(new, lambda: self._announce(new, old.package))
+        self._keeper.exchange(new, lambda: self._announce(new, self._record_of(new)))
         self._progress.say(f"nothing was served for {time.monotonic() - began:.1f} s")
         return report
 
@@ -225,29 +222,20 @@ class Rollout:
             raise ServerError(f"{self.request.folder} is not served: {report}")
         return counts
 
-    def _announce(self, new: TritonComponent, previous: Path) -> None:
-        server = new.server
-        self._announcement.exchange(
-            server.entry_model,
+    def _record_of(self, new: TritonComponent) -> RunningServer:
+        return replace(
+            self._record,
             deployment=new.package / "deployment.json",
-            **new.addresses,
-            log=server.log_file.absolute(),
+            log=new.server.log_file.absolute(),
             recipe=new.options.recipe,
             settings=new.options.settings,
-            previous=previous,
+            previous=self._old.package,
         )
 
-    def _announce_old(self) -> None:
-        record, server = self._record, self._old.server
-        self._announcement.exchange(
-            server.entry_model,
-            deployment=record.deployment,
-            **self._old.addresses,
-            log=record.log,
-            recipe=record.recipe,
-            settings=record.settings,
-            previous=record.previous,
-        )
+    def _announce(self, triton: TritonComponent, record: RunningServer) -> None:
+        changed = ("deployment", "log", "recipe", "settings", "previous")
+        fields = {name: getattr(record, name) for name in changed}
+        self._announcement.exchange(triton.server.entry_model, **triton.addresses, **fields)
 
     def _wait_for_gateway(self, new: TritonComponent) -> None:
         """Wait until the gateway has gone over. Raises ServerError if it cannot."""

@@ -216,7 +216,7 @@ class TritonServer(ServerAddresses):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self.remove_folder()
+        shutil.rmtree(self._folder, ignore_errors=True)
         if self._own_log and error is None:
             self.log_file.unlink(missing_ok=True)
 
@@ -225,7 +225,10 @@ class TritonServer(ServerAddresses):
             launch = self._launch()
             code = self._wait_until_ready(launch, deadline, stopping)
             if code is None:
-                self._close_shared_memory()
+                assert self._guarded is not None, "_launch made it"
+                # The guard's filter, on a machine that it does not know, lets others read it.
+                for region in Path("/dev/shm").glob(f"{self._guarded.mark}*"):
+                    region.chmod(0o600)
                 return
             self.stop()
             taken = self._lost_port(launch)
@@ -234,12 +237,6 @@ class TritonServer(ServerAddresses):
             by_signal = code > 128
             if attempt == launch.attempts or not (taken or by_signal):
                 raise self.failure(f"Triton ended with exit code {code} while it started")
-
-    def _close_shared_memory(self) -> None:
-        """Take from others what the guard's filter, on a machine that it does not know, let them read."""
-        assert self._guarded is not None, "_launch made it"
-        for region in Path("/dev/shm").glob(f"{self._guarded.mark}*"):
-            region.chmod(0o600)
 
     def _launch(self) -> Launch:
         if self._local:

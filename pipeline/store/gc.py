@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.errors import StoreError
-from pipeline.store import files, lock
+from pipeline.store import files
 from pipeline.store.artifact import Artifact
 from pipeline.store.store import Store
 
@@ -131,7 +131,12 @@ def find_garbage(
                 else f"made for {made_for}, no newest package needs it"
             )
             found.append(Garbage(artifact.path, artifact.name, artifact.manifest.total_bytes, reason))
-    return tuple(garbage for garbage in found if _is_free(store, garbage.name))
+    free = []
+    for garbage in found:
+        if (held := store.take_lock(garbage.name)) is not None:
+            held.release()
+            free.append(garbage)
+    return tuple(free)
 
 
 def collect(store: Store, garbage: Iterable[Garbage]) -> tuple[Garbage, ...]:
@@ -145,7 +150,7 @@ def collect(store: Store, garbage: Iterable[Garbage]) -> tuple[Garbage, ...]:
 
 def remove(store: Store, garbage: Garbage) -> bool:
     """Remove one directory unless a process uses or makes it; if killed, the next `collect` finishes it."""
-    held = _lock(store, garbage.name)
+    held = store.take_lock(garbage.name)
     if held is None:
         return False
     try:
@@ -160,19 +165,3 @@ def remove(store: Store, garbage: Garbage) -> bool:
     finally:
         held.release(unlink=True)
     return True
-
-
-def _is_free(store: Store, name: str) -> bool:
-    held = _lock(store, name)
-    if held is not None:
-        held.release()
-    return held is not None
-
-
-def _lock(store: Store, name: str) -> lock.Lock | None:
-    try:
-        store.locks.mkdir(parents=True, exist_ok=True)
-        store.work.mkdir(parents=True, exist_ok=True)
-        return lock.exclusive(store.locks / f"{name}.lock")
-    except OSError as error:
-        raise StoreError(f"the store {store.root} cannot be written: {error.strerror}") from error

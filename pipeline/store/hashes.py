@@ -61,7 +61,10 @@ class FileHashes:
         """
         before, name = _state(stream), str(path)
         known = self._find(name)
-        if known is not None and not again and _believed(known, before):
+        believed = (
+            known is not None and known[:5] == before and 0 <= time.time() - float(known[6]) < MAX_AGE_S
+        )
+        if known is not None and believed and not again:
             if advance is not None:
                 advance(os.fstat(stream.fileno()).st_size)
             return str(known[5])
@@ -107,8 +110,3 @@ class FileHashes:
 def _state(stream: BufferedReader) -> list[int | str]:
     found = os.fstat(stream.fileno())
     return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns]
-
-
-def _believed(known: list[int | str], state: list[int | str]) -> bool:
-    age_s = time.time() - float(known[6])
-    return known[:5] == state and 0 <= age_s < MAX_AGE_S

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +81,9 @@ def _take(path: Path, mode: int) -> Lock | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-            if _same_file(descriptor, path):
-                return Lock(path, descriptor)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return Lock(path, descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -94,10 +96,3 @@ def _take(path: Path, mode: int) -> Lock | None:
                 ) from error
             raise
         os.close(descriptor)  # a collector removed the file between opening and locking: take the new one
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -211,7 +211,7 @@ class Store:
             found = self.find(key)
             if found is not None:
                 return found
-            held = self._lock(key.name)
+            held = self.take_lock(key.name)
             if held is not None:
                 break
             now = time.monotonic()
@@ -238,10 +238,20 @@ class Store:
         try:
             if not key.resumable:
                 files.remove_tree(work)
-            work.mkdir(exist_ok=True, mode=0o700 if self._is_private(key) else 0o777)
+            inputs = (
+                path for digest in key.inputs.values() for path in self.artifacts.glob(f"*-{digest[:20]}")
+            )
+            # What is made from an input that is its owner's alone is so, too.
+            private = any(not path.stat().st_mode & stat.S_IROTH for path in inputs)
+            work.mkdir(exist_ok=True, mode=0o700 if private else 0o777)
             for record in (manifest.FILE, manifest.TWIN):  # of a maker that was killed just before the rename
                 (work / record).unlink(missing_ok=True)
-            self._check_space(key.name, needs_bytes - files.tree_bytes(work))
+            needed, room = needs_bytes - files.tree_bytes(work), shutil.disk_usage(self.root).free
+            if needed > room:
+                raise StoreError(
+                    f"{key.name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(room)} free; make room "
+                    f"(`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
+                )
             start = time.monotonic()
             facts = make(work)
             duration_s = time.monotonic() - start
@@ -260,19 +270,6 @@ class Store:
                     + fix.format(gc=self.command("gc"))
                 ) from error
             raise
-
-    def _is_private(self, key: ArtifactKey) -> bool:
-        """Whether an input is its owner's alone; then so is what is made from it."""
-        inputs = (path for digest in key.inputs.values() for path in self.artifacts.glob(f"*-{digest[:20]}"))
-        return any(not path.stat().st_mode & stat.S_IROTH for path in inputs)
-
-    def _check_space(self, name: str, needed: int) -> None:
-        free = shutil.disk_usage(self.root).free
-        if needed > free:
-            raise StoreError(
-                f"{name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(free)} free; make room "
-                f"(`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
-            )
 
     # use
 
@@ -326,7 +323,12 @@ class Store:
             return None
         return held
 
-    def _lock(self, name: str) -> lock.Lock | None:
+    def take_lock(self, name: str) -> lock.Lock | None:
+        """Lock the name of an artifact, to make or remove it; None while another process uses or makes it.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
         try:
             for folder in (self.artifacts, self.work, self.locks, self.reports, self.running):
                 folder.mkdir(parents=True, exist_ok=True)
