@@ -84,7 +84,7 @@ class ClientBase(Generic[StreamT]):
             prompt_limit: refuses a prompt with more tokens than the engine takes before it is sent.
             spread: which of several healthy servers gets a request. `affinity`: all turns of a conversation go to the
                 same one, which has their KV cache, unless it has more than four requests and twice its share of those
-                in flight; `least-load`: the one with the fewest requests in flight; `random`: any.
+                in flight; `least-load`: the server with the fewest requests in flight; `random`: any.
             slots: requests that each server takes at once, where that is known; affinity sends no more to one while
                 another has room.
 
@@ -152,9 +152,9 @@ class ClientBase(Generic[StreamT]):
         """Return the seconds to wait before the next attempt; 0 while there are servers that have not been asked.
 
         Args:
-            error: why the last attempt failed; it is raised if there is no next one.
+            error: why the last attempt failed; it is raised if there is no next attempt.
             failures: attempts that have failed.
-            began: when the first one began, by `time.perf_counter()`.
+            began: when the first attempt began, by `time.perf_counter()`.
         """
         lost = isinstance(error, ConnectFailed)
         waits = lost and time.perf_counter() - began < self.retries.wait_s

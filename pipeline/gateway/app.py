@@ -78,7 +78,7 @@ class Gateway:
         *,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        """`models`: name -> model; those of `parts.worker`, if there is one, are shared already."""
+        """`models`: name -> model; those of `parts.worker`, if there is a worker, are shared already."""
         self.models, worker, origins = dict(models), parts.worker, settings.allowed_origins
         self.metrics = GatewayMetrics(
             self.models,

@@ -262,13 +262,13 @@ class PostgresDatabase:
         """
         self.codec = codec
         statements = tables.format(serial="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", blob="bytea")
-        made = f"{SCHEMA}.made"
+        marker = f"{SCHEMA}.made"
         # The last table: whoever sees it sees all.
-        statements = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};{_CLOCK}{statements}CREATE TABLE {made} ();"
+        statements = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};{_CLOCK}{statements}CREATE TABLE {marker} ();"
 
         def prepare(connection: Any) -> None:
-            if connection.execute("SELECT to_regclass(%s)", (made,)).fetchone()[0] is None:
-                make_once(connection, statements, unless=made)
+            if connection.execute("SELECT to_regclass(%s)", (marker,)).fetchone()[0] is None:
+                make_once(connection, statements, unless=marker)
 
         self._connections = PostgresConnections(url, prepare, options=_OPTIONS, answer_s=_ANSWER_S)
         self._faults = ServerFaults(f"files, batches and stored responses at {self._connections.address}")

@@ -119,7 +119,7 @@ def internal_error() -> ApiError:
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Return the response to a request that is refused, and note the error in its record, if it has one."""
+    """Return the response to a request that is refused, and note the error in its record, if there is a record."""
     if (record := scope.get("record")) is not None:
         record.error, record.error_type = error.message, error.code
     return error.response(scope)

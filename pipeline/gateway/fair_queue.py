@@ -311,8 +311,8 @@ class FairQueue:
         `alone`: also those that have turns of their own, which come after all others.
         """
         heap, blocked = self._heaps[tenant], list[_Waiter]()
-        found = None
-        while heap and found is None:
+        first = None
+        while heap and first is None:
             waiter = heapq.heappop(heap)
             if waiter.future.done():
                 continue
@@ -323,10 +323,10 @@ class FairQueue:
                 self._count_out(tenant)
                 waiter.future.set_exception(refused)
             else:
-                found = waiter
+                first = waiter
         for waiter in blocked:
             heapq.heappush(heap, waiter)
-        return found
+        return first
 
     def _refusal(self, work: Work | None) -> ApiError | None:
         return None if work is None else self.lost_servers.refusal(work)

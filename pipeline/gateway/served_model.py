@@ -299,11 +299,11 @@ class ServedModel:
             ClientError: Triton does not answer which inputs the model has.
         """
         model = await self.client.model()
-        asked: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+        requested: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
         top_log_probs = self.returns_logits or LOG_PROBS_INPUT in model.inputs
         engine_has = {"guide_type": self.guided_decoding, "top_log_probs": top_log_probs}
-        lacking = [name for name, has in engine_has.items() if name in asked and not has]
-        lacking += missing_inputs(model, asked)
+        lacking = [name for name, has in engine_has.items() if name in requested and not has]
+        lacking += missing_inputs(model, requested)
         if lacking:
             param, feature = _ENGINE_FEATURES.get(lacking[0], (lacking[0], lacking[0]))
             text = f"{param}: this deployment has no {feature}"

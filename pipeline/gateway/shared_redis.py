@@ -30,15 +30,9 @@ _log = logging.getLogger("pipeline.gateway")
 _TIMEOUT_S = 0.25
 _LEASE_S = 30.0  # how long a lease goes on without its gateway
 
-_TAKE = (files("pipeline.gateway") / "data" / "tenant_limits.lua").read_text(encoding="utf-8")
-# ARGV: seconds, then names of choices that still run.
-_RENEW = """
-local time = redis.call('TIME')
-for at = 2, #ARGV do
-  redis.call('ZADD', KEYS[1], 'XX', time[1] + time[2] / 1000000 + ARGV[1], ARGV[at])
-end
-return redis.call('PEXPIRE', KEYS[1], ARGV[1] * 1000)
-"""
+_DATA = files("pipeline.gateway") / "data"
+_TAKE = (_DATA / "tenant_limits.lua").read_text(encoding="utf-8")
+_RENEW = (_DATA / "renew_leases.lua").read_text(encoding="utf-8")
 
 
 class SharedRedis:
@@ -167,7 +161,7 @@ class RedisBuckets:
         words: list[Any] = [
             word for take in wanted for word in (take.what, repr(take.per_minute), repr(take.amount))
         ]
-        held = ("", 0, 0) if lease is None else lease
+        lease_words = ("", 0, 0) if lease is None else lease
         if lease is not None:
             # Before it is asked for: whoever is cancelled meanwhile may have it.
             self._held.setdefault(tenant, set()).add(lease)
@@ -175,8 +169,8 @@ class RedisBuckets:
                 self._renewing = asyncio.create_task(self._keep_leases())
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
         try:
-            words = [int(forced), *held, repr(self._lease_s), *words]
-            found = await self._take(keys, words)
+            words = [int(forced), *lease_words, repr(self._lease_s), *words]
+            reply = await self._take(keys, words)
         except BackendDown as error:
             if not self._fault:
                 _log.warning("limits of tenants are counted by this gateway alone: %s", error)
@@ -188,7 +182,7 @@ class RedisBuckets:
             _log.warning("limits of tenants are shared again: %s", self.address)
         return [
             BucketState(float(level), float(wait_s))
-            for level, wait_s in zip(found[::2], found[1::2], strict=True)
+            for level, wait_s in zip(reply[::2], reply[1::2], strict=True)
         ]
 
     def release(self, tenant: str, lease: Lease) -> None:

@@ -63,7 +63,7 @@ def open_state(
     limits = StorageLimits(
         file_bytes=settings.max_file_mib * 2**20, tenant_bytes=settings.max_stored_mib * 2**20
     )
-    kept = StoredResponseLimits(
+    response_limits = StoredResponseLimits(
         settings.stored_responses, settings.stored_responses_mib * 2**20, settings.stored_responses_s
     )
     url, database = settings.limits_redis, _postgres(caches)
@@ -77,7 +77,7 @@ def open_state(
         batches = BatchStorage(database, limits)
     elif redis is None:
         batches = BatchStorage(BatchFolder(own_folder), limits)
-    return batches, _responses(caches, kept, database, redis, responses_file)
+    return batches, _responses(caches, response_limits, database, redis, responses_file)
 
 
 def _postgres(caches: Sequence[CacheSettings]) -> PostgresBatches | None:

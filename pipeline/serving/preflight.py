@@ -42,7 +42,7 @@ def preflight(
 
     Args:
         plan: Launch plan; None where no GPU is needed.
-        here: Facts of the machine; unknown ones are not judged.
+        here: Facts of the machine; unknown facts are not judged.
         software: Software that would serve; None for unknown, as of an image that is not here yet.
         where: Processes of this machine, or a container, which has limits of its own.
         served: Arguments of `pipeline serve` that name the package: a recipe, or --package and its folder.

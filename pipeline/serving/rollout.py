@@ -61,10 +61,10 @@ class RolloutRequest(BaseModel):
 
     Attributes:
         recipe: Arguments of a command line that name the package's recipe and its store.
-        settings: Values of the recipe that the package is served with; None for those of the old one.
+        settings: Values of the recipe that the package is served with; None for those of the old package.
         golden: Whether its golden questions are asked.
         in_place: Whether the old Triton ends before the new one starts.
-        drain_s: Time for requests that the old one has under way, in seconds.
+        drain_s: Time for requests that the old Triton has under way, in seconds.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -116,7 +116,7 @@ class Rollout:
         self._began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        """Exchange the package. Raises the error that keeps it from being served; the old one is then served."""
+        """Exchange the package. Raises the error that keeps it from being served; the old package is then served."""
         request, began = self.request, self._began
         self._progress.say(f"{request.name}: from {self._old.package} to {request.folder}")
         report = self._in_place() if request.in_place else self._side_by_side()
@@ -144,7 +144,7 @@ class Rollout:
         try:
             self._wait_for_gateway(new)
         except ServerError:
-            # The old one runs still, so nothing is lost.
+            # The old Triton runs still, so nothing is lost.
             self._keeper.exchange(self._old, lambda: self._announce(self._old, self._record))
             new.stop(at_once=False)
             raise
@@ -153,7 +153,7 @@ class Rollout:
         return report
 
     def _in_place(self) -> dict[str, int] | None:
-        """End the old one first. Its ports are free then, and stay those of the deployment."""
+        """End the old Triton first. Its ports are free then, and stay those of the deployment."""
         check_package(self.request.folder, self._old.options.hashes, self._progress)
         GoldenSet.load(self.request.folder)
         old, ports = self._old, self._old.server.ports
@@ -183,7 +183,7 @@ class Rollout:
 
     def _make_new(self, ports: Ports) -> TritonComponent:
         old = self._old
-        # The old one's log is still written, and read if it fails.
+        # The log of the old Triton is still written, and read if it fails.
         name = "triton-2.log" if old.server.log_file.name == "triton.log" else "triton.log"
         log = old.server.log_file.with_name(name)
         options = replace(
@@ -251,7 +251,7 @@ class Rollout:
                 if fault and status["ready"] and time.monotonic() - began > _GRACE_S:
                     raise ServerError(f"the gateway cannot go over to {self.request.folder}: {fault}")
             if time.monotonic() - began > _FOLLOW_S:
-                # It is being restarted, and will then find the new one.
+                # It is being restarted, and will then find the new Triton.
                 self._progress.say(f"the gateway has not gone over within {_FOLLOW_S:g} s")
                 break
         self.ending.wait(_GRACE_S)
@@ -261,17 +261,17 @@ class Rollout:
         deadline = time.monotonic() + self.request.drain_s
         last, idle_since = -1, time.monotonic()
         while not self.ending.wait(_POLL_S) and old.server.running:
-            left = self._requests_left(old)
-            if left:
+            requests = self._requests_left(old)
+            if requests:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > _IDLE_S:
                 return
-            if left and left != last:
-                self._progress.say(f"the old package has {left} requests under way")
-                last = left
+            if requests and requests != last:
+                self._progress.say(f"the old package has {requests} requests under way")
+                last = requests
             if time.monotonic() > deadline:
                 self._progress.say(
-                    f"{left} requests are cut off: they took longer than {self.request.drain_s:g} s"
+                    f"{requests} requests are cut off: they took longer than {self.request.drain_s:g} s"
                 )
                 return
 

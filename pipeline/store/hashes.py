@@ -81,14 +81,14 @@ class FileHashes:
         """Keep what was learned for the next process, beside what others have learned meanwhile."""
         if self._path is None or not (self._new or self._gone):
             return
-        kept = {name: entry for name, entry in self._load().items() if name not in self._gone} | self._new
-        kept = {name: entry for name, entry in kept.items() if os.path.exists(name)}
+        entries = {name: entry for name, entry in self._load().items() if name not in self._gone} | self._new
+        entries = {name: entry for name, entry in entries.items() if os.path.exists(name)}
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"schema": _SCHEMA, "files": kept}), encoding="utf-8")
+            draft.write_text(json.dumps({"schema": _SCHEMA, "files": entries}), encoding="utf-8")
             draft.replace(self._path)
-        self._known, self._new, self._gone = kept, {}, set()
+        self._known, self._new, self._gone = entries, {}, set()
 
     def _find(self, name: str) -> list[int | str] | None:
         if self._known is None:
@@ -108,5 +108,5 @@ class FileHashes:
 
 
 def _state(stream: BufferedReader) -> list[int | str]:
-    found = os.fstat(stream.fileno())
-    return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns]
+    info = os.fstat(stream.fileno())
+    return [info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns, info.st_mtime_ns]

@@ -1,4 +1,4 @@
-"""Locks on names, held by processes: `flock` on one small file a name.
+"""Locks on names, held by processes: `flock` on a small file for each name.
 
 The kernel drops a lock when its holder dies, also by `kill -9`, so there is nothing to expire. An exclusive
 lock is held while an artifact is made or removed; a shared one by whoever uses it. The file says who held
@@ -95,4 +95,4 @@ def _take(path: Path, mode: int) -> Lock | None:
                     "collide; set PIPELINE_STORE to a directory on ext4, xfs, btrfs, tmpfs or NFS 4"
                 ) from error
             raise
-        os.close(descriptor)  # a collector removed the file between opening and locking: take the new one
+        os.close(descriptor)  # a collector removed the file between opening and locking: take the new file

@@ -189,7 +189,7 @@ def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Sett
         fewer = [
             _best_levels(
                 measured,
-                replace(best[2], guards=tuple(kept for kept in best[2].guards if kept != name)),
+                replace(best[2], guards=tuple(guard for guard in best[2].guards if guard != name)),
                 rows,
                 budget,
             )

@@ -53,7 +53,7 @@ class ChoiceTimes:
 
     Attributes:
         asked: it asked for a slot of the model.
-        started: it got one.
+        started: it got a slot.
         sent: the request was sent, or the cache had the answer.
         first_chunk: the first chunk came.
         last_chunk: the last chunk so far came.
@@ -80,7 +80,8 @@ class ChoiceTimes:
 class Generation:
     """A generation and its figures. It may be made in any thread; its methods are for the event loop.
 
-    Making one raises `ApiError` (400), `PromptTooLong`, or `ClientError` if the template does not take the messages.
+    Making a generation raises `ApiError` (400), `PromptTooLong`, or `ClientError` if the template does not take the
+    messages.
 
     Choices are numbered as OpenAI does: all of the first prompt, then all of the next. While none of them has been sent
     to the model, the generation follows when its model is replaced by another package.
@@ -158,10 +159,10 @@ class Generation:
         request, template = self.request, self.model.template
         if not isinstance(request, ChatRequest) or template is None:
             return frozenset()
-        asked = {"thinking": request.thinking, "reasoning_effort": request.reasoning_effort}
+        reasoning_fields = {"thinking": request.thinking, "reasoning_effort": request.reasoning_effort}
         return {
             name
-            for name, value in asked.items()
+            for name, value in reasoning_fields.items()
             if value is not None and template.words.isdisjoint(REASONING_VARIABLES[name])
         }
 
@@ -205,7 +206,7 @@ class Generation:
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """Format of answers: one that is held to a form has neither reasoning nor special tokens."""
+        """Format of answers: an answer that is held to a form has neither reasoning nor special tokens."""
         own, tools, request = self.model.answer_format, self.tools, self.request
         if not isinstance(request, ChatRequest) or self.inputs.form is not None:
             return AnswerFormat(tools.dialect)
@@ -214,13 +215,13 @@ class Generation:
 
     def answer_parser(self, index: int) -> AnswerParser | None:
         """Make the parser of choice `index`; None if its text is all that there is."""
-        made, tools = self.answer_format, self.tools.tools if self.tools.dialect is not None else ()
-        if not tools and not made.reasons:
+        format, tools = self.answer_format, self.tools.tools if self.tools.dialect is not None else ()
+        if not tools and not format.reasons:
             return None
         sent = self.prompt_of(index).sent
         chosen = self.tools
-        prompt = sent if isinstance(sent, str) and made.reasons and not chosen.begun else ""
-        return AnswerParser(made, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
+        prompt = sent if isinstance(sent, str) and format.reasons and not chosen.begun else ""
+        return AnswerParser(format, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
 
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices; those of long reasoning take a while."""
@@ -279,15 +280,15 @@ class Generation:
             self.model = latest
 
     def sampling(self, index: int) -> tuple[Sampling, Sampling]:
-        """Return the sampling parameters of a choice, and apart from them the seed that is drawn for it, if one is."""
+        """Return the sampling parameters of a choice, and apart from them the seed that is drawn for it, if any."""
         request = self.request
         # OpenAI takes a top_p of 0, which leaves the most probable token.
         greedy = request.temperature == 0 or request.top_p == 0
         temperature = 0.0 if greedy else 1.0 if request.temperature is None else request.temperature
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
-        given = ((name, getattr(request, name)) for name in _TAKEN)
+        fields = ((name, getattr(request, name)) for name in _TAKEN)
         same = {
-            name: value for name, value in given if value not in (None, []) and not is_neutral(name, value)
+            name: value for name, value in fields if value not in (None, []) and not is_neutral(name, value)
         }
         sampling: Sampling = {
             **cast(Sampling, same),
@@ -300,8 +301,8 @@ class Generation:
             "adapter": self.adapter,
             **({} if self.inputs.form is None else self.inputs.form.sampling),
         }
-        made = self.answer_format
-        if made.special and (made.reasons or made.dialect is not None):
+        format = self.answer_format
+        if format.special and (format.reasons or format.dialect is not None):
             sampling["skip_special_tokens"] = False
         if greedy:
             return sampling, {}

@@ -316,11 +316,11 @@ class _Removal:
     def _cleaned(self, value: Any, shape: Shape, at: str, skipped: Container[int] = ()) -> Any:
         """The value without fields that its shape does not have; the same object if there are none."""
         if isinstance(value, list):
-            made = [
+            members = [
                 member if index in skipped else self._cleaned(member, shape, f"{at}.{index}")
                 for index, member in enumerate(value)
             ]
-            return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
+            return members if any(new is not old for new, old in zip(members, value, strict=True)) else value
         if not isinstance(value, dict):
             return value
         further = value.keys() - shape.known

@@ -130,7 +130,7 @@ class GenerationRequest(OpenAIRequest, FormFields):
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=16)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    # Requests with the same one go to the same server, where there are several.
+    # Requests with the same key go to the same server, where there are several.
     prompt_cache_key: Label | None = None
     seed: int | None = None
     stop: WordOrWords | None = None
@@ -186,11 +186,14 @@ class GenerationRequest(OpenAIRequest, FormFields):
 
     @property
     def has_schemas(self) -> bool:
-        given, other = self.response_format, self.structured_outputs
+        response_format, structured = self.response_format, self.structured_outputs
         return (
             self.guided_json is not None
-            or (given is not None and (given.json_schema is not None or given.schema_ is not None))
-            or (other is not None and other.json_ is not None)
+            or (
+                response_format is not None
+                and (response_format.json_schema is not None or response_format.schema_ is not None)
+            )
+            or (structured is not None and structured.json_ is not None)
         )
 
     @property
@@ -223,8 +226,8 @@ class TemplateFields(BaseModel):
         if self.continue_final_message and opens:
             text = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
             raise ApiError(400, text, param="continue_final_message")
-        if taken := sorted((self.chat_template_kwargs or {}).keys() & _TEMPLATE_ARGUMENTS):
-            text = f"chat_template_kwargs.{taken[0]}: is set by the request itself"
+        if reserved := sorted((self.chat_template_kwargs or {}).keys() & _TEMPLATE_ARGUMENTS):
+            text = f"chat_template_kwargs.{reserved[0]}: is set by the request itself"
             raise ApiError(400, text, param="chat_template_kwargs")
         return self
 
@@ -336,8 +339,8 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((number for number in asked if number is not None), default=None)
+        numbers = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in numbers if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -354,7 +357,7 @@ def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
     """
     if not request.num_top_logprobs:
         return
-    given = {name: getattr(request, name) for name in _RESHAPING}
-    if others := [name for name, value in given.items() if value and not is_neutral(name, value)]:
+    values = {name: getattr(request, name) for name in _RESHAPING}
+    if others := [name for name, value in values.items() if value and not is_neutral(name, value)]:
         text = f"{field}: cannot be told together with {', '.join(others)}, which change what a token is drawn from"
         raise unsupported(field, text)

@@ -67,8 +67,8 @@ class ChunkEncoder:
 
     def end(self, **fields: Any) -> bytes:
         """Encode a chunk without choices, such as the usage."""
-        rest = encode_json(fields)[1:]
-        return f'data: {self._head},"choices":[],{rest}\n\n'.encode()
+        fields_json = encode_json(fields)[1:]
+        return f'data: {self._head},"choices":[],{fields_json}\n\n'.encode()
 
 
 class Peer(Protocol):

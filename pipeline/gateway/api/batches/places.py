@@ -34,15 +34,7 @@ from pipeline.sqlite_file import open_database
 
 BATCH_TABLES = (files("pipeline.gateway") / "data" / "batches.sql").read_text(encoding="utf-8")
 # Bytes of files, where there is no folder for them.
-CONTENT_TABLES = """
-CREATE TABLE contents (
-    file text NOT NULL,
-    part bigint NOT NULL,                   -- from 0; all but the last have the same size
-    written double precision NOT NULL,
-    bytes {blob} NOT NULL,
-    PRIMARY KEY (file, part)
-);
-"""
+CONTENT_TABLES = (files("pipeline.gateway") / "data" / "contents.sql").read_text(encoding="utf-8")
 _VERSION = 1
 
 
@@ -171,14 +163,14 @@ class PostgresBatches(PostgresDatabase):
 
 def _of_one_size(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Cut bytes anew, into parts of the size of a row."""
-    held = bytearray()
+    buffer = bytearray()
     for part in parts:
-        held += part
-        while len(held) >= _PART_BYTES:
-            yield bytes(held[:_PART_BYTES])
-            del held[:_PART_BYTES]
-    if held:
-        yield bytes(held)
+        buffer += part
+        while len(buffer) >= _PART_BYTES:
+            yield bytes(buffer[:_PART_BYTES])
+            del buffer[:_PART_BYTES]
+    if buffer:
+        yield bytes(buffer)
 
 
 class _Parts(io.RawIOBase):

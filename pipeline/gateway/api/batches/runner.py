@@ -1,8 +1,8 @@
 """Answers the requests of batches beside those of clients, in slots of the model that clients leave.
 
 Each request goes through the gateway's own application, as if it had come over HTTP, so that it is checked, answered,
-logged and counted as any other. A batch that was begun by a gateway which died is gone on with by another one: requests
-whose answers are kept are not asked again.
+logged and counted as any other. A batch that was begun by a gateway which died is gone on with by another gateway:
+requests whose answers are kept are not asked again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._follow())
 
     def wake(self) -> None:
-        """Look for batches now: one was made, or cancelled."""
+        """Look for batches now: a batch was made, or cancelled."""
         self._changed.set()
 
     async def aclose(self) -> None:
@@ -216,11 +216,13 @@ class BatchRunner:
         """Ask all requests that have no answer, until that is done, or the batch is cancelled or expires."""
         answered = await self._context.use_state(self._claims.answered, claim.id)
         losses = await self._context.use_state(self._claims.losses, claim.id)
-        left = [index for index in range(len(input_file)) if index not in answered]
+        unanswered = [index for index in range(len(input_file)) if index not in answered]
         run = _Run(
-            claim, batch, _BatchTenant(claim, self._count_loss, losses), input_file, iter(left), losses
+            claim, batch, _BatchTenant(claim, self._count_loss, losses), input_file, iter(unanswered), losses
         )
-        workers = [asyncio.create_task(self._work(run)) for _ in range(min(len(left), self._width(batch)))]
+        workers = [
+            asyncio.create_task(self._work(run)) for _ in range(min(len(unanswered), self._width(batch)))
+        ]
         try:
             while True:
                 _, asking = await asyncio.wait(workers, timeout=_POLL_S) if workers else (set(), set())
@@ -245,7 +247,7 @@ class BatchRunner:
         return batch
 
     def _width(self, batch: BatchObject) -> int:
-        """How many requests of a batch wait for slots, or have one, at once."""
+        """How many requests of a batch wait for slots, or have a slot, at once."""
         # An encoder works in threads, without a queue.
         if batch.endpoint == "/v1/embeddings":
             return 1

@@ -167,20 +167,20 @@ class ResponseRequest(TranslatedRequest):
         form = self.text.format.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False)
         if self.text.format.type != "json_schema":
             form = {"type": self.text.format.type}
-        given = self.chat_fields
+        chat_fields = self.chat_fields
         return {
             "background": False,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
-            "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
+            "parallel_tool_calls": chat_fields.get("parallel_tool_calls") is not False,
             "previous_response_id": self.previous_response_id,
             "prompt_cache_key": self.prompt_cache_key,
             "reasoning": (self.reasoning or ReasoningConfig()).model_dump(),
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
-            "temperature": 1.0 if given.get("temperature") is None else given["temperature"],
+            "temperature": 1.0 if chat_fields.get("temperature") is None else chat_fields["temperature"],
             "text": {"format": form, "verbosity": self.text.verbosity or "medium"},
             "tool_choice": self.tool_choice or "auto",
             "tools": [
@@ -189,7 +189,7 @@ class ResponseRequest(TranslatedRequest):
                 if tool.get("type") == "function"
             ],
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": 1.0 if given.get("top_p") is None else given["top_p"],
+            "top_p": 1.0 if chat_fields.get("top_p") is None else chat_fields["top_p"],
             "truncation": self.truncation or "disabled",
             "user": self.user,
         }
