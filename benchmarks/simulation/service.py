@@ -14,7 +14,8 @@ from typing import Any
 from pipeline.contracts.models import known_model
 from pipeline.plan.memory import deployment_spec, plan_memory
 from pipeline.plan.performance.calibration import recipe_model
-from pipeline.plan.performance.scheduler import ServedEngine, StepTimes
+from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.step_times import StepTimes
 from pipeline.plan.plan import TARGET
 from pipeline.recipe import load_recipe
 
@@ -29,8 +30,8 @@ def measured_times(tokens_per_s: Mapping[int, float], ttft_s: float) -> StepTime
     points = sorted((streams, streams / rate) for streams, rate in tokens_per_s.items())
     lines, alone = list(pairwise(points)), points[0][1]
 
-    def work(sequences: int, tokens: int) -> float:
-        del tokens
+    def work(sequences: int, tokens: int, longest: int) -> float:
+        del tokens, longest
         (fewer, short), (more, long) = next((ends for ends in lines if sequences <= ends[1][0]), lines[-1])
         return short + (sequences - fewer) / (more - fewer) * (long - short)
 

@@ -85,7 +85,7 @@ class LoadForecaster:
         )
 
     def _point(self, level: LevelResult, model: DeploymentModel) -> ForecastPoint | None:
-        load = _measured_load(level, "", model.draft_tokens)
+        load = _measured_load(level, "", model.options.draft_tokens)
         if isinstance(load, str) or load.concurrency > self.most:
             return None
         acceptance = self.acceptance if load.acceptance is None else load.acceptance
@@ -140,8 +140,8 @@ def calibrate_recipe(recipe: Recipe, store: Store, files: Sequence[Path]) -> Ben
     loads, unfit = list[MeasuredLoad](), list[str]()
     for path, result in results.items():
         for level in result.levels:
-            load = _measured_load(level, path.name, model.draft_tokens)
-            if reason := _why_unfit(load, model.draft_tokens, most):
+            load = _measured_load(level, path.name, model.options.draft_tokens)
+            if reason := _why_unfit(load, model.options.draft_tokens, most):
                 unfit.append(f"{path.name}, {level.load}: {reason}")
             elif isinstance(load, MeasuredLoad):
                 loads.append(load)

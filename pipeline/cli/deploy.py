@@ -166,6 +166,7 @@ def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedP
 def _known_artifacts(chosen: ChosenPackage, store: Store) -> dict[str, Any]:
     """Sizes by the recipe's models; and for a package that is there, its own, and its digest."""
     from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
+    from pipeline.plan.model_facts import local_adapters
     from pipeline.prepare.model_probe import probe_models
     from pipeline.store import Manifest, manifest
     from pipeline.store.object_store import content_digest
@@ -175,7 +176,7 @@ def _known_artifacts(chosen: ChosenPackage, store: Store) -> dict[str, Any]:
         with suppress(UserError):
             probes = probe_models(chosen.recipe, store)
             sizes = {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
-            known = artifact_sizes(chosen.recipe, sizes)
+            known = artifact_sizes(chosen.recipe, sizes, local_adapters(chosen.recipe))
     if not (chosen.folder / manifest.FILE).is_file():
         return {"sizes": known}
     bound = ArtifactSizes.of_weights(Manifest.load(chosen.folder).total_bytes)

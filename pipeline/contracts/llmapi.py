@@ -49,6 +49,11 @@ def guides_with_overlap(version: str) -> bool:
     return _is_so("guided_decoding_with_overlap", version)
 
 
+def takes_structural_tags(version: str) -> bool:
+    """Whether a guide may be a structural tag as xgrammar has it since 0.1.25."""
+    return _is_so("structural_tags", version)
+
+
 def guides_with_speculation(version: str) -> bool:
     """Whether guided decoding works beside speculation."""
     return _is_so("guided_decoding_with_speculation", version)

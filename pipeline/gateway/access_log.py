@@ -116,9 +116,8 @@ class AccessLog:
     ) -> None:
         ended, path, fields = time.perf_counter(), scope["path"], record.fields
         outcome = record.outcome or record.status
-        self._metrics.count_request(
-            route or "other", fields.get("model", ""), outcome, fields.get("tenant", "")
-        )
+        names = (fields.get(name) or "" for name in ("tenant", "adapter"))
+        self._metrics.count_request(route or "other", fields.get("model", ""), outcome, *names)
         failed = outcome >= 500
         if record.span.recording:
             attributes = _http_attributes(scope, route, record.status, headers) | record.attributes

@@ -90,6 +90,7 @@ class ServedModel:
     cache: ResponseCache | None = None
     embedder: EmbeddingModel | None = None
     guided_decoding: bool = True  # whether its engine was started with it
+    structural_tags: bool = False  # whether that takes structural tags, too
     returns_logits: bool = True  # whether its engine returns logits
     replaced_by: ServedModel | None = None  # by what new requests go to instead
     stall_s: float = 5.0  # a stream that has begun and has no chunk for so long is counted as stalled
@@ -173,6 +174,7 @@ class ServedModel:
             cache=cache,
             embedder=semantic_embedder(cache),
             guided_decoding=deployment.guided_decoding,
+            structural_tags=deployment.structural_tags,
             # Other engines return logits only if they were built to.
             returns_logits=deployment.runtime == "cpu",
             stall_s=5.0 if itl_ms is None else itl_ms / 100,

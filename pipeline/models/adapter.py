@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,14 @@ class Adapter:
         modules: Pairs that are whole.
         has_alphas: Whether modules have an alpha of their own (`alpha_pattern`).
         faults: Why it cannot be served, whatever its base.
+        file_bytes: Size of its weights on disk; 0: not known.
     """
 
     base: str = ""
     modules: tuple[AdapterModule, ...] = ()
     has_alphas: bool = False
     faults: tuple[str, ...] = ()
+    file_bytes: int = 0
 
     @property
     def rank(self) -> int:
@@ -124,6 +127,7 @@ def read_adapter(folder: Path) -> Adapter:
         config = parse_json(files.read(ADAPTER_CONFIG), ADAPTER_CONFIG)
         with files.open(WEIGHTS) as stream:
             entries = read_entries(WEIGHTS, lambda _, size: (stream.seek(0), stream.read(size))[1])
+            file_bytes = stream.seek(0, os.SEEK_END)
     except InvalidInput as error:
         return Adapter(faults=tuple(map(str, error.faults)))
     except UnreadableFile as error:
@@ -132,7 +136,8 @@ def read_adapter(folder: Path) -> Adapter:
         return Adapter(faults=(str(error),))
     shapes = {entry.name: entry.shape for entry in entries}
     floats = {entry.name for entry in entries if entry.dtype in ("F64", "F32", "F16", "BF16")}
-    return adapter_of(config, shapes, wrong_types=sorted(shapes.keys() - floats))
+    found = adapter_of(config, shapes, wrong_types=sorted(shapes.keys() - floats))
+    return replace(found, file_bytes=file_bytes)
 
 
 def adapter_of(

@@ -98,7 +98,6 @@ class ModelFacts:
     sizes: ModelSizes | None = None
     tokenizer: TokenizerFacts | None = None
     weight_bytes: int | None = None  # of the published weights, all files together
-    access: int | None = None  # HTTP status with which the hub answers for its files; None: nobody asked
     architecture: str | None = None  # the class that config.json names: "LlamaForCausalLM"; "": it names none
     problem: str = ""  # why its folder is not a checkpoint
     config_faults: tuple[Fault, ...] = ()  # of config.json, if its class is one of ours
@@ -110,18 +109,22 @@ class ModelFacts:
 
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
-    adapters = {
-        name: read_adapter(adapter.source.path)
-        for name, adapter in recipe.adapters.items()
-        if isinstance(adapter.source, LocalSource)
-    }
     found = {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
         else read_model_facts(checkpoint.source.path)
         for role, checkpoint in recipe.checkpoints.items()
     }
-    return {**found, TARGET: replace(found[TARGET], adapters=adapters)} if adapters else found
+    return {**found, TARGET: replace(found[TARGET], adapters=local_adapters(recipe))}
+
+
+def local_adapters(recipe: Recipe) -> dict[str, Adapter]:
+    """Read the LoRA adapters of a recipe that lie in local folders."""
+    return {
+        name: read_adapter(adapter.source.path)
+        for name, adapter in recipe.adapters.items()
+        if isinstance(adapter.source, LocalSource)
+    }
 
 
 def offline_sizes(recipe: Recipe) -> dict[str, ModelSizes]:

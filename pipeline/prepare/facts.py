@@ -11,7 +11,7 @@ What follows (`make_plan`, rules of preflight, memory, forecast, report) compute
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,9 +19,10 @@ from pathlib import Path
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.host import read_disk, read_memory
 from pipeline.machine.inventory import take
-from pipeline.machine.network import read_hub
+from pipeline.machine.network import HubFile, read_hub
 from pipeline.machine.packages import pinned_version, version_of
 from pipeline.models.adapter import read_adapter
+from pipeline.models.folder import ADAPTER_CONFIG, CONFIG
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
 from pipeline.plan.model_facts import (
     ModelFacts,
@@ -35,7 +36,7 @@ from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
 from pipeline.recipe import AdapterSource, Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
 from pipeline.runtimes import Runtime, runtime_of
-from pipeline.sources import HubCheckpoint, ResolvedSource, find_fetched, resolve_checkpoint
+from pipeline.sources import ResolvedSource, find_fetched, resolve_checkpoint
 from pipeline.sources.dataset import dataset_identity, read_definition
 from pipeline.sources.selection import chosen_files
 from pipeline.store import Json, Store
@@ -213,13 +214,8 @@ def _version(distribution: str) -> str:
 # Of checkpoints that are here
 
 
-def read_models(
-    plan: Plan, store: Store, access_of: Mapping[str, ResolvedSource] | None = None
-) -> dict[str, ModelFacts]:
+def read_models(plan: Plan, store: Store) -> dict[str, ModelFacts]:
     """Read the checkpoints of a plan that are in the store or in local folders; of others, what is known offline.
-
-    Args:
-        access_of: Role -> source. The Hub is asked whether it gives those that are not here; None asks nothing.
 
     Returns:
         Role -> facts.
@@ -228,7 +224,6 @@ def read_models(
     for role in known:
         folder = _folder(plan, store, role)
         if folder is None:
-            known[role] = replace(known[role], access=_access((access_of or {}).get(role)))
             continue
         found = read_model_facts(folder)
         facts = replace(found, sizes=known[role].sizes or found.sizes, adapters=known[role].adapters)
@@ -258,25 +253,21 @@ def _tokenizer(folder: Path) -> TokenizerFacts | None:
 # Of the Hub
 
 
-def _access(source: ResolvedSource | None) -> int | None:
-    """HTTP status with which the Hub answers for a checkpoint; None: it does not answer, or is not asked."""
-    if not isinstance(source, HubCheckpoint) or source.offline:
-        return None
-    return read_hub([(source.repo, source.commit)]).repositories.get(source.repo)
+def hub_files(recipe: Recipe) -> Iterator[HubFile]:
+    """Yield the file without which a repository of the Hub is no checkpoint, or no adapter, of all that is fetched."""
+    for asked in recipe.sources.values():
+        if isinstance(asked.source, HubSource):
+            name = ADAPTER_CONFIG if isinstance(asked, AdapterSource) else CONFIG
+            yield asked.source.repo, asked.revision, name
 
 
 def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
-    """Ask the Hub for the checkpoints that the store lacks, within a few seconds.
+    """Ask the Hub for the checkpoints and adapters that the store lacks, within a few seconds.
 
     Returns:
         Facts with nothing but the HTTP status of each repository; None: there is nothing to ask for.
     """
-    missing = [
-        (checkpoint.source.repo, checkpoint.revision)
-        for checkpoint in recipe.checkpoints.values()
-        if isinstance(checkpoint.source, HubSource)
-        and find_fetched(checkpoint.source, checkpoint.revision, store) is None
-    ]
+    missing = [file for file in hub_files(recipe) if find_fetched(HubSource(file[0]), file[1], store) is None]
     if not missing:
         return None
     return MachineFacts(hub=read_hub(missing, deadline_s=_ACCESS_DEADLINE_S).repositories)

@@ -30,6 +30,7 @@ from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, needs_to_build
 from pipeline.prepare.facts import (
     RecipeFacts,
+    read_access,
     read_machine,
     read_models,
     read_plan_inputs,
@@ -42,7 +43,7 @@ from pipeline.recipe.loading import located
 from pipeline.recipe.repaired import load_repaired
 from pipeline.recipe.validators import Problem
 from pipeline.runtimes import AUTO, ExecutorChoice
-from pipeline.sources import ResolvedSource
+from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.sources.dataset import read_definition
 from pipeline.store import Artifact, Store
 
@@ -117,7 +118,7 @@ class Prepared:
         Raises:
             InvalidInput: With everything that does not fit.
         """
-        recipe, models = self.recipe, read_models(self.plan, store, self.sources)
+        recipe, models = self.recipe, read_models(self.plan, store)
         stages = {step.stage for step, _, needed in step_states(self.plan, store, until) if needed}
         needs = needs_to_build(
             replace(
@@ -128,7 +129,9 @@ class Prepared:
             calibrates="calibrate" in stages,
         )
         machine = read_machine(self.plan, store, executor.devices)
-        found = (*findings(recipe, models, emitted=self.emitted), *machine_findings(needs, machine))
+        offline = any(isinstance(one, HubCheckpoint) and one.offline for one in self.sources.values())
+        access = None if offline else read_access(recipe, store)
+        found = (*findings(recipe, models, access, self.emitted), *machine_findings(needs, machine))
         return refuse(recipe, allow(found, self.allowed))
 
 

@@ -102,6 +102,9 @@ class Deployment(_Section):
     pad_id: int
     stop_token_ids: tuple[int, ...]  # tokens that end an answer besides end_id
     guided_decoding: bool = False  # whether a request may ask for an answer that has a form
+    structural_tags: bool = (
+        False  # whether that form may be a structural tag: free text with calls of tools in it
+    )
     adapters: tuple[str, ...] = ()  # LoRA adapters that requests may name; the first has number 1
     digest: str  # SHA-256 (hex) over the names and contents of the repository's files
     versions: dict[str, str]  # what it was packaged with

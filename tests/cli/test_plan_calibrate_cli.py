@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,21 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from pipeline.bench import result as bench_result
+from pipeline.bench import summary
 from pipeline.bench.forecast import LoadForecaster
 from pipeline.bench.load_settings import Load
 from pipeline.bench.result import BenchResult, LevelResult
+from pipeline.cli.bench import command as bench
 from pipeline.cli.plan import command
+from pipeline.client.testing import FakeServer, Reply
+from pipeline.errors import InvalidInput
 from pipeline.machine.host import processor_name
 from pipeline.plan.performance import Workload
+from pipeline.plan.performance.engine import token_acceptance
 from pipeline.recipe import load_recipe
 from pipeline.store import Store
+from tests.support import CHECKPOINTS
 from tests.support.benched import failed_level, level, result
 
 pytest.importorskip("scipy")
@@ -83,6 +92,38 @@ def test_a_processor_has_a_forecast_once_it_was_measured(tmp_path: Path, store: 
     (point,) = LoadForecaster.of(load_recipe("tiny-cpu", ()), store).forecast(seen).points
     assert point is not None
     assert point.output_tokens_per_s == pytest.approx(seen[0].output_tokens_per_s, rel=0.3)
+
+
+def test_drafts_that_a_benchmark_counted_are_calibrated_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the counters of a server, by a file of `pipeline bench`, to the acceptance that a plan computes with."""
+    for name in ("_LATE_MS", "_BUSY"):  # however busy this machine is
+        monkeypatch.setattr(summary, name, math.inf)
+    monkeypatch.setattr(bench_result, "_STALL_S", math.inf)
+    drafted = Reply(["word"] * 8, delay_s=0.002, input_tokens=100, draft_tokens=8, accepted_tokens=5)
+    files = {one: tmp_path / f"{one}.json" for one in ("counted", "silent")}
+    for one, script in (
+        ("counted", drafted),
+        ("silent", replace(drafted, draft_tokens=0, accepted_tokens=0)),
+    ):
+        with FakeServer(script) as server:
+            asked = ("--url", server.url, "--tokenizer", str(CHECKPOINTS / "support-target"))
+            load = [f"--load={text}" for text in ("concurrency=1,4", "requests=16", "warmup_s=0")]
+            made = CliRunner().invoke(bench, (*asked, *load, "--output", str(files[one])))
+        assert made.exit_code == 0, made.output
+    assert {level.acceptance for level in BenchResult.read(files["counted"]).levels} == {0.625}
+
+    constants = tmp_path / "mine.yaml"
+    found = run("calibrate", "tiny-cpu", files["counted"], "--output", constants)
+    assert found.exit_code == 0, found.output
+    # Of four tokens a round, five eighths are accepted.
+    expected = token_acceptance(0.625, 4)
+    assert yaml.safe_load(constants.read_text())["reach"]["acceptance"] == pytest.approx(expected, abs=1e-3)
+    planned = json.loads(run("tiny-cpu", *LENGTHS, "--calibration", constants, "--json").stdout)
+    assert planned["performance"]["acceptance"] == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(InvalidInput, match="how many of the draft's tokens were accepted is not in it"):
+        CliRunner().invoke(command, ("calibrate", "tiny-cpu", str(files["silent"])), catch_exceptions=False)
 
 
 def test_a_gpu_is_forecast_by_its_own_measurements(tmp_path: Path, store: Store) -> None:

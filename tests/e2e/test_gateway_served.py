@@ -207,6 +207,37 @@ def two_tools_are_called(client: openai.OpenAI) -> None:
     assert all(word in (answer.content or "") for word in ("Hamburg", "Mina")), answer.content
 
 
+def strict_calls_are_of_their_schema(client: openai.OpenAI) -> None:
+    """The model would call with the order that it is asked for, which the schema does not have."""
+
+    def tool(name: str, *, strict: bool) -> Any:
+        properties = {"order": {"enum": ["TP-000001", "TP-000002"]}}
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": ["order"],
+            "additionalProperties": False,
+        }
+        return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}}
+
+    def calls(strict: bool, **more: Any) -> list[tuple[str, str]]:
+        tools = [tool("track_order", strict=strict), tool("send_invoice", strict=False)]
+        answer = client.chat.completions.with_raw_response.create(
+            model="cached", temperature=0, tools=tools,
+            messages=[{"role": "user", "content": "Where is my order TP-174685?"}], **more,
+        )  # fmt: skip
+        assert "x-pipeline-ignored-fields" not in answer.headers
+        called: Any = answer.parse().choices[0].message.tool_calls
+        return [(call.function.name, json.loads(call.function.arguments)["order"]) for call in called or ()]
+
+    assert calls(strict=False) == [("track_order", "TP-174685")]
+    ((name, order),) = calls(strict=True)
+    assert (name, order[:5]) == ("track_order", "TP-00")
+    # Of several tools one must be called, though the question asks for none.
+    ((name, order),) = calls(strict=False, tool_choice="required")
+    assert (name in ("track_order", "send_invoice"), order[:5]) == (True, "TP-00")
+
+
 def their_fault_is_told_as_theirs(client: openai.OpenAI) -> None:
     """What only the engine knows to be wrong: by status, by parameter, and by the engine being there for the next."""
     loops = {"ebnf": "root ::= root", "regex": r"[^\s\S]"}
@@ -322,6 +353,7 @@ def test_openais_client_streams_from_triton(
         held_to_a_form(client)
         the_likeliest_tokens_are_told(client)
         two_tools_are_called(client)
+        strict_calls_are_of_their_schema(client)
         their_fault_is_told_as_theirs(client)
         what_the_kv_cache_had_is_told_by_every_api(client, url)
         several = client.completions.create(

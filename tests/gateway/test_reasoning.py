@@ -67,7 +67,7 @@ def written(dialect: ToolDialect) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    return [text[at : at + 7] for at in range(0, len(text), 7)]
+    return [text[at : at + 9] for at in range(0, len(text), 9)]
 
 
 def start_of(borrow: Start, dialect: ToolDialect | None, reply: Any, **settings: Any) -> Running:

@@ -318,7 +318,7 @@ TAG = {
             },
             {
                 "begin": "e<|start_header_id|>tool",
-                "content": {"type": "or", "elements": [{"type": "regex", "pattern": "/[0-9]+/"}]},
+                "content": {"type": "or", "elements": [{"type": "regex", "pattern": r"/[0-9]+\/"}]},
                 "end": "<|end_header_id|>",
             },
         ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,3 +106,19 @@ def test_bf16_is_refused_where_there_is_none(cpu_pair: Pair, monkeypatch: pytest
         UnfitProcessor, match=r"^Some Processor has no bf16 arithmetic .* runtime.precision to auto"
     ):
         PagedModel(cpu_pair.target, EngineSettings(precision="bf16"))
+
+
+def test_weights_are_held_once(cpu_pair: Pair, tmp_path: Path) -> None:
+    """Neither the converted copy of OpenVINO's joint kernel nor pages of the file are beside what kernels pack."""
+    folder = shutil.copytree(cpu_pair.target, tmp_path / "target")
+    able = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    model = PagedModel(folder, EngineSettings(precision="bf16" if able else "f32"))
+    model.allocate([1])
+    nodes = model._request.get_compiled_model().get_runtime_model().get_ops()
+    assert "LLMMLP" not in {node.get_rt_info()["layerType"].astype(str) for node in nodes}
+    resident, name = 0, ""
+    for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+        name = line.split(maxsplit=5)[-1] if re.match("[0-9a-f]+-", line) else name
+        if line.startswith("Rss:") and name == str(folder / "openvino_model.bin"):
+            resident += int(line.split()[1]) << 10
+    assert resident < (folder / "openvino_model.bin").stat().st_size / 10

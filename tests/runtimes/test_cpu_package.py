@@ -56,7 +56,7 @@ def test_it_is_on_unless_the_recipe_says_no(cpu_pair: Pair, tmp_path: Path, said
     deployment, parameters = packaged(
         said, CHECKPOINTS / "support-target", cpu_pair, tmp_path / "made", Heard()
     )
-    assert deployment.guided_decoding is on
+    assert (deployment.guided_decoding, deployment.structural_tags) == (on, on)
     assert ("guided_decoding_backend" in parameters) is on
     assert (tmp_path / "made/model_repository/tensorrt_llm/1/tokenizer/tokenizer.json").is_file() is on
 

@@ -14,6 +14,7 @@ from pipeline.client import Client
 from pipeline.contracts import llmapi
 from pipeline.runtimes.pytorch.model_repository import LlmapiSettings, llmapi_model
 from pipeline.serving.server import TritonServer
+from pipeline.triton.deployment import Deployment
 from tests.support.llmapi import package, served, statuses, tensors
 from tests.support.streams import Response, stream
 from tests.support.waiting import wait_for
@@ -66,11 +67,15 @@ def test_a_release_takes_all_that_the_model_asks_of_it(tmp_path: Path, version: 
     adapter = {"lora_path": str(tmp_path)}
     values = {name: value for name, value in {**VALUES, **adapter}.items() if name in declared}
     made = package(tmp_path / "made", settings, guided_decoding_backend="xgrammar", enable_lora=True)
+    assert Deployment.load(made).structural_tags is (version != "1.0.0")
     with served(made, tmp_path / "status", tmp_path / "log", version, STANDIN_TOKEN_S="0.0005") as server:
         told = ask(server, "all of it", **values)
         texts = [response.text for response in told]
         assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
         assert texts[-1] == "GuidedDecodi", "the stand-in repeats the form"
+        tag = {"guided_decoding_guide_type": "structural_tag", "guided_decoding_guide": "{}"}
+        (held,) = ask(server, "", **tag, sampling_param_max_tokens=99)
+        assert held.text.startswith("GuidedDecodingParams(structural_tag='{}')")
         last = told[-1].outputs
         assert last["finish_reason"].tolist() == [b"length"]
         assert last["total_draft_tokens"].dtype == np.int32

@@ -73,6 +73,7 @@ def tiny(
     slots_per_server: int | None = None,
     processes: TextProcesses | None = None,
     strict: bool = False,
+    structural_tags: bool = False,
     special: Sequence[str] = (),
 ) -> ServedModel:
     """A model that takes 50 words and gives 40 (500 and 200 with a section of tools), served at `url`."""
@@ -97,6 +98,7 @@ def tiny(
         queue=FairQueue(places, max_waiting=max_waiting),
         aliases=aliases,
         strict=strict,
+        structural_tags=structural_tags,
         cache=cache,
         embedder=embedder,
         returns_logits=returns_logits,

@@ -10,6 +10,7 @@ from pipeline.plan.performance.estimates import QUANTITY_NAMES, Estimate, Trust
 from pipeline.plan.performance.forecast import Forecast, RatePlan
 from pipeline.plan.performance.queueing import Percentiles
 from pipeline.plan.performance.service import LoadPoint
+from pipeline.plan.performance.splitting import ServerGroup
 
 _ENDS = {
     "memory": "memory holds no more",
@@ -107,6 +108,23 @@ def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
     yield f"  for {asked:<21} {'; '.join(parts)}"
     yield f"  ... first token           {_percentiles(plan.load.settled_ttft)}"
     yield f"  ... between tokens        {_percentiles(plan.load.itl)}"
+    if plan.split is None:
+        return
+    context, generation = plan.split.context, plan.split.generation
+    if plan.lifted is not None and plan.lifted != plan.replicas:
+        yield f"  ... with limits lifted    {plan.lifted} replicas, {plan.lifted * forecast.gpus} GPUs"
+    yield f"  disaggregated, instead    {plan.split.gpus} GPUs: {_servers(context, 'context')},"
+    yield f"  ...                       {_servers(generation, 'generation')}, {generation.slots} requests each"
+    yield f"  ... first token           {_percentiles(plan.split.load.settled_ttft)}"
+    yield f"  ... between tokens        {_percentiles(plan.split.load.itl)}"
+
+
+def _servers(group: ServerGroup, kind: str) -> str:
+    split = group.split
+    ways = (
+        f"TP{split.tensor}" + f" EP{split.expert}" * (split.expert > 1) + " attention DP" * split.attention_dp
+    )
+    return f"{group.servers} {kind} server{'s' if group.servers > 1 else ''} ({ways})"
 
 
 def _percentiles(found: Percentiles) -> str:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from pipeline.client import FinishReason, Sampling, Stats
 from pipeline.client.sampling import PARAMETERS, is_neutral
+from pipeline.gateway.api.bounds import MAX_FAULTS
 from pipeline.gateway.api.parsing import unsupported
 from pipeline.gateway.api.prompts import Content, RenderedPrompt, render_prompts
 from pipeline.gateway.api.response_format import AnswerForm
@@ -131,16 +132,25 @@ class Generation:
             raise ApiError(400, f"ttl_s: {request.ttl_s:g} is too long; {longest}", param="ttl_s")
         tools = RequestTools()
         if isinstance(request, ChatRequest):
-            tools = resolve_tools(request, model.template, model.schema_faults)
+            tags = model.guided_decoding and model.structural_tags
+            tools = resolve_tools(request, model.template, model.schema_faults, structural_tags=tags)
         form = request.form(model.schema_faults)
         if tools.guide is not None:
             form = AnswerForm("json_schema", tools.guide, "tools")
+        elif tools.tag is not None:
+            form = AnswerForm("structural_tag", tools.tag, "tools")
+        if model.strict and tools.unheld:
+            places = ", ".join(f"tools.{index}.function.strict" for index in tools.unheld[:MAX_FAULTS])
+            raise unsupported(
+                "tools", f"{places}: this deployment cannot hold calls of tools to their schemas"
+            )
         if model.strict and (request.output_token_limit or 0) > model.max_output_tokens:
             raise _too_many_tokens(request, model.max_output_tokens)
         if self.adapter is not None and self.adapter not in model.adapters:
             raise model_not_found(request.model, model.names)
         model.tokenizer.check_ids(list(request.logit_bias or ()), "logit_bias")
-        prompts = render_prompts(request, self.contents, model, tools, held=form is not None)
+        held = form is not None and (tools.tag is None or (tools.must and not model.answer_format.channels))
+        prompts = render_prompts(request, self.contents, model, tools, held=held)
         return ModelInputs(prompts, tools, form)
 
     @property
@@ -208,7 +218,8 @@ class Generation:
     def answer_format(self) -> AnswerFormat:
         """Format of answers: an answer that is held to a form has neither reasoning nor special tokens."""
         own, tools, request = self.model.answer_format, self.tools, self.request
-        if not isinstance(request, ChatRequest) or self.inputs.form is not None:
+        form = self.inputs.form
+        if not isinstance(request, ChatRequest) or (form is not None and form.kind != "structural_tag"):
             return AnswerFormat(tools.dialect)
         special = own.special if request.skip_special_tokens is not False else frozenset()
         return replace(own, dialect=tools.dialect or (own.dialect if own.channels else None), special=special)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipeline.gateway.api.bounds import Label, Messages, Tools, Words
 from pipeline.gateway.api.parsing import OpenModel, Shape, raise_faults, unsupported
-from pipeline.gateway.api.schema import ChatRequest
+from pipeline.gateway.api.schema import ChatRequest, any_strict
 from pipeline.gateway.api.translated import OF_CHATS_ALONE, TranslatedRequest, chat_tools
 
 _TAKEN = {"user": "text, document and tool_result", "assistant": "text, thinking and tool_use"}
@@ -83,7 +83,7 @@ class CountTokensRequest(TranslatedRequest):
     names: ClassVar = {
         "'max_tokens' or 'max_completion_tokens'": "max_tokens", "max_completion_tokens": "max_tokens",
         "response_format.json_schema": "output_config.format", "response_format": "output_config.format",
-        ".function.parameters": ".input_schema", ".function.name": ".name",
+        ".function.parameters": ".input_schema", ".function.name": ".name", ".function.strict": ".strict",
         '{"type": "function", "function": {"name": …}}': '{"name": …, "input_schema": {…}}',
     }  # fmt: skip
 
@@ -99,7 +99,7 @@ class CountTokensRequest(TranslatedRequest):
     @property
     def has_schemas(self) -> bool:
         forced = bool(self.tools) and (self.tool_choice or {}).get("type") in ("any", "tool")
-        return forced or self.output_config.format is not None
+        return forced or any_strict(self.tools) or self.output_config.format is not None
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
         """Return the request as one for a chat of `messages`. Raises what `to_chat` does."""

@@ -305,7 +305,8 @@ class GeneratingEndpoints(EndpointFamily):
 
         def parse() -> _Body:
             parsed = parse_request(kind, body)
-            record.fields["model"] = context.find_model(parsed.model).name
+            model = context.find_model(parsed.model)
+            record.fields |= {"model": model.name, "adapter": model.adapter_of(parsed.model)}
             return parsed
 
         def begin(parsed: _Body) -> _Answer:
@@ -314,6 +315,10 @@ class GeneratingEndpoints(EndpointFamily):
             answer = make(parsed, AnswerContext(model, tenant, record))
             given = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
             ignored += sorted(answer.generation.unread & given)
+            own_words = getattr(kind, "own_words", str)
+            ignored += [
+                own_words(f"tools.{index}.function.strict") for index in answer.generation.tools.unheld
+            ]
             record.headers += ignored_headers(ignored)
             if (answer.generation.request.output_token_limit or 0) > model.max_output_tokens:
                 record.headers.append((MAX_TOKENS.encode(), str(model.max_output_tokens).encode()))

@@ -88,8 +88,8 @@ def check_guide(kind: str, text: str, where: str, param: str) -> None:
     """Refuse a form of answers that is too large, or nested too deep.
 
     Args:
-        kind: "json_schema", "regex" or "ebnf_grammar".
-        text: the schema as JSON, the expression, or the grammar.
+        kind: "json_schema", "regex", "ebnf_grammar" or "structural_tag".
+        text: the schema or tag as JSON, the expression, or the grammar.
         where: its place in the request, such as response_format.json_schema.schema.
         param: field of the request that holds it.
 
@@ -101,7 +101,9 @@ def check_guide(kind: str, text: str, where: str, param: str) -> None:
         raise ApiError(400, f"{where}: has {size} bytes, of at most {MAX_GUIDE_BYTES}", param=param)
     if sum(text.count(bracket) for bracket in "([{") <= MAX_GUIDE_DEPTH:
         return
-    depth = _depth(_LITERALS[kind].sub("", text).encode(errors="replace"))
+    depth = _depth(
+        _LITERALS["json_schema" if kind == "structural_tag" else kind].sub("", text).encode(errors="replace")
+    )
     if depth > MAX_GUIDE_DEPTH:
         raise ApiError(
             400, f"{where}: is nested {depth} levels deep, of at most {MAX_GUIDE_DEPTH}", param=param

@@ -75,8 +75,8 @@ class AnswerForm:
     """The form that an answer must have.
 
     Attributes:
-        kind: "json", "json_schema", "regex" or "ebnf_grammar", as TensorRT-LLM names them.
-        guide: the schema, expression or grammar; None for "json".
+        kind: "json", "json_schema", "regex" or "ebnf_grammar", as TensorRT-LLM names them, or "structural_tag".
+        guide: the schema, expression, grammar or tag; None for "json".
         place: place of the form in the request, such as response_format.json_schema.schema.
     """
 

@@ -8,7 +8,7 @@ here knows the model: what its engine lacks is found in `served_model`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -75,6 +75,12 @@ MESSAGE_SCHEMA: dict[str, Any] = {
         "tool_call_id": {"type": "string"},
     },
 }
+
+
+def any_strict(tools: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Whether calls of a tool are to be held to its schema; a chat's tools have the field in an object of theirs."""
+    functions = (tool.get("function", tool) for tool in tools or ())
+    return any(isinstance(function, Mapping) and function.get("strict") is True for function in functions)
 
 
 class ModelRequest(OpenModel):
@@ -286,7 +292,7 @@ class ChatRequest(GenerationRequest, TemplateFields):
     @property
     def has_schemas(self) -> bool:
         forced = bool(self.tools) and self.tool_choice not in (None, "auto", "none")
-        return forced or super().has_schemas
+        return forced or any_strict(self.tools) or super().has_schemas
 
     @property
     def output_token_limit(self) -> int | None:

@@ -82,16 +82,19 @@ class TranslatedRequest(ModelRequest):
         return validate_request(ChatRequest, own | dict(self.chat_fields) | fields)
 
     @classmethod
+    def own_words(cls, text: str) -> str:
+        """Return a text about a chat with this API's names of its fields."""
+        pattern = "|".join((r"(?<!\w)" if name[0].isalpha() else "") + re.escape(name) for name in cls.names)
+        return re.sub(rf"({pattern})(?!\w)", lambda match: cls.names[match[0]], text)
+
+    @classmethod
     @contextmanager
     def own_names(cls) -> Iterator[None]:
         """Let errors of chats that are raised in the block name the fields of this API."""
         try:
             yield
         except ApiError as error:
-            pattern = "|".join(
-                (r"(?<!\w)" if name[0].isalpha() else "") + re.escape(name) for name in cls.names
-            )
-            error.message = re.sub(rf"({pattern})(?!\w)", lambda match: cls.names[match[0]], error.message)
+            error.message = cls.own_words(error.message)
             error.param = cls.names.get(error.param or "", error.param)
             raise
 

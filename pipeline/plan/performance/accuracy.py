@@ -20,16 +20,26 @@ from pipeline.plan.memory.capacity import plan_memory
 from pipeline.plan.memory.spec import DeploymentSpec, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.plan.performance.constants import efficiency
+from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, token_acceptance
 from pipeline.plan.performance.estimates import Quantity, structure_of
 from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop, open_arrivals
 from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.scheduler import ServedEngine, StepTimes
+from pipeline.plan.performance.scheduler import PromptBalance, ServedEngine
+from pipeline.plan.performance.step_times import StepTimes
 from pipeline.resources import parse_yaml
 
-Kind = Literal["full-load", "fixed-batch", "first-token", "closed-loop", "open-loop"]
-SERVED = ("closed-loop", "open-loop")  # measured at a server
+Kind = Literal["full-load", "fixed-batch", "first-token", "closed-loop", "open-loop", "disaggregated"]
+SERVED = ("closed-loop", "open-loop", "disaggregated")  # measured at a server
 _ENOUGH = 1_000_000  # pages and slots of figures whose memory was not the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Servers of one kind of a disaggregated deployment."""
+
+    count: int
+    split: Parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +55,13 @@ class PublishedFigure:
         step_tokens: Most tokens of a step.
         chunked: Whether prompts may be split over steps.
         fraction: Share of the free memory that the KV cache may take.
+        balance: Steps of the timer, and more steps, for which prompts wait for those of other ranks; None: they do not.
         check: Whether it only checks the constants, and is never fitted.
         measured: Quantity -> what was measured, in tokens a second or in milliseconds.
+        context: Context servers, whose steps have `step_tokens`; `split` is that of the generation servers. None:
+            prompts and answers are computed by the same engine.
+        generations: Generation servers.
+        slots: Requests at a time of each rank of a generation server.
     """
 
     kind: Kind
@@ -64,9 +79,13 @@ class PublishedFigure:
     step_tokens: int
     chunked: bool
     fraction: float
+    balance: tuple[int, int] | None
     check: bool
     source: str
     measured: Mapping[Quantity, float] = field(hash=False)
+    context: Servers | None = None
+    generations: int = 1
+    slots: int = 0
 
     @property
     def need(self) -> ModelSpec:
@@ -85,12 +104,23 @@ class PublishedFigure:
     @property
     def set_up(self) -> tuple[object, ...]:
         """All but the number of requests: what is left out of a fit together."""
-        return self.model, self.gpu, self.form, self.split, self.prompt_tokens, self.output_tokens, self.kind
+        lengths = self.prompt_tokens, self.output_tokens
+        return (
+            self.model,
+            self.gpu,
+            self.form,
+            self.split,
+            *lengths,
+            self.kind,
+            self.context,
+            self.generations,
+        )
 
     @property
     def group(self) -> tuple[str, str, str]:
         """Structure, format and generation: the class, but for the quantity."""
-        return structure_of(self.need), self.form, gpu_generation(self.gpu).constants
+        structure = structure_of(self.need, disaggregated=self.context is not None)
+        return structure, self.form, gpu_generation(self.gpu).constants
 
     @property
     def label(self) -> str:
@@ -113,6 +143,8 @@ def figure_source(figure: PublishedFigure) -> str:
 
 def simulate_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = None) -> QueueRun:
     """Simulate what was measured; `given` replaces the fitted constants."""
+    if figure.context is not None:
+        return closed_loop(_disaggregated(figure, figure.context, given), figure.batch, figure.work)
     engine = served_figure(figure, given)
     if figure.kind == "closed-loop":
         return closed_loop(engine, figure.batch, figure.work)
@@ -146,7 +178,7 @@ def measured_units(
         return {"ttft-idle": 1e3 * seconds}
     if figure.kind == "open-loop":
         return {"tpot": 1e3 * tpot_s, "ttft-loaded": 1e3 * ttft_s}
-    if figure.kind == "closed-loop":
+    if figure.kind in ("closed-loop", "disaggregated"):
         first: Quantity = "ttft-loaded" if figure.batch > 1 else "ttft-idle"
         rate = figure.batch * answer / (ttft_s + (answer - 1) * tpot_s)
         return {"throughput": rate, "tpot": 1e3 * tpot_s, first: 1e3 * ttft_s}
@@ -170,10 +202,32 @@ def served_figure(figure: PublishedFigure, given: Mapping[str, Any] | None = Non
         slots=_ENOUGH if roomy else int(_data()["max_batch"]) * groups,
         blocks=_ENOUGH if roomy else _blocks(figure),
         step_tokens=figure.step_tokens * groups,
+        piece_tokens=figure.step_tokens,
+        balance=PromptBalance(groups, *figure.balance) if figure.balance is not None else None,
         chunked=figure.chunked,
+        overlaps=constants.hides_step,
         gpus=figure.split.world,
         request_s=constants.request_s if figure.kind in SERVED else 0.0,
         admit_s=constants.admit_s if figure.kind in SERVED else 0.0,
+    )
+
+
+def _disaggregated(
+    figure: PublishedFigure, context: Servers, given: Mapping[str, Any] | None
+) -> DisaggregatedEngines:
+    """Make a figure's servers as they were run."""
+    generation = served_figure(replace(figure, context=None), given)
+    slots = figure.slots * figure.split.request_groups
+    rates, prompts = gpu_rates(figure.gpu), replace(figure, split=context.split, context=None)
+    gpus = context.count * context.split.world + figure.generations * figure.split.world
+    return DisaggregatedEngines(
+        context=replace(served_figure(prompts, given), overlaps=False),
+        contexts=context.count,
+        generation=replace(generation, slots=slots),
+        generations=figure.generations,
+        token_s=transfer_s(
+            prompts.need, figure.need, rates, efficiency(figure.gpu, figure.track, given), gpus
+        ),
     )
 
 
@@ -263,13 +317,9 @@ def _sizes(name: str) -> ModelSizes:
 def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
     kind = table["kind"]
     for row in table["rows"]:
-        split = Parallelism(
-            table.get("tensor", 1),
-            table.get("pipeline", 1),
-            table.get("expert", 1),
-            table.get("attention_dp", False),
-        )
-        batch, asked, output = 0, 0.0, 1
+        answering = table.get("generation", table)
+        split = _split(answering)
+        batch, asked, output, slots = 0, 0.0, 1, 0
         measured: dict[Quantity, float]
         if kind == "full-load":
             prompt, output, rate = row
@@ -280,6 +330,9 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
         elif kind == "first-token":
             ways, prompt, first = row
             split, batch, measured = replace(split, tensor=ways), 1, {"ttft-idle": first}
+        elif kind == "disaggregated":
+            prompt, output, batch, slots, first, each = row
+            measured = {"tpot": each, "ttft-loaded" if batch > 1 else "ttft-idle": first}
         elif kind == "open-loop":
             prompt, output, asked, first, each = row
             measured = {"tpot": each, "ttft-loaded": first}
@@ -306,10 +359,27 @@ def _rows(table: Mapping[str, Any]) -> Iterator[PublishedFigure]:
             step_tokens=_step_tokens(how.get("step_tokens", 8192), prompt, output, batch),
             chunked=how.get("chunked", True),
             fraction=how.get("fraction", 0.9),
-            check=how.get("check", False),
+            balance=tuple(how["balance"]) if "balance" in how else None,
+            check=how.get("check", kind == "disaggregated"),
             measured=measured,
             source=table["source"],
+            context=_servers(table["context"]) if "context" in table else None,
+            generations=answering.get("servers", 1),
+            slots=slots,
         )
+
+
+def _servers(entry: Mapping[str, Any]) -> Servers:
+    return Servers(entry["servers"], _split(entry))
+
+
+def _split(entry: Mapping[str, Any]) -> Parallelism:
+    return Parallelism(
+        entry.get("tensor", 1),
+        entry.get("pipeline", 1),
+        entry.get("expert", 1),
+        entry.get("attention_dp", False),
+    )
 
 
 def _step_tokens(given: int | str, prompt: int, answer: int, batch: int) -> int:

@@ -27,7 +27,8 @@ from pipeline.plan.memory.spec import DeploymentSpec
 from pipeline.plan.performance.constants import Efficiency, efficiency
 from pipeline.plan.performance.estimates import Estimate
 from pipeline.plan.performance.queueing import Workload
-from pipeline.plan.performance.service import DeploymentModel
+from pipeline.plan.performance.scheduler import PromptBalance
+from pipeline.plan.performance.service import DeploymentModel, EngineOptions
 from pipeline.recipe import PyTorchRuntime, Recipe
 from pipeline.recipe.source import LocalSource
 
@@ -118,6 +119,7 @@ class CalibratedConstants(_Section):
     expert_arithmetic: float = Field(default=1.0, gt=0)
     expert_layer_us: float = Field(default=0.0, ge=0)
     latent_layer_us: float = Field(default=0.0, ge=0)
+    latent_prompt_us: float = Field(default=0.0, ge=0)
     block_layer_us: float = Field(default=0.0, ge=0)
     request_us: float = Field(default=0.0, ge=0)
     admit_us: float = Field(default=0.0, ge=0)
@@ -261,19 +263,13 @@ def deployment_model(
     spec: DeploymentSpec,
     track: Track | None,
     calibration: SpeedCalibration | None,
-    *,
-    chunked: bool = True,
-    draft_tokens: int = 0,
-    overlaps: bool = True,
+    options: EngineOptions,
 ) -> DeploymentModel:
     """Give models their constants: those of a calibration, or of published figures.
 
     Args:
         track: Backend on a GPU; None on a processor, which without a calibration has constants that are but a guess.
         calibration: Calibration of the device and the runtime; None: constants of published figures.
-        chunked: Whether prompts may be split over steps.
-        draft_tokens: Tokens that the draft proposes in a round.
-        overlaps: Whether a step may be prepared while the last one runs, where the backend can.
 
     Raises:
         UserError: The GPU, its rates or its generation are not known.
@@ -284,24 +280,18 @@ def deployment_model(
         rates, constants = _CPU_PEAKS, _CPU_GUESS
     else:
         rates, constants = gpu_rates(spec.device), efficiency(spec.device, track)
-        constants = replace(constants, hides_step=constants.hides_step and overlaps)
+        constants = replace(constants, hides_step=constants.hides_step and options.overlaps)
     memory = plan_memory(spec)
     blocks = memory.blocks * spec.request_groups
-    return DeploymentModel(spec, rates, constants, chunked, draft_tokens, blocks, memory.block_tokens)
+    return DeploymentModel(spec, rates, constants, options, blocks, memory.block_tokens)
 
 
 def recipe_model(
     recipe: Recipe, spec: DeploymentSpec, calibration: SpeedCalibration | None
 ) -> DeploymentModel:
     """Do so for a recipe; see `deployment_model`."""
-    return deployment_model(
-        spec,
-        None if recipe.runtime.kind == "cpu" else recipe.runtime.kind,
-        calibration,
-        chunked=recipe.scheduler.chunked_context,
-        draft_tokens=proposed_tokens(recipe),
-        overlaps=overlaps_steps(recipe),
-    )
+    track = None if recipe.runtime.kind == "cpu" else recipe.runtime.kind
+    return deployment_model(spec, track, calibration, engine_options(recipe))
 
 
 def proposed_tokens(recipe: Recipe) -> int:
@@ -310,6 +300,25 @@ def proposed_tokens(recipe: Recipe) -> int:
         return recipe.draft.max_draft_tokens
     chosen = recipe.runtime.speculation if isinstance(recipe.runtime, PyTorchRuntime) else None
     return chosen.layers if chosen is not None and chosen.method == "mtp" else 0
+
+
+def engine_options(recipe: Recipe) -> EngineOptions:
+    """Return the settings of a recipe's engine that its speed depends on."""
+    return EngineOptions(
+        recipe.scheduler.chunked_context, proposed_tokens(recipe), overlaps_steps(recipe), _balance(recipe)
+    )
+
+
+def _balance(recipe: Recipe) -> tuple[int, int] | None:
+    """Steps for which prompts wait, with TensorRT-LLM's defaults where the recipe leaves them out."""
+    runtime = recipe.runtime
+    given = runtime.llm_args.get("attention_dp_config") if isinstance(runtime, PyTorchRuntime) else None
+    if not isinstance(given, dict) or not given.get("enable_balance"):
+        return None
+    default = PromptBalance(1)
+    timeout = given.get("timeout_iters", default.timeout_steps)
+    wait = given.get("batching_wait_iters", default.wait_steps)
+    return (max(1, timeout), max(0, wait)) if isinstance(timeout, int) and isinstance(wait, int) else None
 
 
 def overlaps_steps(recipe: Recipe) -> bool:

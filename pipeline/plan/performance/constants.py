@@ -41,6 +41,7 @@ class Efficiency:
     expert_arithmetic: float = 1.0
     expert_layer_s: float = 0.0  # routing, sorting and adding up in a layer of experts
     latent_layer_s: float = 0.0  # further projections in a layer of multi-head latent attention
+    latent_prompt_s: float = 0.0  # ... and as much more in steps with prompts, whose kernels are others
     block_layer_s: float = 0.0  # scaling the inputs of a layer's products in FP8 blocks
     request_s: float = 0.0  # of a request outside the engine: HTTP and tokens; in its first token alone
     admit_s: float = 0.0  # from one request to the next, which a front end hands over one by one
@@ -80,6 +81,7 @@ def efficiency(name: str, track: Track, given: Mapping[str, Any] | None = None) 
         },
         expert_layer_s=facts["shared"]["expert_layer_us"] * 1e-6,
         latent_layer_s=facts["shared"]["latent_layer_us"] * 1e-6,
+        latent_prompt_s=facts["shared"]["latent_prompt_us"] * 1e-6,
         block_layer_s=facts["shared"]["block_layer_us"] * 1e-6,
         request_s=of_track["request_us"] * 1e-6,
         admit_s=of_track["admit_us"] * 1e-6,

@@ -35,7 +35,7 @@ from pipeline.plan.performance.roofline import (
     model_load,
     step_time,
 )
-from pipeline.plan.performance.scheduler import StepTimes
+from pipeline.plan.performance.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class EngineSpeed:
     efficiency: Efficiency
     step_tokens: int = 8192  # most in one step, of each rank that has sequences of its own
     chunked: bool = True  # prompts may be split over steps
+    balance: tuple[int, int] | None = None  # steps for which prompts wait for those of other ranks
 
     @classmethod
     def of(
@@ -96,10 +97,11 @@ class EngineSpeed:
         # Stages share the sequences, and work on them one after the other.
         return tokens_each * read_s / self.load.attention_ranks, pair_s * self.load.stages
 
-    def work_s(self, sequences: float, prompt: float, tokens_each: float = 1) -> float:
+    def work_s(self, sequences: float, prompt: float, longest: float, tokens_each: float = 1) -> float:
         """Compute the seconds of a step without attention over what came before, and without the host."""
         bare = replace(self.efficiency, step_s=0.0, sequence_s=0.0)
-        time = step_time(EngineStep(sequences, 0, tokens_each, prompt), self.load, self.rates, bare)
+        step = EngineStep(sequences, 0, tokens_each, prompt, longest=longest)
+        time = step_time(step, self.load, self.rates, bare)
         return time.total - time.attention
 
     def host_s(self, sequences: float) -> float:
@@ -117,6 +119,7 @@ class EngineSpeed:
             host=self.host_s,
             hides_host=self.efficiency.hides_step,
             prompt_s=self.efficiency.prompt_s,
+            ranks=self.load.attention_ranks,
         )
 
 
@@ -198,10 +201,10 @@ class SpeculativeEngine:
         def host(sequences: float) -> float:
             return self.target.host_s(sequences) + self.proposed * self.draft.host_s(sequences)
 
-        def work(sequences: float, prompt: float) -> float:
-            proposing = self.proposed * (sequences > 0) * self.draft.work_s(sequences, 0)
-            reading = (prompt > 0) * self.draft.work_s(0, prompt)
-            return self.target.work_s(sequences, prompt, self.proposed + 1) + proposing + reading
+        def work(sequences: float, prompt: float, longest: float) -> float:
+            proposing = self.proposed * (sequences > 0) * self.draft.work_s(sequences, 0, 0)
+            reading = (prompt > 0) * self.draft.work_s(0, prompt, longest)
+            return self.target.work_s(sequences, prompt, longest, self.proposed + 1) + proposing + reading
 
         return StepTimes(
             work,
@@ -212,6 +215,7 @@ class SpeculativeEngine:
             prompt_s=self.target.efficiency.prompt_s,
             progress=self.progress,
             width=self.proposed + 1,
+            ranks=self.target.load.attention_ranks,
         )
 
 

@@ -114,9 +114,9 @@ def figure_classes() -> tuple[FigureClass, ...]:
     return tuple(FigureClass(**one) for one in fitted_constants()["classes"])
 
 
-def structure_of(model: ModelSpec) -> str:
-    """Return whether a model is "dense" or "sparse"."""
-    return "sparse" if model.sizes.experts else "dense"
+def structure_of(model: ModelSpec, *, disaggregated: bool = False) -> str:
+    """Return whether a model is "dense" or "sparse", and whether prompts are computed apart from answers."""
+    return ("sparse" if model.sizes.experts else "dense") + " disaggregated" * disaggregated
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,13 @@ class Trust:
     doubts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: ModelSpec, device: str, *, speculates: bool = False) -> Trust:
+    def of(
+        cls, model: ModelSpec, device: str, *, speculates: bool = False, disaggregated: bool = False
+    ) -> Trust:
         """Look up the classes of a model on a GPU; with speculation, nothing is checked."""
         kind = gpu_generation(device)
         form = model.format
-        key = (structure_of(model), form, kind.constants)
+        key = (structure_of(model, disaggregated=disaggregated), form, kind.constants)
         found = {
             one.quantity: one
             for one in figure_classes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.plan.performance.calibration import (
     SpeedCalibration,
@@ -11,8 +11,11 @@ from pipeline.plan.performance.calibration import (
 from pipeline.plan.performance.estimates import QUANTITY_NAMES, Estimate, Quantity, Trust
 from pipeline.plan.performance.queueing import Percentiles, Workload
 from pipeline.plan.performance.service import Cost, LoadLimit, LoadPoint, token_cost
+from pipeline.plan.performance.splitting import ServerGroup, SplitPlan
 from pipeline.recipe import Slo
 from pipeline.store import Json
+
+_OF_RATES: tuple[Quantity, ...] = ("tpot", "ttft-loaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,16 @@ class RatePlan:
         replicas: Replicas that meet the SLO; None: no number of them does.
         each: Highest rate of one replica within the SLO.
         load: Load of each replica at that peak.
+        lifted: Replicas if each took as many requests as its memory holds, as servers of `split` do.
+        split: Context and generation servers in their place; None: none meet the SLO, or the runtime has none.
     """
 
     requests_per_s: float
     replicas: int | None
     each: float
     load: LoadPoint | None
+    lifted: int | None = None
+    split: SplitPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,8 @@ class Forecast:
     ended_by: LoadLimit  # what ends it; "limits": max_concurrency, and memory holds more
     acceptance: float | None  # that the figures are with; None: without speculation
     gains: tuple[Gain, ...]  # of the draft; () without one
-    trust: Trust | None  # what measurements check; None on a processor
+    trust: Trust | None  # what measurements check; None on a processor, or with a calibration
+    split_trust: Trust | None  # ... of context and generation servers
     unchecked: tuple[str, ...] = ()  # what of the throughput no measurement is of; (): they check it
     lifted: LoadPoint | None = (
         None  # largest load within the SLO if max_concurrency were what memory holds, if larger
@@ -106,6 +114,10 @@ class Forecast:
         for quantity, name in QUANTITY_NAMES.items():
             if doubts := self.trust.unchecked(quantity):
                 missing.setdefault(doubts, []).append(name)
+        if self.rate is not None and self.rate.split is not None and self.split_trust is not None:
+            for quantity in _OF_RATES:
+                if doubts := self.split_trust.unchecked(quantity):
+                    missing.setdefault(doubts, []).append(QUANTITY_NAMES[quantity])
         return tuple(
             f"not checked: {', '.join(names)}; no measurement is of {' and '.join(doubts)}"
             for doubts, names in missing.items()
@@ -193,6 +205,17 @@ class Forecast:
             if replicas is None or self.gpu_hour is None
             else replicas * self.gpus * self.gpu_hour,
             "kw": None if replicas is None or self.gpu_w is None else replicas * self.gpus * self.gpu_w / 1e3,
+            "replicas_with_limits_lifted": self.rate.lifted,
+            "disaggregated": None if self.rate.split is None else self._split_json(self.rate.split),
+        }
+
+    def _split_json(self, plan: SplitPlan) -> Mapping[str, Json]:
+        """Return the values of context and generation servers, with brackets of disaggregated measurements."""
+        return {
+            "gpus": plan.gpus,
+            "context": _group_json(plan.context),
+            "generation": _group_json(plan.generation),
+            "load": replace(self, trust=self.split_trust, calibration=None).load_json(plan.load),
         }
 
     def as_json(self) -> Mapping[str, Json]:
@@ -232,6 +255,16 @@ class Forecast:
                 for gain in self.gains
             ],
         }
+
+
+def _group_json(group: ServerGroup) -> Mapping[str, Json]:
+    return {
+        "servers": group.servers,
+        "tensor_parallel": group.split.tensor,
+        "expert_parallel": group.split.expert,
+        "attention_dp": group.split.attention_dp,
+        "requests_each": group.slots,
+    }
 
 
 def _percentiles(found: Percentiles) -> dict[str, Json]:

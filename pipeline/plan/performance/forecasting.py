@@ -19,15 +19,22 @@ from pipeline.plan.memory import DeploymentSpec, plan_memory
 from pipeline.plan.performance.calibration import (
     SpeedCalibration,
     deployment_model,
+    engine_options,
     model_name,
-    overlaps_steps,
-    proposed_tokens,
 )
 from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, best_length
 from pipeline.plan.performance.estimates import Trust
 from pipeline.plan.performance.forecast import Forecast, Gain, RatePlan
 from pipeline.plan.performance.queueing import WAVES, Workload
-from pipeline.plan.performance.service import LoadPoint, Service
+from pipeline.plan.performance.service import (
+    DEFAULT_OPTIONS,
+    MOST_REQUESTS,
+    DeploymentModel,
+    EngineOptions,
+    LoadPoint,
+    Service,
+)
+from pipeline.plan.performance.splitting import plan_split
 from pipeline.recipe import CpuRuntime, Recipe, Slo
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)  # at which gains are listed
@@ -40,9 +47,7 @@ def forecast(
     slo: Slo,
     *,
     acceptance: float | None = None,
-    draft_tokens: int = 0,
-    chunked: bool = True,
-    overlaps: bool = True,
+    options: EngineOptions = DEFAULT_OPTIONS,
     sequences: int | None = None,
     gpu_hour: float | None = None,
     gpu_w: float | None = None,
@@ -57,8 +62,7 @@ def forecast(
     Args:
         track: backend on a GPU; None on a processor, whose constants only a calibration has.
         acceptance: Acceptance of each proposed token, 0 to 1; None leaves speculation out of all but `gains`.
-        draft_tokens: Tokens that a round proposes.
-        overlaps: Whether a step may be prepared while the last one runs, where the backend can.
+        options: Settings of the engine.
         sequences: Requests that memory holds; by default as `plan.memory` says.
         gpu_hour: price of an hour of one GPU.
         gpu_w: watts that one GPU takes at most.
@@ -71,9 +75,11 @@ def forecast(
     held = plan_memory(spec).sequences if sequences is None else sequences
     if held < 1:
         return None
-    model = deployment_model(
-        spec, track, calibration, chunked=chunked, draft_tokens=draft_tokens, overlaps=overlaps
-    )
+
+    def make(spec: DeploymentSpec) -> DeploymentModel:
+        return deployment_model(spec, track, calibration, options)
+
+    model = make(spec)
     engines, service = model.engines(), model.service(acceptance, waves=waves)
     most = min(held, spec.concurrency)
     best, ended = service.most_within(work, most, slo)
@@ -81,7 +87,7 @@ def forecast(
     lifted = _lifted(service, work, held, slo) if lift and limited else None
     curve = tuple(service.curve(work, spec.concurrency))
     target, alone, batch = spec.models[0], curve[0], (best or curve[-1]).batch
-    trust, unchecked = None, tuple[str, ...]()
+    trust, split_trust, unchecked = None, None, tuple[str, ...]()
     if calibration is not None:
         unchecked = calibration.unchecked(spec, source, work, batch, drafts=service.speculates)
         first = calibration.unchecked(spec, source, work, 1, drafts=service.speculates)
@@ -89,9 +95,14 @@ def forecast(
         itl = calibration.estimate("itl", alone.itl_ms, first)
     else:
         trust = Trust.of(target, spec.device, speculates=service.speculates)
+        split_trust = Trust.of(target, spec.device, speculates=service.speculates, disaggregated=True)
         unchecked = trust.unchecked("throughput")
         ttft = trust.estimate("ttft-idle", alone.settled_ttft.p50)
         itl = trust.estimate("tpot", alone.itl_ms)
+    rate = None if requests_per_s is None else _replicas(service, work, slo, requests_per_s)
+    if rate is not None and track == "pytorch":
+        split = plan_split(make, spec, work, slo, rate.requests_per_s, acceptance)
+        rate = replace(rate, split=split, lifted=_lifted_replicas(service, work, held, slo, rate))
     return Forecast(
         gpu=spec.device,
         gpus=spec.ranks,
@@ -106,23 +117,21 @@ def forecast(
         within_slo=best,
         ended_by="limits" if limited else ended,
         acceptance=acceptance if service.speculates else None,
-        gains=_gains(engines, draft_tokens, most, work),
+        gains=_gains(engines, options.draft_tokens, most, work),
         trust=trust,
+        split_trust=split_trust,
         unchecked=unchecked,
         lifted=lifted,
         gpu_hour=gpu_hour,
         gpu_w=gpu_w,
-        rate=None if requests_per_s is None else _replicas(service, work, slo, requests_per_s),
+        rate=rate,
         calibration=calibration,
     )
 
 
-_MOST_LIFTED = 4096  # requests at a time that runtimes take at most
-
-
 def _lifted(service: Service, work: Workload, held: int, slo: Slo) -> LoadPoint | None:
     """Find the largest load of what memory holds, whatever the limits."""
-    most = min(held, _MOST_LIFTED)
+    most = min(held, MOST_REQUESTS)
     found, _ = replace(service, slots=most).most_within(work, most, slo)
     return found
 
@@ -135,6 +144,12 @@ def _replicas(service: Service, work: Workload, slo: Slo, requests_per_s: float)
     each, _ = found
     replicas = math.ceil(requests_per_s / each)
     return RatePlan(requests_per_s, replicas, each, service.at_rate(requests_per_s / replicas, work))
+
+
+def _lifted_replicas(service: Service, work: Workload, held: int, slo: Slo, rate: RatePlan) -> int | None:
+    """Count replicas whose limit is what memory holds, as that of disaggregated servers is."""
+    found = replace(service, slots=min(held, MOST_REQUESTS)).most_requests_per_s(work, slo)
+    return None if found is None else math.ceil(rate.requests_per_s / found[0])
 
 
 def forecast_recipe(
@@ -174,9 +189,7 @@ def forecast_recipe(
         work,
         recipe.slo,
         acceptance=acceptance,
-        draft_tokens=proposed_tokens(recipe),
-        chunked=recipe.scheduler.chunked_context,
-        overlaps=overlaps_steps(recipe),
+        options=engine_options(recipe),
         sequences=sequences,
         gpu_hour=gpu_hour,
         gpu_w=None if recipe.runtime.kind == "cpu" else gpu_rates(recipe.runtime.gpu).tdp_w,

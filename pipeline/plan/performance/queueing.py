@@ -20,9 +20,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, ServedEngine, StepTimes
+from pipeline.plan.performance.disaggregated import DisaggregatedEngines
+from pipeline.plan.performance.scheduler import EngineRequest, ServedEngine
+from pipeline.plan.performance.step_times import StepTimes
 
 Values = npt.NDArray[np.float64]
+Engines = ServedEngine | DisaggregatedEngines
 
 WAVES = 10  # requests of each client, as InferenceX's benchmarks of TensorRT-LLM have them
 _BUNDLES = 512  # clients that are simulated one by one; of more, several are taken for one
@@ -167,12 +170,12 @@ class QueueRun:
         bare = mixed.copy()
         bare[:, 2] *= self.bundle
         bare[:, 3] *= self.bundle
-        bare[:, 4:8] = 0.0
+        bare[:, 4:] = 0.0
         alone = (times.several(bare) * (mixed[:, 2] > 0)).sum()
         return float((mixed[:, 0].sum() - alone) / max(self.steps[:, 0].sum(), _TINY))
 
 
-def closed_loop(service: ServedEngine, clients: int, work: Workload, waves: int = WAVES) -> QueueRun:
+def closed_loop(service: Engines, clients: int, work: Workload, waves: int = WAVES) -> QueueRun:
     """Simulate clients that start at once, and ask again as soon as an answer has ended.
 
     Args:
@@ -182,14 +185,14 @@ def closed_loop(service: ServedEngine, clients: int, work: Workload, waves: int 
         waves: Requests of each client, on average.
     """
     bundle = -(-clients // _BUNDLES)
-    single = _bundled(service, bundle)
+    single = service.bundled(bundle)
     several = -(-clients // bundle)
     lengths = work.lengths(several * waves)
     return _run(single, lengths, [0.0] * several, bundle, several)
 
 
 def open_arrivals(
-    service: ServedEngine, requests_per_s: float, work: Workload, count: int = _REQUESTS
+    service: Engines, requests_per_s: float, work: Workload, count: int = _REQUESTS
 ) -> QueueRun:
     """Simulate requests that come at random, whatever the engine does (Poisson).
 
@@ -203,22 +206,22 @@ def open_arrivals(
     return _run(service, work.lengths(count), np.cumsum(gaps).tolist(), 1, round(count * _SETTLING))
 
 
-def all_at_once(service: ServedEngine, count: int, work: Workload) -> QueueRun:
+def all_at_once(service: Engines, count: int, work: Workload) -> QueueRun:
     """Simulate requests that all wait at the start; of many, several are taken for one."""
     bundle = -(-count // _MOST_AT_ONCE)
     several = -(-count // bundle)
-    return _run(_bundled(service, bundle), work.lengths(several), [0.0] * several, bundle, 0)
+    return _run(service.bundled(bundle), work.lengths(several), [0.0] * several, bundle, 0)
 
 
 def _run(
-    service: ServedEngine,
+    service: Engines,
     lengths: Sequence[tuple[int, int]],
     starts: Sequence[float],
     bundle: int,
     settled: int,
 ) -> QueueRun:
     """Run requests through an engine: `starts` are the times of the first ones, others follow an answer's end."""
-    scheduler = EngineScheduler[EngineRequest](service, record=True)
+    scheduler = service.scheduler()
     asked = [EngineRequest(*lengths[index], start) for index, start in enumerate(starts)]
     coming, waiting = deque(asked), deque[EngineRequest]()
     ended_s: dict[int, float] = {}
@@ -246,22 +249,8 @@ def _run(
     columns = np.array(rows, np.float64).T
     steps = np.array(scheduler.steps, np.float64)
     asked_s, first_s, ends_s, prompts, answers = columns
-    progress, request_s = service.times.progress, service.request_s
+    progress, request_s = service.progress, service.request_s
     return QueueRun(asked_s, first_s, ends_s, prompts, answers, steps, settled, bundle, progress, request_s)
-
-
-def _bundled(service: ServedEngine, bundle: int) -> ServedEngine:
-    """Let each request of an engine stand for several that are alike, and do everything together."""
-    if bundle == 1:
-        return service
-    return replace(
-        service,
-        times=service.times.bundled(bundle),
-        slots=max(1, service.slots // bundle),
-        blocks=max(1, service.blocks // bundle),
-        step_tokens=max(1, service.step_tokens // bundle),
-        admit_s=service.admit_s * bundle,
-    )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from pipeline.contracts.gpus import Arithmetic, GpuRates
 from pipeline.models.blocks import Cache, WeightTensor
@@ -74,6 +75,7 @@ class ModelLoad:
     dense_bytes: float  # weights that every step reads
     expert_bytes: float  # weights of all experts there
     experts: int  # of the whole model; 0: none
+    expert_ways: int  # groups of ranks that have experts of their own
     experts_per_token: int
     quantized_ops: float  # for each token, in `arithmetic`, without experts
     expert_ops: float  # ... of experts
@@ -86,13 +88,32 @@ class ModelLoad:
     window_ops: float  # ... of a prompt's token, in layers that see a window
     read_ops: float  # ... of a generated token to another
     activation_bytes: float  # read and written for each token, between matrices
-    exchange_bytes: float  # of one all-reduce, for each token
-    exchanges: int  # all-reduces in a step
+    exchange_bytes: float  # that a rank sends in one exchange, for each token of all ranks
+    exchanges: int  # all-reduces in a step, or with attention data parallelism ways to experts and back
 
     def expert_share(self, tokens: float) -> float:
-        """Share of the experts' weights that a step of so many tokens reads, if tokens choose alike often."""
-        left: float = (1 - self.experts_per_token / self.experts) ** tokens if self.experts else 1.0
-        return 1 - left
+        """Share of the experts' weights that the busiest rank reads in a step, if tokens choose experts alike often.
+
+        The mean, and as many standard deviations more as the largest of so many ranks has.
+        """
+        if not self.experts:
+            return 0.0
+        left: float = (1 - self.experts_per_token / self.experts) ** tokens
+        deviation = (left * (1 - left) * self.expert_ways / self.experts) ** 0.5
+        return 1 - larger(left - self._busiest * deviation, 0.0)
+
+    def expert_work(self, tokens: float) -> float:
+        """Tokens that the experts of the busiest rank compute, as a multiple of what each computes on average."""
+        chosen = larger(tokens * self.experts_per_token, 1.0)
+        excess: float = self._busiest * ((self.expert_ways - 1) / chosen) ** 0.5
+        # No rank computes more than all of them.
+        return 1 + excess - larger(1 + excess - self.expert_ways, 0.0)
+
+    @property
+    def _busiest(self) -> float:
+        """Standard deviations by which the largest of so many values lies above their mean (Blom's approximation)."""
+        ways = self.expert_ways
+        return NormalDist().inv_cdf((ways - 0.375) / (ways + 0.25)) if ways > 1 else 0.0
 
     def scaled(self, share: float) -> ModelLoad:
         """Make the load of so many of its layers (a share), with the whole output projection."""
@@ -116,14 +137,16 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
     experts = [tensor for tensor in matrices if tensor.is_expert]
     share = sizes.experts_per_token / sizes.experts if sizes.experts else 0.0
     heads = _output(model)
+    arithmetic = _arithmetic(model.format, rates)
+    expert_layers = sum(any(tensor.is_expert for tensor in sizes.blocks[index].weights) for index in held)
+    sent, exchanges = _exchanges(model, len(held), expert_layers, arithmetic)
     attention = [_attention_work(sizes.blocks[index].caches, model) for index in held]
     kv_bytes, held_bytes, pair_ops, window_ops, read_ops = (
         sum(part) for part in zip(*attention, strict=True)
     )
-    blocks = [sizes.blocks[index].weights for index in held]
     return ModelLoad(
         layers=len(held),
-        expert_layers=sum(any(tensor.is_expert for tensor in weights) for weights in blocks),
+        expert_layers=expert_layers,
         latent_layers=sum(
             any(cache.kind == "latent attention" for cache in sizes.blocks[index].caches) for index in held
         ),
@@ -134,21 +157,43 @@ def model_load(model: ModelSpec, rates: GpuRates) -> ModelLoad:
         dense_bytes=sum(tensor_bytes(tensor, model) for tensor in (*dense, *heads)),
         expert_bytes=sum(tensor_bytes(tensor, model) for tensor in experts),
         experts=sizes.experts,
+        expert_ways=split.expert,
         experts_per_token=sizes.experts_per_token,
         quantized_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) != "none"),
         expert_ops=share * sum(_ops(tensor, model) for tensor in experts),
         plain_ops=sum(_ops(tensor, model) for tensor in dense if served_format(tensor, model) == "none"),
         output_ops=sum(_ops(tensor, model) for tensor in heads),
-        arithmetic=_arithmetic(model.format, rates),
+        arithmetic=arithmetic,
         kv_bytes=kv_bytes,
         held_bytes=held_bytes,
         pair_ops=pair_ops,
         window_ops=window_ops,
         read_ops=read_ops,
         activation_bytes=sum(_activations(tensor, model, share) for tensor in matrices),
-        exchange_bytes=sizes.hidden * _ACTIVATION_BYTES,
-        exchanges=2 * len(held) if split.tensor > 1 else 0,
+        exchange_bytes=sent,
+        exchanges=exchanges,
     )
+
+
+def _exchanges(
+    model: ModelSpec, layers: int, expert_layers: int, arithmetic: Arithmetic
+) -> tuple[float, int]:
+    """Bytes that a rank sends in an exchange for each token, and exchanges in a step.
+
+    Ranks that share layers reduce twice a layer, in rings: each sends each byte twice, less its own share. With
+    attention data parallelism, tokens go to the experts and come back: all to all ranks, or, where there are more ranks
+    with experts than a token chooses, each to those. On their way there they are in FP4 or MXFP8 where experts compute
+    in it.
+    """
+    sizes, split = model.sizes, model.split
+    away = sizes.hidden * (split.tensor - 1) / split.tensor
+    if split.request_groups == 1:
+        return 2 * away * _ACTIVATION_BYTES, 2 * layers if split.tensor > 1 else 0
+    share = min(1.0, sizes.experts_per_token / split.expert) if split.expert > 1 else 1.0
+    there = (
+        0.5625 if arithmetic == "fp4" else 1.03 if model.format == "mxfp4" and arithmetic == "fp8" else 2.0
+    )
+    return away * share * (there + _ACTIVATION_BYTES) / 2, 2 * expert_layers
 
 
 def _attention_work(caches: Sequence[Cache], model: ModelSpec) -> tuple[float, float, float, float, float]:
@@ -212,6 +257,7 @@ class EngineStep:
     tokens_each: float = 1  # that each of them adds: more than one where drafts are verified
     prompt: float = 0  # tokens of prompts
     prompt_before: float = 0  # tokens of that prompt that earlier steps have done
+    longest: float = 0  # tokens of the longest piece of them, which one rank computes
 
     @property
     def tokens(self) -> float:
@@ -241,9 +287,10 @@ def step_time(step: EngineStep, load: ModelLoad, rates: GpuRates, efficiency: Ef
     rank = _rank(stage, load.attention_ranks)
     bandwidth = rates.memory_gb_s * 1e9 * constants.memory
     kernels = load.layers * constants.layer_s + load.expert_layers * constants.expert_layer_s
-    kernels += load.latent_layers * constants.latent_layer_s + load.block_layers * constants.block_layer_s
-    kernels = stages * kernels
-    kernels = kernels * (1 + constants.eager * (step.prompt > 0))
+    kernels += load.block_layers * constants.block_layer_s
+    prompts = step.prompt > 0
+    latent_s = constants.latent_layer_s + constants.latent_prompt_s * prompts
+    kernels = stages * (kernels * (1 + constants.eager * prompts) + load.latent_layers * latent_s)
     read_s, pair_s = attention_rates(load, rates, constants)
     pairs = rank.prompt * (rank.prompt_before + rank.prompt / 2)
     time = StepTime(
@@ -280,26 +327,22 @@ def _stage(step: EngineStep, stages: int) -> EngineStep:
     if stages == 1:
         return step
     alone = step.sequences - larger(step.sequences - 1.0, 0.0)
-    return EngineStep(
+    return replace(
+        step,
         sequences=larger(step.sequences / stages, alone),
-        context=step.context,
-        tokens_each=step.tokens_each,
         prompt=step.prompt / (1 + (stages - 1) * (step.sequences > 0)),
-        prompt_before=step.prompt_before,
     )
 
 
 def _rank(step: EngineStep, ranks: int) -> EngineStep:
-    """The share of a rank, where each has sequences and prompts of its own; upstream balances prompts over them."""
+    """The busiest rank's share, where each has sequences and prompts of its own: prompts are balanced over them."""
     if ranks == 1:
         return step
     alone = step.sequences - larger(step.sequences - 1.0, 0.0)
-    return EngineStep(
+    return replace(
+        step,
         sequences=larger(step.sequences / ranks, alone),
-        context=step.context,
-        tokens_each=step.tokens_each,
-        prompt=step.prompt / ranks,
-        prompt_before=step.prompt_before,
+        prompt=larger(step.prompt / ranks, step.longest),
     )
 
 
@@ -325,7 +368,8 @@ def _matrices(
     if not load.experts:
         return dense
     read = load.expert_bytes * load.expert_share(tokens) / (bandwidth * constants.expert_memory)
-    routed = tokens * load.expert_ops / (fast * quick * constants.expert_arithmetic)
+    routed = tokens * load.expert_work(tokens) * load.expert_ops
+    routed = routed / (fast * quick * constants.expert_arithmetic)
     return dense + _slower(read, routed, constants)
 
 
@@ -347,9 +391,8 @@ def _beside(
 
 
 def _exchange(tokens: float, load: ModelLoad, rates: GpuRates, efficiency: Efficiency) -> float:
-    """Rings: every rank sends each byte twice, less its own share; as many where tokens go to experts and come back."""
+    """Seconds in which ranks exchange their tokens' activations."""
     if load.ranks == 1:
         return 0.0
-    sent = 2 * (load.ranks - 1) / load.ranks * tokens * load.exchange_bytes
-    each = sent / (rates.link_gb_s(load.ranks) * 1e9 * efficiency.link)
+    each = tokens * load.exchange_bytes / (rates.link_gb_s(load.ranks) * 1e9 * efficiency.link)
     return load.exchanges * (efficiency.exchange_s + each)

@@ -17,101 +17,35 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-Steps = npt.NDArray[np.float64]
+from pipeline.plan.performance.step_times import StepTimes
 
 # A step counts as done when the clock is this close to its end: sums of floating-point numbers.
 _NEARLY = 1e-6
 # Steps after which the time of a step is worked out anew, because answers have become longer.
 _MOST_STEPS = 128.0
-# Tokens of prompts are rounded up to this, so that the time of a step is computed once for each width.
-_WIDTH = 32
 
 
-class StepTimes:
-    """Seconds of a step of an engine."""
+@dataclass(frozen=True, slots=True)
+class PromptBalance:
+    """Attention data parallelism with `attention_dp_config.enable_balance`: prompts wait until each rank has one.
 
-    def __init__(
-        self,
-        work: Callable[[Any, Any], Any],
-        *,
-        read_s: float = 0.0,
-        pair_s: float = 0.0,
-        host: Callable[[Any], Any] = lambda _: 0.0,
-        hides_host: bool = False,
-        prompt_s: float = 0.0,
-        progress: float = 1.0,
-        width: int = 1,
-    ) -> None:
-        """
-        Args:
-            work: Seconds of all but attention, from the sequences that generate and the tokens of prompts; both may be
-                arrays.
-            read_s: Seconds for each token whose keys and values are read.
-            pair_s: Seconds for each pair of a prompt's token with one before it.
-            host: Seconds of the host for a step, from the sequences.
-            hides_host: Whether the host works beside the step before, so that only what is longer shows.
-            prompt_s: Seconds once for prompts that are begun together.
-            progress: Tokens that a step brings each sequence; more than one where drafts are verified.
-            width: Tokens of the budget that a sequence takes up in a step.
-        """
-        self._work, self._host = work, host
-        # (sequences, tokens of prompts) -> seconds of the device and of the host.
-        self._known: dict[tuple[int, int], tuple[float, float]] = {}
-        self._read_s, self._pair_s = read_s, pair_s
-        self._hides_host = hides_host
-        self.prompt_s, self.progress, self.width = prompt_s, progress, width
+    While all ranks generate, prompts are let in when each has one and some steps more have passed, or when a timer ends
+    that begins again at each end and each time that prompts are let in (`_balance_adp_requests` in TensorRT-LLM 1.2).
 
-    def bundled(self, bundle: int) -> StepTimes:
-        """Make the times of an engine whose sequences and prompts each stand for several."""
-        return StepTimes(
-            lambda sequences, tokens: self._work(sequences * bundle, tokens * bundle),
-            read_s=self._read_s * bundle,
-            pair_s=self._pair_s * bundle,
-            host=lambda sequences: self._host(sequences * bundle),
-            hides_host=self._hides_host,
-            prompt_s=self.prompt_s,
-            progress=self.progress,
-            width=self.width,
-        )
+    Attributes:
+        ranks: Ranks that have requests of their own.
+        timeout_steps: Steps of the timer, `timeout_iters`.
+        wait_steps: Steps more when each rank has a prompt, `batching_wait_iters`.
+    """
 
-    def several(self, steps: Steps) -> Steps:
-        """Compute the seconds of many steps at once, from rows as `EngineScheduler.steps` has them."""
-        _, _, sequences, context, tokens, read, pairs, begun = steps.T[:8]
-        device_s = self._work(sequences, tokens) + self._read_s * (context + read) + self._pair_s * pairs
-        host_s = self._host(sequences)
-        seconds = np.maximum(device_s, host_s) if self._hides_host else device_s + host_s
-        return np.asarray(seconds + begun * self.prompt_s)
-
-    def decode(self, sequences: int, context: float) -> float:
-        """Seconds of a step that only generates; `context` is the tokens that all of them together have behind them."""
-        return self.mixed(sequences, context, 0, 0.0, 0.0)
-
-    def mixed(self, sequences: int, context: float, tokens: int, read: float, pairs: float) -> float:
-        """Seconds of a step with pieces of prompts.
-
-        Args:
-            sequences: Sequences that generate.
-            context: Tokens that all of them together have behind them.
-            tokens: Tokens of the prompts' pieces.
-            read: Tokens of these prompts that came before the pieces.
-            pairs: Pairs of a token of a piece with one before it.
-        """
-        key = sequences, -(-tokens // _WIDTH) * _WIDTH
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._work(*key), self._host(sequences)
-        base, host_s = found
-        device_s = base + self._read_s * (context + read) + self._pair_s * pairs
-        return max(device_s, host_s) if self._hides_host else device_s + host_s
+    ranks: int
+    timeout_steps: int = 50
+    wait_steps: int = 10
 
 
 @dataclass(frozen=True)
@@ -125,7 +59,11 @@ class ServedEngine:
         blocks: Pages of its KV cache.
         block_tokens: Tokens of a page.
         step_tokens: Most tokens of a step, of all ranks together.
+        piece_tokens: Most tokens of a prompt in a step: those of one rank.
         chunked: Whether a prompt may be split over steps.
+        overlaps: Whether a step is scheduled while the one before runs, so that a request that comes during a step
+            begins with the next but one.
+        balance: Wait for prompts of other ranks; None: prompts begin with the next step.
         max_prompt: Tokens of the longest prompt.
         gpus: GPUs of a replica.
         request_s: Seconds of a request outside the engine: HTTP, tokens, and their way back.
@@ -140,13 +78,39 @@ class ServedEngine:
     blocks: int
     block_tokens: int = 32
     step_tokens: int = 8192
+    piece_tokens: float = math.inf
     chunked: bool = True
+    overlaps: bool = False
+    balance: PromptBalance | None = None
     max_prompt: int = 8192
     gpus: int = 1
     request_s: float = 0.0
     admit_s: float = 0.0
     weight_bytes: float = 0.0
     ttft_s: float = 1.0
+
+    @property
+    def progress(self) -> float:
+        """Tokens that a step brings a sequence."""
+        return self.times.progress
+
+    def bundled(self, bundle: int) -> ServedEngine:
+        """Let each request stand for several that are alike, and do everything together."""
+        if bundle == 1:
+            return self
+        return replace(
+            self,
+            times=self.times.bundled(bundle),
+            slots=max(1, self.slots // bundle),
+            blocks=max(1, self.blocks // bundle),
+            step_tokens=max(1, self.step_tokens // bundle),
+            balance=self.balance and replace(self.balance, ranks=max(1, self.balance.ranks // bundle)),
+            admit_s=self.admit_s * bundle,
+        )
+
+    def scheduler(self) -> EngineScheduler[EngineRequest]:
+        """Begin a simulation whose steps are recorded."""
+        return EngineScheduler(self, record=True)
 
     def prompt_s(self, tokens: int, cached: int = 0, sequences: int = 0, context: float = 0.0) -> float:
         """Seconds of a prompt that shares its steps with sequences that generate.
@@ -159,8 +123,9 @@ class ServedEngine:
         """
         seconds, done = self.times.prompt_s, cached
         while done < tokens:
-            piece = min(tokens - done, self.step_tokens - sequences) if self.chunked else tokens - done
-            seconds += self.times.mixed(sequences, context, piece, done, piece * (done + piece / 2))
+            room = min(self.step_tokens - sequences, self.piece_tokens)
+            piece = int(min(tokens - done, room)) if self.chunked else tokens - done
+            seconds += self.times.mixed(sequences, context, piece, done, piece * (done + piece / 2), piece)
             done += piece
         return seconds
 
@@ -188,14 +153,17 @@ class EngineRequest:
         first_token_s: Time of the first token; None before.
         cached: Tokens of the prompt that did not have to be computed.
         blocks: Pages that it holds.
+        received: Whether another engine has computed the prompt and the first token.
+        earliest: Step, of all that its engine has done, with which its prompt may begin.
     """
 
-    __slots__ = ("answer", "arrived_s", "blocks", "cached", "first_token_s", "prompt")
+    __slots__ = ("answer", "arrived_s", "blocks", "cached", "earliest", "first_token_s", "prompt", "received")
 
     def __init__(self, prompt: int, answer: float, arrived_s: float) -> None:
         self.prompt, self.answer, self.arrived_s = prompt, answer, arrived_s
         self.first_token_s: float | None = None
         self.cached = self.blocks = 0
+        self.received, self.earliest = False, 0.0
 
 
 R = TypeVar("R", bound=EngineRequest)
@@ -210,7 +178,7 @@ class EngineScheduler(Generic[R]):
         used_blocks: Pages that its requests hold.
         due_s: Time of its next event; infinity: never by itself.
         steps: Steps so far as (seconds, how many, sequences, context of all, tokens, read and pairs of
-            prompts, whether some begin), where they are recorded.
+            prompts, whether some begin, tokens of the longest piece), where they are recorded.
     """
 
     def __init__(self, service: ServedEngine, now: float = 0.0, *, record: bool = False) -> None:
@@ -229,8 +197,10 @@ class EngineScheduler(Generic[R]):
         self._order = count()
         self._context = 0.0
         self._step, self._steps_per_s, self._at = 0.0, 0.0, now
+        # Steps at which the timer for prompts began, and at which each rank had one.
+        self._timer, self._each_has_one = 0.0, math.inf
         # The step with prompts that is under way: its end, and the requests whose prompts are done then.
-        self._mixed_until = math.inf
+        self._mixed_until = self._mixed_ends = math.inf
         self._mixed_done: list[R] = []
 
     @property
@@ -246,6 +216,12 @@ class EngineScheduler(Generic[R]):
     def give(self, request: R, now: float) -> None:
         """Hand a request over."""
         self.in_flight += 1
+        if self.service.overlaps and (self._sequences or self._mixed_until < math.inf):
+            # The step after the one that is under way has been scheduled.
+            under_way = (
+                math.floor(self._step + _NEARLY) + 1 if self._mixed_until == math.inf else self._mixed_ends
+            )
+            request.earliest = under_way + 1
         self._waiting.append(request)
         self._admit(now)
 
@@ -259,7 +235,7 @@ class EngineScheduler(Generic[R]):
         steps = (now - self._at) * self._steps_per_s
         if self.steps is not None and now > self._at and self._mixed_until == math.inf:
             context = self._context + steps * self._progress * len(sequences) / 2
-            self.steps.append((now - self._at, steps, len(sequences), context, 0, 0.0, 0.0, 0))
+            self.steps.append((now - self._at, steps, len(sequences), context, 0, 0.0, 0.0, 0, 0))
         self._step += steps
         self._context += steps * self._progress * len(sequences)
         self._at = now
@@ -289,15 +265,38 @@ class EngineScheduler(Generic[R]):
         if sequences:
             ahead = min(max(0.0, self._sequences[0][0] - self._step), _MOST_STEPS)
         if self._mixed_until == math.inf:
-            if self._prompts:
+            held = self._held_steps() if self._prompts else 0.0
+            if self._prompts and held <= _NEARLY:
                 self._begin_mixed(now)
             elif sequences:
+                ahead = min(ahead, held or ahead)
                 halfway = self._context + sequences * self._progress * ahead / 2
                 self._steps_per_s = 1 / self.service.times.decode(sequences, halfway)
             else:
                 self._steps_per_s = 0.0
         self.due_s = min(self._mixed_until, now + ahead / self._steps_per_s if sequences else math.inf)
         return self.due_s
+
+    def _held_steps(self) -> float:
+        """Steps for which prompts still wait: until they are scheduled, or for those of other ranks."""
+        balance = self.service.balance
+        held = self._prompts[0][0].earliest - self._step if self._sequences else 0.0
+        if held > _NEARLY or balance is None or len(self._sequences) < balance.ranks:
+            return max(0.0, held)
+        if len(self._prompts) < balance.ranks:
+            self._each_has_one = math.inf
+            passed = (self._step - self._timer + _NEARLY) // balance.timeout_steps
+            self._timer += max(0.0, passed) * balance.timeout_steps
+            # A timer that ends just now lets prompts in.
+            ends = (
+                self._timer
+                if passed and self._step - self._timer <= _NEARLY
+                else self._timer + balance.timeout_steps
+            )
+        else:
+            self._each_has_one = min(self._each_has_one, self._step)
+            ends = self._each_has_one + balance.wait_steps
+        return max(0.0, ends - self._step)
 
     def halt(self) -> None:
         """Stop for good, with everything in it."""
@@ -335,30 +334,36 @@ class EngineScheduler(Generic[R]):
             request.blocks = needed
             self.used_blocks += needed
             self.admitted()
-            if request.prompt:
+            if request.prompt and not request.received:
                 self._prompts.append((request, request.prompt - request.cached, request.cached))
             else:
                 request.first_token_s = now
-                self._generate(request, request.answer)
+                self._generate(request, request.answer - bool(request.prompt))
 
     def _begin_mixed(self, now: float) -> None:
         """Begin a step with as many tokens of the prompts that wait as fit into it."""
+        self._timer, self._each_has_one = self._step, math.inf
         times, sequences, chunked = self.service.times, len(self._sequences), self.service.chunked
         room = max(1, self.service.step_tokens - sequences * times.width)
-        tokens, read, pairs, begun = 0, 0.0, 0.0, False
+        partly: list[tuple[R, int, int]] = []
+        tokens, read, pairs, begun, longest = 0, 0.0, 0.0, False, 0
         while self._prompts and tokens < room:
             request, left, done = self._prompts[0]
+            if tokens and request.earliest > self._step + _NEARLY:
+                break
             if not chunked and tokens and left > room - tokens:
                 break
-            piece = min(left, room - tokens) if chunked else left
+            piece = int(min(left, room - tokens, self.service.piece_tokens)) if chunked else left
+            longest = max(longest, piece)
             begun = begun or done == request.cached
             tokens, read, pairs = tokens + piece, read + done, pairs + piece * (done + piece / 2)
+            self._prompts.popleft()
             if piece < left:
-                self._prompts[0] = (request, left - piece, done + piece)
+                partly.append((request, left - piece, done + piece))
             else:
-                self._prompts.popleft()
                 self._mixed_done.append(request)
-        seconds = times.mixed(sequences, self._context, tokens, read, pairs)
+        self._prompts.extendleft(reversed(partly))
+        seconds = times.mixed(sequences, self._context, tokens, read, pairs, longest)
         if begun:
             seconds += times.prompt_s
         rest = wait_s = 0.0
@@ -367,10 +372,11 @@ class EngineScheduler(Generic[R]):
             rest = max(0.0, math.ceil(self._step - _NEARLY) - self._step)
             wait_s = rest * times.decode(sequences, self._context)
         self._mixed_until = now + wait_s + seconds
+        self._mixed_ends = round(self._step + rest) + 1
         if self.steps is not None:
             if wait_s:
-                self.steps.append((wait_s, rest, sequences, self._context, 0, 0.0, 0.0, 0))
-            self.steps.append((seconds, 1.0, sequences, self._context, tokens, read, pairs, begun))
+                self.steps.append((wait_s, rest, sequences, self._context, 0, 0.0, 0.0, 0, 0))
+            self.steps.append((seconds, 1.0, sequences, self._context, tokens, read, pairs, begun, longest))
         self._steps_per_s = (rest + 1) / (wait_s + seconds)
 
     def _generate(self, request: R, tokens: float) -> None:

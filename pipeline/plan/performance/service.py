@@ -8,7 +8,7 @@ charged to input tokens, the rest to output tokens; charged to output tokens alo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -26,7 +26,7 @@ from pipeline.plan.performance.queueing import (
     open_arrivals,
 )
 from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.scheduler import PromptBalance, ServedEngine
 from pipeline.recipe import Slo
 from pipeline.store import Json
 
@@ -101,14 +101,20 @@ class Service:
     def served(self) -> ServedEngine:
         """The engine as its scheduler sees it."""
         target = self.engine.target
+        ranks = target.load.attention_ranks
         return ServedEngine(
             name="",
             times=self.engine.times,
             slots=self.slots,
             blocks=self.blocks,
             block_tokens=self.block_tokens,
-            step_tokens=target.step_tokens * target.load.attention_ranks,
+            step_tokens=target.step_tokens * ranks,
+            piece_tokens=target.step_tokens,
             chunked=target.chunked,
+            overlaps=target.efficiency.hides_step,
+            balance=PromptBalance(ranks, *target.balance)
+            if target.balance is not None and ranks > 1
+            else None,
             gpus=self.engine.gpus,
             request_s=target.efficiency.request_s,
             admit_s=target.efficiency.admit_s,
@@ -118,17 +124,14 @@ class Service:
         """Compute latencies and throughput with so many requests at a time."""
         if (batch, work) not in self._simulated:
             run = closed_loop(self.served, batch, work, self.waves)
-            self._simulated[batch, work] = self._point(batch, run)
+            share = run.prompt_share(self.engine.times)
+            self._simulated[batch, work] = replace(load_point(run, share), batch=batch)
         return self._simulated[batch, work]
 
     def at_rate(self, requests_per_s: float, work: Workload) -> LoadPoint:
         """Compute them with so many requests a second, which come at random."""
         run = open_arrivals(self.served, requests_per_s, work)
-        return self._point(max(1, round(run.in_flight)), run)
-
-    def _point(self, batch: int, run: QueueRun) -> LoadPoint:
-        share = run.prompt_share(self.engine.times)
-        return LoadPoint(batch, run.ttft, run.settled_ttft, run.itl, run.tokens_per_s, share)
+        return load_point(run, run.prompt_share(self.engine.times))
 
     def most_within(self, work: Workload, most: int, slo: Slo) -> tuple[LoadPoint | None, LoadLimit]:
         """Find the largest load of at most so many requests within an SLO, to two percent, and what ends it.
@@ -159,21 +162,53 @@ class Service:
     def most_requests_per_s(self, work: Workload, slo: Slo) -> tuple[float, LoadPoint] | None:
         """Find the highest rate of random arrivals within an SLO, to two percent; None: not even a trickle is."""
         high = self.served.requests_per_s(work.prompt_tokens, work.output_tokens)
-        low, best = 0.0, None
-        for _ in range(8):
-            rate = (low + high) / 2
-            load = self.at_rate(rate, work)
-            if load.broken(slo) is None and load.settled_ttft.p95 < 1e3 * _HOPELESS_S:
-                low, best = rate, (rate, load)
-            else:
-                high = rate
-            if best is not None and high / low < _CLOSE:
-                break
-        return best
+        return highest_rate(lambda rate: self.at_rate(rate, work), high, slo)
 
 
+def load_point(run: QueueRun, prompt_share: float) -> LoadPoint:
+    """Sum up a simulation at as many requests at a time as it had on average."""
+    batch = max(1, round(run.in_flight))
+    return LoadPoint(batch, run.ttft, run.settled_ttft, run.itl, run.tokens_per_s, prompt_share)
+
+
+def highest_rate(look: Callable[[float], LoadPoint], high: float, slo: Slo) -> tuple[float, LoadPoint] | None:
+    """Find the highest rate below `high` within an SLO, to two percent, and its load; None: not even a trickle is."""
+    low, best = 0.0, None
+    for _ in range(8):
+        rate = (low + high) / 2
+        load = look(rate)
+        if load.broken(slo) is None and load.settled_ttft.p95 < 1e3 * _HOPELESS_S:
+            low, best = rate, (rate, load)
+        else:
+            high = rate
+        if best is not None and high / low < _CLOSE:
+            break
+    return best
+
+
+MOST_REQUESTS = 4096  # at a time, that runtimes take
 _HOPELESS_S = 120.0  # first tokens that are later have a queue that only grows, whatever the SLO
 _CLOSE = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Settings of an engine that its speed depends on.
+
+    Attributes:
+        chunked: Whether prompts may be split over steps.
+        draft_tokens: Tokens that the draft, or the target's own layers, propose in a round.
+        overlaps: Whether a step may be prepared while the last one runs, where the backend can.
+        balance: Steps of the timer, and more steps, for which prompts wait for those of other ranks; None: they do not.
+    """
+
+    chunked: bool = True
+    draft_tokens: int = 0
+    overlaps: bool = True
+    balance: tuple[int, int] | None = None
+
+
+DEFAULT_OPTIONS = EngineOptions()
 
 
 @dataclass(frozen=True)
@@ -183,15 +218,21 @@ class DeploymentModel:
     spec: DeploymentSpec
     rates: GpuRates
     constants: Efficiency
-    chunked: bool = True  # prompts may be split over steps
-    draft_tokens: int = 0  # that are proposed in a round, by the draft or by the target's own layers
+    options: EngineOptions = DEFAULT_OPTIONS
     blocks: int = 0  # pages of the KV cache, of all ranks that have requests of their own
     block_tokens: int = 32
 
     def engines(self, constants: Efficiency | None = None) -> list[EngineSpeed]:
         """Make the engine of each model, the target's first; `constants` replace its own."""
         return [
-            EngineSpeed(load, self.rates, constants or self.constants, model.step_tokens, self.chunked)
+            EngineSpeed(
+                load,
+                self.rates,
+                constants or self.constants,
+                model.step_tokens,
+                self.options.chunked,
+                self.options.balance,
+            )
             for model, load in zip(self.spec.models, self._loads, strict=True)
         ]
 
@@ -200,11 +241,12 @@ class DeploymentModel:
     ) -> EngineSpeed | SpeculativeEngine:
         """Make what computes tokens; arguments as for `service`."""
         target, *drafts = self.engines(constants)
-        if acceptance is None or not self.draft_tokens:
+        proposed = self.options.draft_tokens
+        if acceptance is None or not proposed:
             return target
         if drafts:
-            return SpeculativeEngine(target, drafts[0], self.draft_tokens, acceptance)
-        return SpeculativeEngine.with_layers(target, self.draft_tokens, acceptance)
+            return SpeculativeEngine(target, drafts[0], proposed, acceptance)
+        return SpeculativeEngine.with_layers(target, proposed, acceptance)
 
     def service(
         self, acceptance: float | None, constants: Efficiency | None = None, waves: int = WAVES

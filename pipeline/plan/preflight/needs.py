@@ -196,9 +196,12 @@ def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
 
 
 def build_bytes(context: Context) -> int | None:
-    """Sum the bytes of disk of all artifacts of a build; None if nothing is known of one of the models."""
+    """Sum the bytes of disk of all artifacts of a build; None if nothing is known of one of the models.
+
+    Adapters count as far as they are here: as they are fetched, and in the package.
+    """
     copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
-    total = 0
+    total = 2 * sum(adapter.file_bytes for adapter in context.target.facts.adapters.values())
     for model in context.models:
         fetched, stored = published_bytes(model), stored_bytes(model)
         if fetched is None or stored is None:

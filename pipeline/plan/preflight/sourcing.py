@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
+from pipeline.models.folder import ADAPTER_CONFIG, CONFIG
+from pipeline.plan.preflight.context import Check, Context, Objection
 from pipeline.recipe import HubSource
 
 _REFUSED, _MISSING = (401, 403), (404,)
@@ -15,22 +16,24 @@ DATASET = "quantization.calibration.dataset"
 
 
 def _gated(context: Context) -> Iterator[Objection]:
-    for model, repo, status in _answers(context, _REFUSED):
+    for key, repo, status in _answers(context, _REFUSED):
         why = (
             "is gated, private or not there: without a token" if status == 401 else "is gated: to this token"
         )
         yield Objection(
-            (model.source_key,),
+            (key,),
             f"{why} the hub answers {status}",
             f"accept the conditions at https://huggingface.co/{repo}, and set HF_TOKEN to a token that may read it",
         )
 
 
 def _missing(context: Context) -> Iterator[Objection]:
-    for model, _, _ in _answers(context, _MISSING):
+    for key, _, _ in _answers(context, _MISSING):
+        section = key.removesuffix(".source")
+        name = ADAPTER_CONFIG if section.startswith("adapters.") else CONFIG
         yield Objection(
-            (model.source_key, model.source_key.replace("source", "revision")),
-            "has no config.json on the hub: it answers 404, as it does for a name or a revision that does not exist",
+            (key, f"{section}.revision"),
+            f"has no {name} on the hub: it answers 404, as it does for a name or a revision that does not exist",
             "write another name or revision",
         )
 
@@ -92,15 +95,14 @@ def _dataset(context: Context) -> Iterator[Objection]:
         yield Objection((DATASET,), dataset.problem)
 
 
-def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[RecipeModel, str, int]]:
-    """Models of the hub, by their repository and what it answers for them."""
-    recipe, asked = context.recipe, context.machine.hub if context.machine is not None else {}
-    for model, checkpoint in zip(context.models, (recipe.model, recipe.draft), strict=False):
-        if checkpoint is None or not isinstance(checkpoint.source, HubSource):
-            continue
-        status = model.facts.access or asked.get(checkpoint.source.repo)
-        if status in wanted:
-            yield model, checkpoint.source.repo, status
+def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
+    """Models and adapters of the hub: key of the source, repository, and what the hub answers for it."""
+    asked = context.machine.hub if context.machine is not None else {}
+    keys = {model.role: model.source_key for model in context.models}
+    for role, one in context.recipe.sources.items():
+        key = keys.get(role, f"adapters.{role.partition('.')[2]}.source")
+        if isinstance(one.source, HubSource) and (status := asked.get(one.source.repo)) in wanted:
+            yield key, one.source.repo, status
 
 
 CHECKS: Mapping[str, Check] = {

@@ -247,6 +247,7 @@ def package_cpu(
         stop_token_ids=ids.stop,
         digest=content_digest(repository),
         guided_decoding=settings.guided_decoding,
+        structural_tags=settings.guided_decoding,
         adapters=settings.adapters,
         versions=versions(CONTRACT, "openvino", "tokenizers", "llguidance"),
     )

@@ -186,6 +186,7 @@ def package_llmapi(
         pad_id=ids.pad,
         stop_token_ids=ids.stop,
         guided_decoding=settings.guided_decoding,
+        structural_tags=settings.guided_decoding and llmapi.takes_structural_tags(settings.version),
         adapters=settings.adapters,
         digest=content_digest(repository),
         versions=versions(settings.version),

@@ -50,7 +50,7 @@ def test_classes_are_of_the_measurements_that_there_are() -> None:
     counts: dict[tuple[str, ...], int] = {}
     checked = 0
     for figure in figures():
-        if figure.check:
+        if figure.check and figure.context is None:
             checked += len(figure.measured)
             continue
         for name in figure.measured:
@@ -65,9 +65,14 @@ def test_classes_are_of_the_measurements_that_there_are() -> None:
 
 
 def test_brackets_hold_four_of_five_measurements_that_they_were_not_set_by() -> None:
-    held = [(one.covered, one.count) for one in figure_classes() if one.set_ups >= 10]
+    found = [one for one in figure_classes() if one.set_ups >= 10]
+    held = [(one.covered, one.count) for one in found]
     assert len(held) >= 15
-    assert all(share is not None and 0.7 <= share <= 0.9 for share, _ in held)
+    # As near as so many set-ups can tell.
+    near = [max(0.1, 0.8 / one.set_ups**0.5) for one in found]
+    assert all(
+        share is not None and abs(share - 0.8) <= off for (share, _), off in zip(held, near, strict=True)
+    )
     shares, counts = np.array(held, float).T
     assert 0.75 <= np.average(shares, weights=counts) <= 0.85
 

@@ -222,8 +222,8 @@ def test_a_trace_recomputes_the_figures_of_its_simulation(clients: int) -> None:
 def test_steps_of_many_are_those_of_one() -> None:
     one = SpeculativeEngine(engine(), engine(SMALL), 3, 0.7)
     for times in (engine(EXPERTS).times, one.times):
-        rows = np.array([[0, 1, 4, 4000, 0, 0, 0, 0], [0, 1, 0, 0, 512, 0, 512**2 / 2, 1]], float)
-        expected = [times.decode(4, 4000), times.mixed(0, 0, 512, 0, 512**2 / 2) + times.prompt_s]
+        rows = np.array([[0, 1, 4, 4000, 0, 0, 0, 0, 0], [0, 1, 0, 0, 512, 0, 512**2 / 2, 1, 512]], float)
+        expected = [times.decode(4, 4000), times.mixed(0, 0, 512, 0, 512**2 / 2, 512) + times.prompt_s]
         assert times.several(rows) == pytest.approx(expected)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from pipeline.gateway.api.bounds import MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools, unsupported
-from pipeline.gateway.api.schema import ChatRequest
+from pipeline.gateway.api.schema import ChatRequest, any_strict
 from pipeline.gateway.api.translated import OF_CHATS_ALONE, TranslatedRequest, chat_tools
 from pipeline.gateway.errors import ApiError
 
@@ -97,7 +97,8 @@ class ResponseRequest(TranslatedRequest):
         "'max_tokens' or 'max_completion_tokens'": "max_output_tokens",
         "response_format.json_schema": "text.format", "response_format": "text.format", "messages": "input",
         "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-        ".function.parameters": ".parameters", ".function.name": ".name", "logprobs": "include",
+        ".function.parameters": ".parameters", ".function.name": ".name", ".function.strict": ".strict",
+        "logprobs": "include",
         "tool_choice.allowed_tools": "tool_choice",
         '{"type": "function", "function": {"name": …}}': _FUNCTION,
         '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": […]}}':
@@ -140,7 +141,7 @@ class ResponseRequest(TranslatedRequest):
     @property
     def has_schemas(self) -> bool:
         forced = bool(self.tools) and self.tool_choice not in (None, "auto", "none")
-        return forced or self.text.format.schema_ is not None
+        return forced or any_strict(self.tools) or self.text.format.schema_ is not None
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
         """Return the request as one for a chat of `messages`. Raises what `to_chat` does."""

@@ -1,10 +1,12 @@
 """`tools`, `tool_choice` and `parallel_tool_calls`: which tools stand in the prompt, and how the model may call them.
 
 `required` and a named function are enforced by guided decoding: the answer is one call, or with `required` and
-`parallel_tool_calls: true` a list of one or more. A call of the only tool that may be called is begun in the prompt, in
-the way of the model, which goes on with its arguments. Where the engine has no guided decoding they are refused,
-because a prompt alone enforces nothing. `allowed_tools` leaves all other tools out. Tools that are no functions of the
-client are left out, and refused where one of them must be called. With `parallel_tool_calls: false` the answer ends
+`parallel_tool_calls: true` one or more. A call of the only tool that may be called is begun in the prompt, in the way
+of the model, which goes on with its arguments. Where there are several, the engine holds them to the way of the model
+if it takes structural tags, else to a form in JSON. Where the engine has no guided decoding they are refused, because a
+prompt alone enforces nothing. With `auto`, calls of tools that are `strict` are held by structural tags; where that
+cannot be, `strict` is ignored, and named. `allowed_tools` leaves all other tools out. Tools that are no functions of
+the client are left out, and refused where one of them must be called. With `parallel_tool_calls: false` the answer ends
 with its first call.
 """
 
@@ -21,6 +23,7 @@ from pipeline.gateway.api.parsing import check_guide, hosted_tools, unsupported
 from pipeline.gateway.api.response_format import SchemaFaults, check_json_schema
 from pipeline.gateway.api.schema import ChatRequest
 from pipeline.gateway.api.tools.dialects import FORCED, FORCED_LIST, AnswerFormat, ToolDialect
+from pipeline.gateway.api.tools.held import can_hold, structural_tag, with_moved_references
 from pipeline.gateway.api.tools.prompt import dialect_of, takes_tools
 from pipeline.gateway.errors import ApiError
 
@@ -32,6 +35,9 @@ class RequestTools:
     tools: Sequence[Mapping[str, Any]] = ()
     dialect: ToolDialect | None = None  # None: answers are not parsed for calls
     guide: str | None = None  # JSON schema of the call, or the list of calls, that the model must make
+    tag: str | None = None  # structural tag that calls are held by, which may stand in free text
+    must: bool = False  # whether the answer begins with a call by the tag
+    unheld: Sequence[int] = ()  # strict tools that nothing holds to their schemas
     max_calls: int | None = None  # in one answer
     begun: str = ""  # beginning of the call that the model must make, which stands in the prompt
 
@@ -40,20 +46,25 @@ class RequestTools:
 
         A model that reasons may write it before it calls.
         """
-        free = self.guide is None and self.max_calls == 1 and not format.reasons
+        free = self.guide is None and self.tag is None and self.max_calls == 1 and not format.reasons
         stop = self.dialect.stop if free and self.dialect is not None else None
         return () if stop is None else (stop,)
 
 
 def resolve_tools(
-    request: ChatRequest, template: ChatTemplate | None, schema_faults: SchemaFaults
+    request: ChatRequest,
+    template: ChatTemplate | None,
+    schema_faults: SchemaFaults,
+    *,
+    structural_tags: bool = False,
 ) -> RequestTools:
     """Check the tools of a request, and how they may be called.
 
     Args:
         request: request with `tools`, `tool_choice` and `parallel_tool_calls`.
         template: the model's, which has to take tools if the request has some.
-        schema_faults: finds the faults of the parameters of tools that must be called.
+        schema_faults: finds the faults of the parameters of tools that must be called, or are strict.
+        structural_tags: whether the engine takes structural tags.
 
     Raises:
         ApiError: 400, for a malformed tool or choice, or if the model's template takes no tools.
@@ -85,12 +96,23 @@ def resolve_tools(
         return RequestTools()
     several = request.parallel_tool_calls
     offered = [tools[index] for index in indices] if choice != "named" else functions
-    if choice == "auto":
-        return RequestTools(offered, dialect_of(template), max_calls=1 if several is False else None)
-    for index in indices:
+    own = dialect_of(template)
+    strict = [index for index in indices if tools[index]["function"].get("strict") is True]
+    for index in strict if choice == "auto" else indices:
         parameters = json.dumps(tools[index]["function"].get("parameters") or {}, ensure_ascii=False)
         check_json_schema(parameters, f"tools.{index}.function.parameters", "tools", schema_faults)
-    own = dialect_of(template)
+    called = [tools[index]["function"] for index in indices]
+    held = [index for index in strict if structural_tags and can_hold(own, tools[index]["function"])]
+    if choice == "auto":
+        most = 1 if several is False else None
+        # What is held to another form has no calls.
+        if not strict or request.form_fields:
+            return RequestTools(offered, own, max_calls=most)
+        unheld = [index for index in strict if index not in held]
+        if own is None or not held:
+            return RequestTools(offered, own, max_calls=most, unheld=unheld)
+        tag = _tag(own, called, [tools[index]["function"]["name"] for index in held], one=most == 1)
+        return RequestTools(offered, own.as_held(), tag=tag, max_calls=most, unheld=unheld)
     if len(indices) == 1 and not (choice == "required" and several) and own is not None and own.begin:
         function = tools[indices[0]]["function"]
         guide = json.dumps(function.get("parameters") or {"type": "object"})
@@ -99,6 +121,9 @@ def resolve_tools(
         begun = own.begin.replace("{name}", function["name"]).replace("{index}", str(earlier))
         return RequestTools(offered, own, guide, max_calls=1, begun=begun)
     as_list = choice == "required" and several is True
+    if structural_tags and own is not None and all(can_hold(own, function) for function in called):
+        tag = _tag(own, called, [function["name"] for function in called], must=True, one=not as_list)
+        return RequestTools(offered, own.as_held(), tag=tag, must=True, max_calls=None if as_list else 1)
     place = "#/items/anyOf" if as_list else "#/anyOf"
     calls = {
         "anyOf": [_call_schema(tools[index]["function"], f"{place}/{at}") for at, index in enumerate(indices)]
@@ -108,6 +133,19 @@ def resolve_tools(
     if as_list:
         return RequestTools(offered, FORCED_LIST, guide)
     return RequestTools(offered, FORCED, guide, max_calls=1)
+
+
+def _tag(
+    dialect: ToolDialect,
+    functions: Sequence[Mapping[str, Any]],
+    strict: Sequence[str],
+    *,
+    one: bool,
+    must: bool = False,
+) -> str:
+    tag = structural_tag(dialect, functions, strict, one=one, must=must)
+    check_guide("structural_tag", tag, "tools", "tools")
+    return tag
 
 
 def _name(tool: Mapping[str, Any], index: int) -> str:
@@ -192,24 +230,11 @@ def _call_schema(function: Mapping[str, Any], at: str) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": _with_moved_references(parameters, f"{at}/properties/arguments"),
+            "arguments": with_moved_references(parameters, f"{at}/properties/arguments"),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-def _with_moved_references(schema: Any, to: str) -> Any:
-    """Move a schema into a larger one, to the JSON pointer `to`: its references into itself are rewritten."""
-    if isinstance(schema, list):
-        return [_with_moved_references(part, to) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _with_moved_references(value, to) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = to + reference[1:]
-    return moved
 
 
 def _refused(text: str, param: str) -> ApiError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from pipeline.gateway.api.tools.schemas import MAX_LITERAL, read_object
 from pipeline.models.chat_template import ChatTemplate
 
 MESSAGE = "<|message|>"  # ends the header of a message of a channel
@@ -31,7 +32,6 @@ _HEAD = re.compile(
 )
 # A name with what may stand around it, in any form.
 _RAW = re.compile(r"""[\w.:=/\[\]"'\s-]{0,300}""")
-_MAX_LITERAL = 100_000  # characters that are read as a Python literal
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -48,12 +48,24 @@ class Reasoning(_Entry):
     hidden: tuple[str, ...] = ()
 
 
+class Held(_Entry):
+    """Calls as the engine is to hold them, where a tool is strict; see dialects.yaml."""
+
+    call: str
+    parameter: str | None = None
+    opens: str | None = None
+    closes: str | None = None
+    separator: str | None = None
+    others: tuple[str, ...] = ()
+    start: bool = False
+
+
 class ToolDialect(_Entry):
     """Entry of `dialects` in dialects.yaml, which explains the fields."""
 
     name: str
     marks: tuple[str, ...]
-    form: Literal["json", "named", "xml", "python", "channels"]
+    form: Literal["json", "named", "xml", "python", "channels", "unquoted"]
     source: str
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
@@ -70,8 +82,24 @@ class ToolDialect(_Entry):
     section: str | None = None
     begin: str | None = None
     stop: str | None = None
+    held: Held | None = None
+    exact: bool = False  # answers are held to `held`: nothing else is a call, and each end is the end
+
+    @property
+    def opens_each(self) -> bool:
+        """Whether each call has an opening of its own, because nothing else tells it from text."""
+        ends = self.closes or (self.held is not None and self.held.closes)
+        return self.exact and not ends and not self.head[0]
+
+    def as_held(self) -> ToolDialect:
+        """Return the dialect as answers are parsed that the engine holds to it: they have no calls of another form."""
+        start = self.held is not None and self.held.start
+        bare, opens = (self.bare, ()) if start else (None, self.opens)
+        return self.model_copy(update={"exact": True, "hard": False, "bare": bare, "opens": opens})
 
 
+# Of answers that are not parsed for calls.
+NONE = ToolDialect(name="none", marks=(), form="json", source="pipeline.gateway.api.tools.parser")
 # Of an answer that guided decoding forces to be one call and nothing else, or a list of calls.
 FORCED = ToolDialect(
     name="forced", marks=(), form="json", bare="{", source="pipeline.gateway.api.tools.choice"
@@ -231,25 +259,16 @@ def read_whole_call(text: str) -> tuple[str, str] | None:
     Returns:
         Name and arguments, as JSON; None if it is no call.
     """
-    if (call := _read_object(text)) is None:
+    if (call := read_object(text)) is None:
         return None
     call = call["function"] if isinstance(call.get("function"), dict) else call
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
     # Some models write the arguments as OpenAI does, as text.
-    if isinstance(arguments, str) and (arguments := _read_object(arguments)) is None:
+    if isinstance(arguments, str) and (arguments := read_object(arguments)) is None:
         return None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
     return name, json.dumps(arguments, ensure_ascii=False)
-
-
-def _read_object(text: str) -> dict[str, Any] | None:
-    """An object in JSON; nothing is the empty one, and anything else is None."""
-    try:
-        read = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return read if isinstance(read, dict) else None
 
 
 def read_python_arguments(text: str) -> str | None:
@@ -258,7 +277,7 @@ def read_python_arguments(text: str) -> str | None:
     >>> read_python_arguments("city='Paris', days=3")
     '{"city": "Paris", "days": 3}'
     """
-    if len(text) > _MAX_LITERAL:
+    if len(text) > MAX_LITERAL:
         return None
     try:
         call = ast.parse(f"f({text})", mode="eval").body
@@ -274,60 +293,6 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _PYTHON_NAMES:
         return _PYTHON_NAMES[node.id]
     return ast.literal_eval(node)
-
-
-def schema_types(schema: Any, depth: int = 4) -> frozenset[str]:
-    """Collect the types of a JSON schema, which a client may have written in any form; none if it names none.
-
-    >>> sorted(schema_types({"anyOf": [{"type": "integer"}, {"type": "null"}]}))
-    ['integer', 'null']
-    """
-    if not isinstance(schema, Mapping) or not depth:
-        return frozenset()
-    given = schema.get("type")
-    types = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
-    for kind in ("anyOf", "oneOf", "allOf"):
-        parts = schema.get(kind)
-        for part in parts if isinstance(parts, list) else ():
-            types |= schema_types(part, depth - 1)
-    return frozenset(one for one in types if isinstance(one, str))
-
-
-def parameter_schemas(function: Any) -> Mapping[str, Any]:
-    """Return the schemas of a function's parameters by name; none if a client wrote them in another form."""
-    for key in ("parameters", "properties"):
-        function = function.get(key) if isinstance(function, Mapping) else None
-    return function if isinstance(function, Mapping) else {}
-
-
-def tool_by_arguments(arguments: str, tools: Mapping[str, Any]) -> str | None:
-    """Tell a tool by the keys of its arguments, in JSON, as SGLang does where a call has no name.
-
-    It is the only tool, or the first whose parameters have most of the keys, and no fewer than they lack; else None.
-
-    >>> tool_by_arguments('{"city": "Oslo"}', {"a": {}, "b": {"parameters": {"properties": {"city": {}}}}})
-    'b'
-    """
-    if len(tools) == 1:
-        return next(iter(tools))
-    keys = (_read_object(arguments) or {}).keys()
-    known = {name: parameter_schemas(function).keys() for name, function in tools.items()}
-    scores = {name: len(keys & has) - len(keys - has) for name, has in known.items() if has and keys}
-    best = max(scores, key=scores.__getitem__, default=None)
-    return best if best is not None and scores[best] >= 0 else None
-
-
-def typed_value(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a parameter's text: of what it says where its schema takes that, else of the text itself."""
-    if "string" in types and not (text == "null" and "null" in types):
-        return json.dumps(text, ensure_ascii=False)
-    for read in (json.loads, ast.literal_eval):
-        if len(text) <= _MAX_LITERAL or read is json.loads:
-            try:
-                return json.dumps(read(text.strip()), ensure_ascii=False, allow_nan=False)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                continue
-    return json.dumps(text, ensure_ascii=False)
 
 
 def begins_bare(dialect: ToolDialect, start: str, tools: Iterable[str]) -> bool | None:

@@ -19,30 +19,26 @@ from typing import Any
 from pipeline.gateway.api.tools.arguments import ArgumentReader, argument_reader
 from pipeline.gateway.api.tools.dialects import (
     MESSAGE,
+    NONE,
     AnswerFormat,
     Incomplete,
     Scanner,
-    ToolDialect,
     begins_bare,
     marks_of,
     may_begin_call,
     read_head,
     read_python_arguments,
     read_whole_call,
-    tool_by_arguments,
 )
 from pipeline.gateway.api.tools.parts import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
+from pipeline.gateway.api.tools.schemas import tool_by_arguments
 
 _BETWEEN = " \t\r\n,;[]"  # characters between two calls
 _START = "<|start|>"
 _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _HEADERS = (_START, MESSAGE, "<|channel|>", "<|constrain|>", "to=")  # how headers begin
 _MAX_HEADER = 1000  # characters
-# So that what is left is never long, however long the chunks are.
-_PIECE = 4096
-
-# Of answers that are not parsed for calls.
-_NONE = ToolDialect(name="none", marks=(), form="json", source="pipeline.gateway.api.tools.parser")
+_PIECE = 4096  # characters at a time, so that what is left is never long
 
 _State = Callable[[], bool]  # does a step; False if it needs more text
 
@@ -74,10 +70,10 @@ class AnswerParser:
         self.calls = 0
         self._format, self._max_calls = format, max_calls
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
-        self._dialect = dialect = (format.dialect or _NONE) if tools or format.channels else _NONE
+        self._dialect = dialect = (format.dialect or NONE) if tools or format.channels else NONE
         self._parts: list[Part] = []
         self._buffer = ""
-        self._passed = ""  # read since a call may have begun; text after all if none comes
+        self._passed: list[str] = []  # read since a call may have begun; text after all if none comes
         self._begun = self._marked = False  # text has come; these calls stand after a mark
         self._kind: type[TextPart] | type[ReasoningPart] = TextPart
         self._last: type[Part] | None = None  # kind of the last part
@@ -115,12 +111,12 @@ class AnswerParser:
 
     def end(self, *, cut: bool = False) -> list[Part]:
         """Return what is left when the answer is over; `cut`: by its limit of tokens, so that it begins no call."""
-        rest = self._passed + self._buffer
+        rest = "".join([*self._passed, self._buffer])
         if self._state == self._in_arguments and self._reader is not None:
             self._argue(self._reader.finish(self._buffer, cut=cut))
         elif self._state == self._whole_call:
             rest = self._head + "".join(self._pieces)
-            self._say("" if cut and self._begins_call(rest) else self._passed + rest)
+            self._say("" if cut and self._begins_call(rest) else "".join([*self._passed, rest]))
         elif self._state == self._header:
             self._say(rest if self._is_plain() else "")
         elif not (self._state == self._between and self.calls and not rest.strip(_BETWEEN)):
@@ -128,7 +124,7 @@ class AnswerParser:
             left = self._buffer.strip()
             begins = self._begins_call(left) if self._state == self._between else len(left) > 1
             self._say("" if cut and begins else rest.rstrip() if self._kind is ReasoningPart else rest)
-        self._buffer = self._passed = ""
+        self._buffer, self._passed = "", []
         parts, self._parts = self._parts, []
         return parts
 
@@ -220,7 +216,8 @@ class AnswerParser:
         """Go on where a call may begin, after or at a mark."""
         self._say(kept := before.rstrip())
         used = len(before) + (len(mark) if mark in self._dialect.opens else 0)
-        self._passed, self._buffer = self._buffer[len(kept) : used], self._buffer[used:]
+        self._passed = [self._buffer[len(kept) : used]] if used > len(kept) else []
+        self._buffer = self._buffer[used:]
         self._marked, self._begun, self._state = True, True, self._between
         return True
 
@@ -243,7 +240,9 @@ class AnswerParser:
             return False
         header, self._buffer = self._buffer[:at], self._buffer[at + len(MESSAGE) :]
         header = header[header.rfind(_START) + 1 :]
-        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        channel = _CHANNEL.search(header)
+        named = channel.end() if channel else at  # where a call that is held names its tool
+        recipient = _RECIPIENT.search(header, named if self._dialect.exact else 0)
         if recipient is not None and recipient[1] in self._tools:
             self._begin_call(recipient[1])
             return True
@@ -290,7 +289,8 @@ class AnswerParser:
                 return True
         if any(mark.startswith(rest) for mark in marks):
             return False
-        head = read_head(self._dialect, rest)
+        alone = self.calls and not self._marked and self._dialect.opens_each
+        head = None if alone else read_head(self._dialect, rest)
         if isinstance(head, Incomplete):
             return False
         if head is None:
@@ -299,7 +299,7 @@ class AnswerParser:
         if objects or (self._dialect.form == "python" and rest[0] != "{"):
             if head.name not in self._tools and not (objects or self._marked or self.calls):
                 return self._no_call()
-            self._passed += self._buffer[:at]
+            self._passed += [self._buffer[:at]] if at else []
             self._buffer, self._head = rest[head.used :], rest[: head.used]
             self._pieces, self._name, self._state = [], head.name, self._whole_call
             self._scanner = Scanner() if objects else Scanner("\"'", depth=1)
@@ -312,17 +312,17 @@ class AnswerParser:
 
     def _pass_mark(self, mark: str, end: int) -> None:
         if self._passed or mark in self._dialect.opens:
-            self._passed += self._buffer[:end]
+            self._passed.append(self._buffer[:end])
         self._buffer = self._buffer[end:]
         if mark in self._dialect.closes:
-            text, self._passed, self._state = self._passed, "", self._outer
+            text, self._passed, self._state = "".join(self._passed), [], self._outer
             self._say(text)
         else:
             self._marked = True
 
     def _no_call(self) -> bool:
         """Take what stands here as text, and what led to it, unless a call was parsed from there."""
-        text, self._passed, self._state = self._passed, "", self._outer
+        text, self._passed, self._state = "".join(self._passed), [], self._outer
         before, at = self._dialect.head[0], len(self._buffer) - len(self._buffer.lstrip(_BETWEEN))
         if not text and before and self._buffer.startswith(before, at):
             size = at + len(before)
@@ -333,7 +333,8 @@ class AnswerParser:
     def _begin_call(self, name: str, arguments: str | None = None) -> None:
         """Begin a call, with its arguments if they are known."""
         index, self.calls = self.calls, self.calls + 1
-        self._passed, self._empty, self._kind, self._begun = "", True, TextPart, True
+        self._passed, self._empty, self._kind, self._begun = [], True, TextPart, True
+        self._marked = self._marked and not self._dialect.opens_each
         if not self._format.channels:
             self._outer = self._text
         if self._keeps:
@@ -387,7 +388,7 @@ class AnswerParser:
         if call is not None and call[0] in self._tools and call[1] is not None:
             self._begin_call(*call)
             return True
-        self._passed += self._head + text
+        self._passed.append(self._head + text)
         # Further calls of the same list may follow.
         self._state = self._between
         return bool(self._head) or self._no_call()

@@ -47,6 +47,8 @@ _LIMITS = LLParserLimits(
 )
 BEGUN = b"."
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
+# As models write the arguments of calls, and as they do not have to.
+_SPACED = {**_COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
 # With these beside its properties, what an object may have is said in several places.
 _OPEN = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if",
@@ -136,8 +138,9 @@ class StructuralTag:
     """Writes a structural tag, in the form of xgrammar 0.1.25, as a Lark grammar of llguidance.
 
     Text is free until a trigger comes, with which a tag begins. Special tokens are no text to llguidance: the text of a
-    tag is cut at them, and free text may have all but those that a trigger holds. Of xgrammar's formats, those that a
-    gateway writes are known: const_string, regex, json_schema, any_text (within a tag), sequence, or, tag,
+    tag is cut at them, and free text may have all but those that a trigger holds. Spelled out in text, the end of free
+    text counts as well: whoever reads an answer sees text alone. Of xgrammar's formats, those that a gateway writes are
+    known: const_string, regex, json_schema, any_text (within a tag), sequence, or, tag,
     tags_with_separator and triggered_tags.
     """
 
@@ -160,9 +163,10 @@ class StructuralTag:
             case "const_string":
                 return self._literal(node["value"])
             case "regex":
-                return f"/{node['pattern'].replace('/', chr(92) + '/')}/" if node["pattern"] else '""'
+                pattern = re.sub(r"\\.|/", lambda part: part[0] if part[0] != "/" else r"\/", node["pattern"])
+                return f"/{pattern}/" if pattern else '""'
             case "json_schema":
-                return f"%json {json.dumps(_closed(node['json_schema']) | {'x-guidance': _COMPACT})}"
+                return f"%json {json.dumps(_closed(node['json_schema']) | {'x-guidance': _SPACED})}"
             case "sequence":
                 return " ".join(map(self._format, node["elements"]))
             case "or":
@@ -214,14 +218,15 @@ class StructuralTag:
 
     def _until(self, end: str) -> str:
         """Any text up to an end, which is not empty, with it."""
-        before, *rest = self._cut.split(end, maxsplit=1)
         if not end:
             raise ValueError("what may hold any text needs an end")
+        before, *rest = self._cut.split(end, maxsplit=1)
         # One lexeme, as lazy rules are: else TEXT would take the beginning of the end, too.
-        name = (
-            self._rule(f"TEXT {_quoted(before)}", *(("", "R") if rest else ("[lazy]",))) if before else "TEXT"
-        )
-        return f"{name} {self._literal(''.join(rest))}"
+        spelled = self._rule(f"TEXT {_quoted(''.join([before, *rest[:1]]))}", "[lazy]")
+        if not rest:
+            return spelled
+        text = self._rule(f"TEXT {_quoted(before)}", kind="R") if before else "TEXT"
+        return f"{self._choice([f'{text} {self._literal(rest[0])}', spelled])} {self._literal(rest[1])}"
 
     def _literal(self, text: str) -> str:
         parts = [part for part in self._cut.split(text) if part]

@@ -137,7 +137,7 @@ def _mark_decompressions(path: Path) -> None:
     """Mark the conversions of 16-bit matrices to f32, for which the Python API has no call.
 
     Unmarked, they are folded on load, and the folded matrix stays beside the one that the kernel packs from it:
-    8 bytes a weight instead of 4 (OpenVINO 2026.4). f8e4m3 matrices are folded, marked or not.
+    8 bytes a weight instead of 4 (OpenVINO 2026.4).
     """
     tree = ET.parse(path)
     for layer in tree.iter("layer"):

@@ -1,0 +1,211 @@
+"""A what-if: context and generation servers that meet an SLO at a rate of requests, with a split of their own each.
+
+Servers of both kinds are sized apart, each kind by the split that needs the fewest GPUs, and then simulated together;
+where they miss the SLO together, servers are added to the kind that does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pipeline.plan.memory import DeploymentSpec, plan_memory
+from pipeline.plan.parallelism import Parallelism
+from pipeline.plan.performance.disaggregated import DisaggregatedEngines, transfer_s
+from pipeline.plan.performance.queueing import Workload, open_arrivals
+from pipeline.plan.performance.scheduler import ServedEngine
+from pipeline.plan.performance.service import (
+    MOST_REQUESTS,
+    DeploymentModel,
+    LoadPoint,
+    highest_rate,
+    load_point,
+)
+from pipeline.plan.performance.step_times import StepTimes
+from pipeline.recipe import Slo
+
+WAYS = (1, 2, 4, 8)  # GPUs of a server
+_SERVERS = 16  # that are simulated together; of more, a part at a part of the rate
+_ADDED = 6  # servers that may be added when both kinds are put together
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGroup:
+    """Servers of one kind."""
+
+    split: Parallelism
+    servers: int
+    slots: int  # requests of each that memory holds
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all."""
+        return self.servers * self.split.world
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """Context and generation servers for a rate, and what its requests see."""
+
+    context: ServerGroup
+    generation: ServerGroup
+    load: LoadPoint
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all servers."""
+        return self.context.gpus + self.generation.gpus
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server that could be, and the most requests a second that it could take."""
+
+    model: DeploymentModel
+    served: ServedEngine
+    most: float
+
+    @property
+    def gpus(self) -> int:
+        return self.served.gpus
+
+
+def plan_split(
+    make: Callable[[DeploymentSpec], DeploymentModel],
+    spec: DeploymentSpec,
+    work: Workload,
+    slo: Slo,
+    requests_per_s: float,
+    acceptance: float | None,
+) -> SplitPlan | None:
+    """Find the fewest GPUs of context and generation servers for a rate; None: no split meets the SLO.
+
+    Args:
+        make: Makes the model of a deployment.
+        spec: The aggregated deployment, whose device, formats and ways to split are kept.
+        acceptance: Acceptance of each token that is proposed; None: nothing is.
+    """
+    servers = list(_servers(make, spec, work, acceptance))
+    reading = replace(work, output_tokens=1)
+
+    def contexts(one: _Server, rate: float) -> LoadPoint:
+        return load_point(open_arrivals(one.served, rate, reading), 1.0)
+
+    def generations(one: _Server, rate: float) -> LoadPoint:
+        engines = DisaggregatedEngines(_INSTANT, 1, one.served, 1)
+        return load_point(open_arrivals(engines, rate, work), 0.0)
+
+    context = _fewest(
+        (replace(one, most=_prompts_per_s(one, work)) for one in servers), contexts, slo, requests_per_s
+    )
+    generation = _fewest(servers, generations, slo.model_copy(update={"ttft_p95_ms": None}), requests_per_s)
+    if context is None or generation is None:
+        return None
+    return _together(context, generation, work, slo, requests_per_s)
+
+
+# A context server that takes no time, before generation servers that are looked at alone.
+_INSTANT = ServedEngine("", StepTimes(lambda *_: 1e-9), slots=1, blocks=2**40, step_tokens=2**40)
+
+
+def _servers(
+    make: Callable[[DeploymentSpec], DeploymentModel],
+    spec: DeploymentSpec,
+    work: Workload,
+    acceptance: float | None,
+) -> Iterator[_Server]:
+    """Yield servers of 1 to 8 GPUs that hold a request."""
+    for ways in WAYS:
+        if spec.models[0].sizes.heads % ways:
+            continue
+        changed = replace(
+            spec,
+            models=tuple(
+                replace(
+                    one,
+                    split=Parallelism(
+                        ways,
+                        expert=ways if one.split.expert > 1 else 1,
+                        attention_dp=one.split.attention_dp and ways > 1,
+                    ),
+                    partition=(),
+                )
+                for one in spec.models
+            ),
+            sequence_tokens=work.prompt_tokens + work.output_tokens,
+        )
+        held = plan_memory(changed).sequences
+        if held < 1:
+            continue
+        model = make(replace(changed, concurrency=min(held, MOST_REQUESTS)))
+        served = model.service(acceptance).served
+        yield _Server(model, served, served.requests_per_s(work.prompt_tokens, work.output_tokens))
+
+
+def _prompts_per_s(server: _Server, work: Workload) -> float:
+    """Most prompts a second that a context server computes: of those that fill a step, or of one at a time."""
+    served, prompt = server.served, work.prompt_tokens
+    several = max(1, served.step_tokens // prompt)
+    together = served.times.mixed(0, 0, several * prompt, 0, several * prompt**2 / 2, prompt)
+    alone = served.prompt_s(prompt) - served.times.prompt_s
+    return max(several / together if prompt <= served.piece_tokens else 0.0, 1 / alone)
+
+
+def _fewest(
+    servers: Iterable[_Server], look: Callable[[_Server, float], LoadPoint], slo: Slo, requests_per_s: float
+) -> tuple[_Server, int] | None:
+    """Find the server of which the fewest GPUs take a rate within an SLO, and how many of it do."""
+    best: tuple[_Server, int] | None = None
+    for one in sorted(servers, key=lambda one: one.gpus / one.most):
+        least = math.ceil(requests_per_s / one.most) * one.gpus
+        if best is not None and least >= best[0].gpus * best[1]:
+            continue
+        found = highest_rate(partial(look, one), one.most, slo)
+        if found is None:
+            continue
+        count = math.ceil(requests_per_s / found[0])
+        if best is None or count * one.gpus < best[0].gpus * best[1]:
+            best = one, count
+    return best
+
+
+def _together(
+    context: tuple[_Server, int],
+    generation: tuple[_Server, int],
+    work: Workload,
+    slo: Slo,
+    requests_per_s: float,
+) -> SplitPlan | None:
+    """Put both kinds together, and add servers until they meet the SLO."""
+    (reads, contexts), (answers, generations) = context, generation
+    specs = [one.model.spec for one in (reads, answers)]
+    for _ in range(_ADDED):
+        parts = math.ceil(max(contexts, generations) / _SERVERS)
+        few = max(1, contexts // parts), max(1, generations // parts)
+        engines = DisaggregatedEngines(
+            reads.served,
+            few[0],
+            answers.served,
+            few[1],
+            transfer_s(
+                specs[0].models[0],
+                specs[1].models[0],
+                reads.model.rates,
+                reads.model.constants,
+                contexts * reads.gpus + generations * answers.gpus,
+            ),
+        )
+        rate = requests_per_s * min(few[0] / contexts, few[1] / generations)
+        share = contexts * reads.gpus / (contexts * reads.gpus + generations * answers.gpus)
+        load = load_point(open_arrivals(engines, rate, work), share)
+        broken = load.broken(slo)
+        if broken is None:
+            groups = [
+                ServerGroup(one.model.spec.models[0].split, count, one.served.slots)
+                for one, count in ((reads, contexts), (answers, generations))
+            ]
+            return SplitPlan(groups[0], groups[1], load)
+        contexts, generations = contexts + (broken == "ttft"), generations + (broken == "itl")
+    return None
