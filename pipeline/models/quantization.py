@@ -51,6 +51,8 @@ ALGORITHMS: Mapping[str, Format] = {
 AWQ = (Format.INT4_AWQ, Format.W4A8_AWQ)
 FP4 = (Format.NVFP4, Format.W4A16_NVFP4, Format.MXFP4)
 GROUPED = (*AWQ, *FP4)
+# Weights that are whole numbers of 8 bits or fewer.
+INTEGERS = (*AWQ, Format.INT8_SQ, Format.INT8_ROW, Format.INT8_GROUP, Format.INT4, Format.INT4_ZEROS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pipeline.models.architecture import Architecture, LinearShape
 from pipeline.models.compressed import FLOATS, Layout
 from pipeline.models.layers import MX_GROUP, NV_GROUP, LinearLayer
 from pipeline.models.published import StoredFormat
-from pipeline.models.quantization import AWQ, GROUPED, CheckpointQuantization, Format
+from pipeline.models.quantization import AWQ, GROUPED, INTEGERS, CheckpointQuantization, Format
 from pipeline.models.tensors import Array, DecoderTensors, TensorFiles, TensorKind, TensorMap
 
 
@@ -47,6 +47,16 @@ class CheckpointReader:
         files = TensorFiles(directory)
         composed = self.architecture.class_name.endswith("ForConditionalGeneration")
         self.tensors = DecoderTensors(files) if composed else files
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether the weights of all blocks are whole numbers of 8 bits or fewer, so that inputs may be rounded, too.
+
+        Experts and capped attention are computed by other kernels of the `cpu` runtime.
+        """
+        kinds = {self.quantization.format_of(shape.name) for shape in self.architecture.linears()}
+        cap = self.architecture.attention_cap
+        return kinds <= {*INTEGERS} and not self.architecture.experts and cap is None
 
     def linear(self, name: str) -> LinearLayer:
         """Read a linear layer by its name; `lm_head` is the embedding where the two are tied.
