@@ -107,6 +107,14 @@ class FormFields(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    @property
+    def form_fields(self) -> list[str]:
+        """Names of the fields that ask for a form."""
+        names = [name for name in FormFields.model_fields if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type == "text":
+            names.remove("response_format")
+        return names
+
     def form(self, schema_faults: SchemaFaults) -> AnswerForm | None:
         """Return the form that the answer must have, with its schema checked; None for plain text.
 
@@ -122,9 +130,7 @@ class FormFields(BaseModel):
         return form
 
     def _form(self) -> AnswerForm | None:
-        names = [name for name in FormFields.model_fields if getattr(self, name) is not None]
-        if self.response_format is not None and self.response_format.type == "text":
-            names.remove("response_format")
+        names = self.form_fields
         if not names:
             return None
         if len(names) > 1:
