@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Verb, complete_recipe, gpus_option, open_store, set_option
+from pipeline.cli.options import Verb, complete_recipe, open_store, set_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
-from pipeline.plan.settings import PackageSettings
+from pipeline.plan.settings import DeviceSettings, PackageSettings
 
 if TYPE_CHECKING:
     from pipeline.deploy.package import DeployedPackage
@@ -56,11 +56,11 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--dry-run", is_flag=True, help="Write nothing; also for a recipe that is not built yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the files' text.")
 @options_of(PackageSettings, "wanted")
-@gpus_option
+@options_of(DeviceSettings, "placed")
 def command(
     recipe: str | None,
     wanted: PackageSettings,
-    gpus: tuple[int, ...],
+    placed: DeviceSettings,
     output: Path | None,
     dry_run: bool,
     **options: Any,
@@ -101,7 +101,7 @@ def command(
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
     package = _package(chosen, store, details=kind in ("kubernetes", "dynamo"))
     serving = ServeOptions(
-        _usual_ports(package.recipe), package.recipe.triton, gpus, allowed=wanted.allowed,
+        _usual_ports(package.recipe), package.recipe.triton, placed.devices, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
     )  # fmt: skip
     files = deployment_files(kind, package, serving, _program())
@@ -146,10 +146,10 @@ def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedP
     from pipeline.store.signature import VerifyKeys
 
     # The other sections are what the files say.
-    kept = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
+    values = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
     recipe, keys = chosen.served_recipe, VerifyKeys.configured()
     package = DeployedPackage(
-        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(kept) if kept else None
+        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(values) if values else None
     )
     if not details:
         return package

@@ -1,8 +1,8 @@
 """The facts that planning rests on: all that is read from disk, asked of the Hub, or measured on this machine.
 
     facts = read_recipe_facts(recipe)                     # local: settings of the runtime, models, calibration set
-    inputs = read_plan_inputs(recipe, store)              # commits or hashes of checkpoints, versions of tools
-    models = read_models(plan, store, inputs.sources)     # what the checkpoints that are here say
+    sources = resolve_sources(recipe, store)              # commits or hashes of checkpoints
+    models = read_models(plan, store)                     # what the checkpoints that are here say
     machine = read_machine(plan, store, devices)          # GPUs, memory, and the disk of the store
 
 What follows (`make_plan`, rules of preflight, memory, forecast, report) computes from these values and reads nothing.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def read_settings(recipe: Recipe) -> GeneratedConfig:
     # Target, draft and package are often refused for the same reason.
     once = tuple({str(fault): fault for fault in refusals}.values())
     return GeneratedConfig(
-        {role: found for role, found in build.items() if found}, package, once, _dataset(recipe)
+        {role: settings for role, settings in build.items() if settings}, package, once, _dataset(recipe)
     )
 
 
@@ -151,43 +151,40 @@ def _problem(checkpoint: Checkpoint) -> str:
 # Of a build: what its artifacts are made from
 
 
-@dataclass(frozen=True, slots=True)
-class PlanInputs:
-    """Inputs of the keys of a build's artifacts besides the recipe."""
-
-    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
-    dataset: Mapping[str, Json]  # identity of the calibration set
-    tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
-    golden: Mapping[str, Json] = field(
-        default_factory=dict
-    )  # {"golden": questions of the package}, or nothing
-
-    def plan_facts(self, emitted: GeneratedConfig) -> PlanFacts:
-        """The form that `make_plan` takes."""
-        sources = {role: source.identity for role, source in self.sources.items()}
-        package = {**emitted.package, **self.golden}
-        return PlanFacts(sources, self.dataset, self.tools, emitted.build, package)
-
-
-def read_plan_inputs(
+def resolve_sources(
     recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
-) -> PlanInputs:
-    """Resolve checkpoints (which hashes local ones, and asks the Hub what a branch is), data set, tools, questions.
+) -> dict[str, ResolvedSource]:
+    """Map roles to resolved checkpoints: local ones are hashed, and the Hub is asked what a branch is.
 
     Raises:
         SourceError: A checkpoint does not exist, or the Hub cannot be asked.
-        InvalidInput: A local folder is not a checkpoint, or the golden questions have faults by now.
+        InvalidInput: A local folder is not a checkpoint.
     """
-    sources = {
+    return {
         role: resolve_checkpoint(
-            asked, adapter=isinstance(asked, AdapterSource), store=store, offline=offline, progress=progress
+            source, adapter=isinstance(source, AdapterSource), store=store, offline=offline, progress=progress
         )
-        for role, asked in recipe.sources.items()
+        for role, source in recipe.sources.items()
     }
+
+
+def read_plan_facts(
+    recipe: Recipe, sources: Mapping[str, ResolvedSource], emitted: GeneratedConfig
+) -> PlanFacts:
+    """Gather what the keys of a build's artifacts depend on besides the recipe; its golden questions are read.
+
+    Raises:
+        InvalidInput: The golden questions have faults by now.
+    """
     calibration = recipe.quantization.calibration
-    dataset = {} if calibration is None else dataset_identity(calibration.dataset)
     golden = {} if recipe.golden is None else {"golden": recipe.golden.read().document}
-    return PlanInputs(sources, dataset, tool_versions(runtime_of(recipe)), golden)
+    return PlanFacts(
+        sources={role: source.identity for role, source in sources.items()},
+        dataset={} if calibration is None else dataset_identity(calibration.dataset),
+        tools=tool_versions(runtime_of(recipe)),
+        build=emitted.build,
+        package={**emitted.package, **golden},
+    )
 
 
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:

@@ -33,8 +33,9 @@ from pipeline.prepare.facts import (
     read_access,
     read_machine,
     read_models,
-    read_plan_inputs,
+    read_plan_facts,
     read_recipe_facts,
+    resolve_sources,
     with_folder_problems,
 )
 from pipeline.progress import Progress, Silent
@@ -147,8 +148,6 @@ def prepare(
 
     Args:
         store: Has the checkpoints that were fetched, and remembers the hashes of local ones.
-        offline: Do not ask the Hub.
-        progress: Receives a line for each warning.
         allowed: Ids of rules whose errors are let pass, as `preflight.allowance` returns them.
 
     Raises:
@@ -178,10 +177,10 @@ def plan_build(
         SourceError: A checkpoint cannot be had.
     """
     recipe, emitted = facts.recipe, facts.emitted
-    inputs = read_plan_inputs(recipe, store, offline=offline, progress=progress)
-    plan = make_plan(recipe, inputs.plan_facts(emitted))
+    sources = resolve_sources(recipe, store, offline=offline, progress=progress)
+    plan = make_plan(recipe, read_plan_facts(recipe, sources, emitted))
     found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
-    return Prepared(plan, inputs.sources, found, emitted, allowed)
+    return Prepared(plan, sources, found, emitted, allowed)
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
@@ -272,9 +271,10 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
         role: target, draft or adapter.NAME; "" stands for all.
     """
     step = f"{stage}.{role}" if role else stage
+    sources = [checkpoint.source for name, checkpoint in recipe.sources.items() if role in ("", name)]
     calibrated = recipe.quantization.format != "none"
     match stage:
-        case "fetch" if any(isinstance(source, HubSource) for source in _sources(recipe, role)):
+        case "fetch" if any(isinstance(source, HubSource) for source in sources):
             yield Need("hub", step)
         case "dataset" if calibrated or _calibrates_draft(recipe):
             yield from _needs_of_dataset(recipe, step)
@@ -299,10 +299,6 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
         if definition.splits.train.endswith(".parquet"):
             packages.add("pyarrow")
     yield Need("calibrate", step, frozenset(packages))
-
-
-def _sources(recipe: Recipe, role: str) -> Iterator[object]:
-    yield from (source.source for name, source in recipe.sources.items() if role in ("", name))
 
 
 def _calibrates_draft(recipe: Recipe) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
@@ -15,12 +15,20 @@ import pytest
 from pipeline.models import layers
 from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import EngineSettings, processor
-from pipeline.runtimes.cpu.engine.paged_model import INPUT_GROUP, SHORT_STEP, PagedModel, signal_stack_kept
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
+from pipeline.runtimes.cpu.engine.paged_model import (
+    INPUT_GROUP,
+    SHORT_STEP,
+    PagedModel,
+    TokenSlice,
+    signal_stack_kept,
+)
 from pipeline.runtimes.cpu.engine.processor import UnfitProcessor, chosen_precision, integer_options
 from pipeline.runtimes.cpu.ir import build_ir
 from pipeline.runtimes.cpu.ir.nodes import quantize_int8
-from tests.runtimes.conftest import Pair
+from tests.runtimes.conftest import CHECKPOINTS, Pair
 from tests.support.decoding import Paged, prompt
+from tests.support.engine import questions
 from tests.support.models import make_checkpoint, quantize_checkpoint
 
 SIZE = 64
@@ -174,3 +182,30 @@ def test_weights_are_held_once(cpu_pair: Pair, tmp_path: Path) -> None:
         if line.startswith("Rss:") and name == str(folder / "openvino_model.bin"):
             resident += int(line.split()[1]) << 10
     assert resident < (folder / "openvino_model.bin").stat().st_size / 10
+
+
+def test_the_gate_simulates_bf16_as_the_engine_computes_it(cpu_pair: Pair) -> None:
+    """Errors of logits against f32 are as large, and partly the same: sums are rounded in another order."""
+    from pipeline.models import CheckpointReader
+    from pipeline.stages.evaluate.decoder import Decoder
+
+    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this processor has no bf16 arithmetic")
+    prompt = questions()[0]
+
+    def simulated(*, bf16: bool) -> np.ndarray:
+        decoder = Decoder(CheckpointReader(CHECKPOINTS / "support-target"), [prompt], "cpu", bf16=bf16)
+        states = decoder.hidden_states(lambda: None)
+        return np.asarray((states @ decoder.head().T).numpy(), np.float64)
+
+    def computed(precision: Literal["f32", "bf16"]) -> np.ndarray:
+        model = PagedModel(cpu_pair.target, EngineSettings(precision=precision))
+        model.allocate([4])
+        blocks = [BlockTable(np.arange(4, dtype=np.int32))]
+        return model.forward([TokenSlice(prompt, 0, blocks, len(prompt))]).astype(np.float64)
+
+    exact = simulated(bf16=False)
+    assert np.abs(computed("f32") - exact).max() < 1e-3
+    here, there = (values - exact for values in (computed("bf16"), simulated(bf16=True)))
+    assert 0.7 < here.std() / there.std() < 1.4
+    assert np.corrcoef(here.ravel(), there.ravel())[0, 1] > 0.2
