@@ -6,7 +6,7 @@
 A step decodes one token of each sequence, behind 64 others; "prompt" computes 512 tokens of one. Both types take turns,
 round by round, and medians are reported. Quality is measured by the engine itself, on held-out text of
 calibration/support: each token is predicted from those before it. Resident memory is that of a process of its own, with
-a KV cache of 64 MiB. "auto" is what the engine would choose here.
+a KV cache of 64 MiB, beside what `pipeline plan` counts. "auto" is what the engine would choose here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from benchmarks.common import ROOT, markdown
+from pipeline.models.sizes import ModelSizes
+from pipeline.plan.memory import deployment_spec, plan_memory
+from pipeline.plan.plan import TARGET
 from pipeline.progress import Silent
+from pipeline.recipe import Recipe
 from pipeline.runtimes.cpu.engine import EngineSettings
 from pipeline.runtimes.cpu.engine.block_manager import BlockTable
 from pipeline.runtimes.cpu.engine.paged_model import PagedModel, TokenSlice
@@ -82,6 +86,22 @@ def _resident_mib(folder: Path, precision: str) -> int:
     for step in steps(model).values():
         model.forward(step)
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096 >> 20
+
+
+def planned_mib(checkpoint: Path, precision: str) -> int:
+    recipe = Recipe.model_validate(
+        {
+            "name": "planned",
+            "model": {"source": f"local:{checkpoint.resolve()}"},
+            "runtime": {"kind": "cpu", "precision": precision, "kv_cache_mib": 64},
+            "limits": {"max_input_tokens": PROMPT, "max_output_tokens": LENGTH, "max_concurrency": 16},
+        }
+    )
+    sizes = ModelSizes.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
+    assert sizes is not None
+    asked = deployment_spec(recipe, {TARGET: sizes}, ram_bytes=1 << 40)
+    assert asked is not None
+    return plan_memory(asked).ranks[0].used >> 20
 
 
 def texts(checkpoint: Path, count: int) -> Iterator[list[int]]:
@@ -140,6 +160,7 @@ def run(checkpoint: Path | None, hidden: list[int], rounds: int, samples: int) -
                     "step_ms": step_ms(folder, rounds),
                     **({"quality": quality(folder, source, samples)} if checkpoint else {}),
                     "resident_mib": {one: resident_mib(folder, one) for one in PRECISIONS},
+                    "planned_mib": {one: planned_mib(source, one) for one in PRECISIONS},
                 }
             )
     return found
@@ -158,7 +179,10 @@ def table(result: list[dict[str, Any]]) -> str:
     ]
     text = markdown(("model", "sequences", "f32, ms", "bf16, ms", "times as fast"), rows)
     for one in result:
-        memory = ", ".join(f"{size} MiB in {name}" for name, size in one["resident_mib"].items())
+        memory = ", ".join(
+            f"{size} MiB in {name} (planned: {one['planned_mib'][name]})"
+            for name, size in one["resident_mib"].items()
+        )
         text += f"\n\n{one['model']}: auto is {one['auto']} here; resident {memory}."
         if found := one.get("quality"):
             text += (

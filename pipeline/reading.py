@@ -8,6 +8,7 @@ file comes as UnreadableFile, never as a hang or as an error of a library. Uses 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
@@ -104,6 +105,17 @@ def decode(content: bytes, where: Path | str) -> str:
 def read_json(path: Path, kind: type = dict, most: int = MAX_BYTES) -> Any:
     """The value in a file of JSON, which must be a `kind` (dict or list). Raises UnreadableFile."""
     return parse_json(read_bytes(path, most), path, kind)
+
+
+def optional_json(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; empty where there is no such file. Raises UnreadableFile."""
+    return dict(read_json(path)) if path.exists() else {}
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal. Raises UnreadableFile."""
+    with open_file(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def parse_json(content: bytes | str, where: Path | str, kind: type = dict) -> Any:

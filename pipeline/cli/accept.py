@@ -8,15 +8,16 @@ from datetime import UTC, datetime
 import click
 
 from pipeline.bench.accept.settings import AcceptSettings
-from pipeline.cli.options import Verb, allow_option, open_store, recipe_argument
+from pipeline.cli.options import Verb, open_store, recipe_argument
 from pipeline.cli.output import print_json, reporter
 from pipeline.cli.settings_options import options_of
+from pipeline.plan.settings import PreparationSettings
 
 
 @click.command(name="accept", cls=Verb)
 @recipe_argument
 @options_of(AcceptSettings)
-@allow_option
+@options_of(PreparationSettings, "preparation")
 @click.option("--dry-run", is_flag=True, help="Print the steps, and run nothing.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the report on standard output, too; no progress."
@@ -25,7 +26,7 @@ def command(
     recipe: str,
     overrides: tuple[str, ...],
     settings: AcceptSettings,
-    allowed: frozenset[str],
+    preparation: PreparationSettings,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -64,7 +65,7 @@ def command(
         file /= f"accept-{loaded.name}-{datetime.now(UTC):%Y-%m-%d}.json"
     progress = reporter(silent=as_json)
     try:
-        report = accept(loaded, artifacts, settings, file, progress=progress, allowed=allowed)
+        report = accept(loaded, artifacts, settings, file, progress=progress, allowed=preparation.allowed)
     except OSError as error:
         raise UserError(f"--output {file}: cannot be written: {error.strerror}") from error
     if as_json:

@@ -9,7 +9,7 @@ import click
 
 from pipeline.bench.settings import BenchSettings
 from pipeline.cli.options import Verb, complete_running, json_option, open_store
-from pipeline.cli.output import is_quiet, note, output_width, print_json, print_rich
+from pipeline.cli.output import is_quiet, note, output_width, print_rich, print_values
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
 from pipeline.extras import missing
@@ -58,10 +58,7 @@ def command(name: str | None, settings: BenchSettings, as_json: bool, dry_run: b
         )
     if dry_run:
         plan = bench_plan(subject, settings, BenchWorkload(subject, load))
-        if as_json:
-            print_json(plan)
-        else:
-            click.echo("\n".join(f"{key:<10}{value}" for key, value in plan.items()))
+        print_values(plan, as_json=as_json, form="{:<10}{}")
         return
     with watching(load, quiet=is_quiet() or as_json) as (watch, ended):
         result = run_bench(subject, load, Silent(), sweep_to=settings.sweep_to, watch=watch, ended=ended)

@@ -89,8 +89,8 @@ def command(
     if as_json:
         print_json(_summary(loaded.name, last.path, outcomes))
         return
-    made = sum(outcome.made for outcome in outcomes)
-    report.say(f"{loaded.name}: {made} of {len(outcomes)} steps made in {time.monotonic() - start:.1f} s")
+    count = sum(outcome.made for outcome in outcomes)
+    report.say(f"{loaded.name}: {count} of {len(outcomes)} steps made in {time.monotonic() - start:.1f} s")
     click.echo(str(last.path))
     if settings.until == "package":
         report.say(f"next: pipeline serve {argv}")

@@ -16,13 +16,14 @@ from pipeline.cli.cache_review import review
 from pipeline.cli.cache_target import CacheTarget, of_cache, utc_time
 from pipeline.cli.cache_tune import tune
 from pipeline.cli.options import VerbGroup, json_option, opened, output_option
-from pipeline.cli.output import note, print_json
+from pipeline.cli.output import cut, note, print_json
 from pipeline.errors import UserError
 
 # Fields that `purge` may be narrowed by, as the question names them.
 _FIELDS = {
     "older_than": "older than", "tenant": "of tenant", "engine": "of engine", "scope": "of scope", "key": "of key",
 }  # fmt: skip
+_LINE = 90  # characters of a question or an answer in a list
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -78,16 +79,18 @@ def stats(target: CacheTarget, as_json: bool) -> None:
 def show(target: CacheTarget, key: str | None, as_json: bool, limit: int) -> None:
     """Show questions and answers, or with its whole answer the one whose key begins with KEY."""
     with target.opened() as backend:
-        entries = [kept for kept in backend.items() if key is None or kept.key.hex().startswith(key)][:limit]
+        entries = [stored for stored in backend.items() if key is None or stored.key.hex().startswith(key)][
+            :limit
+        ]
     if key is not None and not entries:
         raise UserError(f"no answer has a key that begins with {key}")
     if as_json:
-        print_json([_row(kept) for kept in entries])
+        print_json([_row(stored) for stored in entries])
         return
-    for kept in entries:
-        text = kept.entry.text if key is not None else _line(kept.entry.text)
+    for stored in entries:
+        text = stored.entry.text if key is not None else _line(stored.entry.text)
         click.echo(
-            f"{kept.key.hex()[:12]}  {utc_time(kept.entry.created)}  {_line(kept.turn)}\n              {text}"
+            f"{stored.key.hex()[:12]}  {utc_time(stored.entry.created)}  {_line(stored.turn)}\n              {text}"
         )
 
 
@@ -102,12 +105,12 @@ def audit(target: CacheTarget, as_json: bool) -> None:
     redaction, held = target.redaction(), []
     checked = 0
     with target.opened() as backend:
-        for kept in backend.items():
+        for stored in backend.items():
             checked += 1
-            objection = redaction.objection(kept.turn, kept.entry.text)
+            objection = redaction.objection(stored.turn, stored.entry.text)
             if objection is not None:
                 held.append(
-                    {"key": kept.key.hex(), "holds": objection, "created": utc_time(kept.entry.created)}
+                    {"key": stored.key.hex(), "holds": objection, "created": utc_time(stored.entry.created)}
                 )
         unreadable = backend.unreadable()
     if as_json:
@@ -154,7 +157,9 @@ def purge(target: CacheTarget, only: tuple[str, ...], yes: bool) -> None:
         before=None if older_than is None else datetime.now(UTC).timestamp() - _seconds(older_than),
     )
     with target.opened() as backend:
-        keys = [kept.key for kept in backend.items() if key is not None and kept.key.hex().startswith(key)]
+        keys = [
+            stored.key for stored in backend.items() if key is not None and stored.key.hex().startswith(key)
+        ]
         if key is not None and len(keys) != 1:
             raise UserError(f"{len(keys)} answers have a key that begins with {key}: name one")
         what = "this answer" if key else f"answers {chosen}" if chosen else "all answers"
@@ -177,24 +182,24 @@ def export(target: CacheTarget, output: str) -> None:
     Whose answer it is stands there as a digest, `tenant`: what `pipeline cache purge --only tenant=NAME` finds it by.
     """
     with target.opened() as backend, opened(output) as file:
-        for kept in backend.items():
-            file.write(json.dumps(_row(kept), ensure_ascii=False) + "\n")
+        for stored in backend.items():
+            file.write(json.dumps(_row(stored), ensure_ascii=False) + "\n")
 
 
-def _row(kept: StoredEntry) -> dict[str, Any]:
-    entry = kept.entry
+def _row(stored: StoredEntry) -> dict[str, Any]:
+    entry = stored.entry
     return {
-        "key": kept.key.hex(),
-        "scope": kept.scope.hex(),
-        "engine": kept.engine.hex(),
-        "tenant": kept.tenant.hex(),
-        "question": kept.turn,
+        "key": stored.key.hex(),
+        "scope": stored.scope.hex(),
+        "engine": stored.engine.hex(),
+        "tenant": stored.tenant.hex(),
+        "question": stored.turn,
         "answer": entry.text,
         "created": utc_time(entry.created),
         "expires": utc_time(entry.expires),
-        "used": utc_time(kept.used),
+        "used": utc_time(stored.used),
         "output_tokens": entry.output_tokens,
-        "embedded": kept.has_vector,
+        "embedded": stored.has_vector,
     }
 
 
@@ -216,6 +221,5 @@ def _seconds(age: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def _line(text: str, most: int = 90) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= most else flat[: most - 1] + "…"
+def _line(text: str) -> str:
+    return cut(" ".join(text.split()), _LINE)

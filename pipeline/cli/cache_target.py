@@ -1,4 +1,4 @@
-"""The cache that a `pipeline cache` command is about: that of a RECIPE, or the one at an ADDRESS."""
+"""The cache that a `pipeline cache` command is about: that of a RECIPE, or the cache at an ADDRESS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class CacheTarget:
 
     Attributes:
         text: a recipe, or an address; behind # the name of the cache on the server, which may have several.
-        overrides: values of `--set`.
     """
 
     text: str
@@ -69,9 +68,11 @@ class CacheTarget:
         """Open its near hits; there are none where it never kept any. Raises UserError if they cannot be read."""
         with _usable(BackendDown, ValueError):
             settings, place, name = self._located()
-            kept = _exists(near_hits_place(place, name)[0])
+            exists = _exists(near_hits_place(place, name)[0])
             log = (
-                make_near_hits(settings, place, name=name) if kept else NearHitLog(open_backend("memory://"))
+                make_near_hits(settings, place, name=name)
+                if exists
+                else NearHitLog(open_backend("memory://"))
             )
         try:
             with _usable(BackendDown):

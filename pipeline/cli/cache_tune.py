@@ -64,8 +64,6 @@ class CacheTuneSettings(Settings):
 @options_of(CacheTuneSettings)
 @click.option(
     "--keep-guards",
-    "--keep-checks",
-    "keep_guards",
     is_flag=True,
     help="Choose the score only; verifier, guards and floor stay as they are.",
 )

@@ -91,14 +91,14 @@ class _Chat:
         return 1 if self._failed and not interactive else 0
 
     def _obey(self, text: str) -> None:
-        name, _, rest = text.partition(" ")
+        name, _, argument = text.partition(" ")
         match name:
             case "/reset":
                 self._talk.reset()
                 reply = "forgotten"
-            case "/system" if rest:
+            case "/system" if argument:
                 self._talk.reset()
-                self._talk.system = rest.strip()
+                self._talk.system = argument.strip()
                 reply = "forgotten; the system prompt is set"
             case "/system":
                 reply = self._talk.system or "no system prompt"
@@ -114,7 +114,7 @@ class _Chat:
         """Answer one question. A conversation that got too long for the model loses its oldest turns."""
         from pipeline.client import ClientError, Refused
 
-        kept = list(self._talk.turns)
+        before = list(self._talk.turns)
         try:
             while True:
                 try:
@@ -123,20 +123,20 @@ class _Chat:
                 except Refused:
                     if not self._talk.forget_oldest():
                         raise
-            if dropped := len(kept) + 1 - len(self._talk.turns):
+            if dropped := len(before) + 1 - len(self._talk.turns):
                 turns = "turn" if dropped == 1 else f"{dropped} turns"
                 click.echo(f"[too long for the model: forgot the oldest {turns}]", err=True)
         except ClientError as error:
-            self._talk.turns = kept
+            self._talk.turns = before
             self._failed = True
             click.echo(printable(f"pipeline: {as_pipeline_error(error)}"), err=True)
         except KeyboardInterrupt:
             # Before the answer began.
-            self._talk.turns = kept
+            self._talk.turns = before
             click.echo("[stopped]", err=True)
 
     def _answer(self, question: str) -> None:
-        """Print an answer and keep it, also the part of one that was stopped."""
+        """Print an answer and keep it, also the part of an answer that was stopped."""
         with self._client.stream(self._talk.messages(question)) as stream:
             try:
                 for chunk in stream:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from pipeline.bench.compare.settings import CompareSettings, source_faults, source_kind
 from pipeline.cli.options import Verb, complete_running, json_option, open_store
-from pipeline.cli.output import is_quiet, note, print_json, print_rich, reporter
+from pipeline.cli.output import is_quiet, note, print_rich, print_values, reporter
 from pipeline.cli.settings_options import options_of
-from pipeline.errors import Fault
 from pipeline.extras import missing
 
 _EXIT_CODES = {"kept": 0, "over": 3, "not shown": 4}
@@ -20,14 +17,10 @@ _INTERRUPTED = 130
 _WIDTH = 130
 
 
-def _source_faults(arguments: Mapping[str, Any], settings: CompareSettings) -> Iterator[Fault]:
-    return source_faults((arguments["a"], arguments["b"]), settings)
-
-
 @click.command(name="compare", cls=Verb)
 @click.argument("a", shell_complete=complete_running)
 @click.argument("b", shell_complete=complete_running)
-@options_of(CompareSettings, check=_source_faults)
+@options_of(CompareSettings, check=lambda given, settings: source_faults((given["a"], given["b"]), settings))
 @json_option
 @click.option(
     "--dry-run", is_flag=True, help="Print the rounds and how long they take; start and send nothing."
@@ -73,10 +66,7 @@ def run_comparison(a: str, b: str, settings: CompareSettings, *, as_json: bool, 
         golden, judge = golden_questions(settings.criteria, first, second), answer_judge(settings.criteria)
         if dry_run:
             plan = comparison_plan(first, second, settings, golden)
-            if as_json:
-                print_json(plan)
-            else:
-                click.echo("\n".join(f"{key:<10}{value}" for key, value in plan.items()))
+            print_values(plan, as_json=as_json, form="{:<10}{}")
             return
         result = compare_deployments(
             first,

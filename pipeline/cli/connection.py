@@ -146,8 +146,6 @@ def find_destination(recipe: str | None, overrides: Sequence[str], request: Requ
 
     Args:
         recipe: file or packaged name of a recipe, or name of a running deployment; None with --url.
-        overrides: values of `--set`.
-        request: settings of the command.
 
     Raises:
         ServerError: the recipe's server is not running.
@@ -228,8 +226,6 @@ def connected(destination: Destination, request: RequestSettings, *, raw: bool) 
     """Open a client with the sampling options as defaults; its errors become errors of the command.
 
     Args:
-        destination: the server, from `find_destination`.
-        request: settings of the command.
         raw: send prompts without a chat template.
 
     Raises:

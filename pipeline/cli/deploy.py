@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Verb, complete_recipe, gpus_option, open_store, set_option
+from pipeline.cli.options import Verb, complete_recipe, open_store, set_option
 from pipeline.cli.output import note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import UserError
-from pipeline.plan.settings import PackageSettings
+from pipeline.plan.settings import DeviceSettings, PackageSettings
 
 if TYPE_CHECKING:
     from pipeline.deploy.package import DeployedPackage
@@ -56,11 +56,11 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--dry-run", is_flag=True, help="Write nothing; also for a recipe that is not built yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the files' text.")
 @options_of(PackageSettings, "wanted")
-@gpus_option
+@options_of(DeviceSettings, "placed")
 def command(
     recipe: str | None,
     wanted: PackageSettings,
-    gpus: tuple[int, ...],
+    placed: DeviceSettings,
     output: Path | None,
     dry_run: bool,
     **options: Any,
@@ -101,7 +101,7 @@ def command(
     kind = target or ("systemd" if chosen.deployment.requirements is None else "docker")
     package = _package(chosen, store, details=kind in ("kubernetes", "dynamo"))
     serving = ServeOptions(
-        _usual_ports(package.recipe), package.recipe.triton, gpus, allowed=wanted.allowed,
+        _usual_ports(package.recipe), package.recipe.triton, placed.devices, allowed=wanted.allowed,
         recipe=chosen.argv, settings=chosen.settings,
     )  # fmt: skip
     files = deployment_files(kind, package, serving, _program())
@@ -146,10 +146,10 @@ def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedP
     from pipeline.store.signature import VerifyKeys
 
     # The other sections are what the files say.
-    kept = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
+    values = {name: value for name, value in (chosen.settings or {}).items() if name not in _WRITTEN}
     recipe, keys = chosen.served_recipe, VerifyKeys.configured()
     package = DeployedPackage(
-        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(kept) if kept else None
+        chosen.deployment, chosen.folder, recipe, recipe_text=dump_yaml(values) if values else None
     )
     if not details:
         return package
@@ -166,6 +166,7 @@ def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedP
 def _known_artifacts(chosen: ChosenPackage, store: Store) -> dict[str, Any]:
     """Sizes by the recipe's models; and for a package that is there, its own, and its digest."""
     from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
+    from pipeline.plan.model_facts import local_adapters
     from pipeline.prepare.model_probe import probe_models
     from pipeline.store import Manifest, manifest
     from pipeline.store.object_store import content_digest
@@ -175,7 +176,7 @@ def _known_artifacts(chosen: ChosenPackage, store: Store) -> dict[str, Any]:
         with suppress(UserError):
             probes = probe_models(chosen.recipe, store)
             sizes = {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
-            known = artifact_sizes(chosen.recipe, sizes)
+            known = artifact_sizes(chosen.recipe, sizes, local_adapters(chosen.recipe))
     if not (chosen.folder / manifest.FILE).is_file():
         return {"sizes": known}
     bound = ArtifactSizes.of_weights(Manifest.load(chosen.folder).total_bytes)

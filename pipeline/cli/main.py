@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SECTIONS = {  # section -> command -> what it does
     "Make": {
         "init": "Write a recipe for a model of your own, with limits that fit.",
-        "migrate": "Make a recipe for the LLM API of one for engines, and say what changes.",
+        "migrate": "Make a recipe for the LLM API from a recipe for engines, and say what changes.",
         "recipes": "List, show, copy and validate recipes.",
         "plan": "Say what a recipe comes to before anything is made: memory, steps, speed, cost.",
         "build": "Make all that a recipe needs, up to its Triton model repository.",
@@ -124,10 +124,10 @@ class _Pipeline(VerbGroup):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = [
+        commands = [
             CompletionItem(name, help=COMMANDS[name]) for name in COMMANDS if name.startswith(incomplete)
         ]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 _EPILOG = """

@@ -1,4 +1,4 @@
-"""`pipeline migrate`: a recipe for the LLM API of one for engines."""
+"""`pipeline migrate`: a recipe for the LLM API from a recipe for engines."""
 
 from __future__ import annotations
 
@@ -52,20 +52,22 @@ def command(
     loaded = recipe_of(recipe, overrides, artifacts)
     named = settings.outputs(".yaml", ".yml")
     file = named[0] if named else sibling_file(loaded, "pytorch")
-    found = migrate(loaded, file, artifacts, version=settings.version, progress=reporter(silent=as_json))
-    packages = _servable(found, artifacts) if settings.check and not dry_run else ()
-    if not dry_run and not (settings.check and _says(file, found.text)):
-        write_recipe(found.text, file, force=settings.force)
+    migration = migrate(loaded, file, artifacts, version=settings.version, progress=reporter(silent=as_json))
+    packages = _servable(migration, artifacts) if settings.check and not dry_run else ()
+    if not dry_run and not (settings.check and _says(file, migration.text)):
+        write_recipe(migration.text, file, force=settings.force)
     written = None if dry_run else file
     for other in () if dry_run else settings.outputs(".json", ".md"):
-        text = migration_json(found, written) if other.suffix == ".json" else migration_markdown(found)
+        text = (
+            migration_json(migration, written) if other.suffix == ".json" else migration_markdown(migration)
+        )
         other.write_text(text, encoding="utf-8")
         note(f"written: {other}")
     if as_json:
-        click.echo(migration_json(found, written), nl=False)
+        click.echo(migration_json(migration, written), nl=False)
     else:
-        click.echo(migration_text(found))
-        _say_next(found, file, artifacts, dry_run=dry_run)
+        click.echo(migration_text(migration))
+        _say_next(migration, file, artifacts, dry_run=dry_run)
     if packages:
         from pipeline.bench.compare.settings import CompareSettings
         from pipeline.cli.compare import run_comparison
@@ -74,12 +76,12 @@ def command(
         run_comparison(first, second, CompareSettings(), as_json=as_json, dry_run=False)
 
 
-def _servable(found: Migration, store: Store) -> tuple[Path, ...]:
+def _servable(migration: Migration, store: Store) -> tuple[Path, ...]:
     try:
         from pipeline.bench.compare.sources import servable_packages
     except ImportError as error:
         raise missing("comparing", error, "bench") from error
-    return servable_packages((found.before, found.after), store)
+    return servable_packages((migration.before, migration.after), store)
 
 
 def _says(file: Path, text: str) -> bool:
@@ -87,13 +89,15 @@ def _says(file: Path, text: str) -> bool:
     return file.is_file() and file.read_bytes() == text.encode()
 
 
-def _say_next(found: Migration, file: Path, store: Store, *, dry_run: bool) -> None:
+def _say_next(migration: Migration, file: Path, store: Store, *, dry_run: bool) -> None:
     if dry_run:
-        click.echo(f"\n{found.text}", nl=False)
+        click.echo(f"\n{migration.text}", nl=False)
         return
-    if not found.keeps_comments and found.before.provenance.file is not None:
+    if not migration.keeps_comments and migration.before.provenance.file is not None:
         note("the comments of the old file could not be kept: its values cannot be changed in place")
     named = shlex.join((str(file.absolute()), *store.words))
     click.echo(f"\nwrote {file}")
     click.echo(f"next: pipeline build {named}")
-    click.echo(f"then, with both packages built: pipeline migrate {shlex.join(found.before.words)} --check")
+    click.echo(
+        f"then, with both packages built: pipeline migrate {shlex.join(migration.before.words)} --check"
+    )

@@ -84,14 +84,10 @@ class Verb(click.Command):
         self.params += common_options()
 
 
-class VerbGroup(click.Group):
+class VerbGroup(Verb, click.Group):
     """Commands below one name. They and the group have the common options."""
 
     command_class = Verb
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.params += common_options()
 
 
 def store_root() -> Path | None:
@@ -147,34 +143,6 @@ def is_http(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
-def _devices(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter("write numbers of GPUs with commas between them, like 0,1") from None
-
-
-gpus_option = click.option(
-    "--gpus", callback=_devices, metavar="0,1,…", help="GPUs that may be used; by default all that are needed."
-)  # fmt: skip
-
-
-def _rules(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
-    if not names:
-        return frozenset()
-    from pipeline.plan.preflight import check_allowed
-
-    return check_allowed(names)
-
-
-allow_option = click.option(
-    "--allow", "allowed", multiple=True, metavar="RULE", callback=_rules,
-    help="Let an error of this preflight rule pass; it is recorded. May be repeated; pipeline rules lists them.",
-)  # fmt: skip
-
-
 def complete_recipe(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
@@ -206,11 +174,11 @@ def complete_running(
 def complete_deployment(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete what a deployment is asked by: names of running ones first, then recipes."""
+    """Complete what a deployment is asked by: names of running deployments first, then recipes."""
     running = complete_running(context, parameter, incomplete)
     names = {item.value for item in running}
-    others = complete_recipe(context, parameter, incomplete)
-    return [*running, *(item for item in others if item.type == "file" or item.value not in names)]
+    recipes = complete_recipe(context, parameter, incomplete)
+    return [*running, *(item for item in recipes if item.type == "file" or item.value not in names)]
 
 
 def recipe_argument(command: Command) -> Command:

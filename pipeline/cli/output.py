@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,7 @@ def note(text: str) -> None:
 
 
 def reporter(*, silent: bool = False) -> Progress:
-    """Make the progress reporter of a command: live on a terminal, plain lines elsewhere.
-
-    Args:
-        silent: report nothing, as with `-q` (for `--json`).
-    """
+    """Make the progress reporter of a command: live on a terminal, else plain lines; nothing if silent or with -q."""
     from pipeline import progress
 
     return progress.Silent() if silent or is_quiet() else progress.for_stream()
@@ -48,7 +44,6 @@ def short_path(path: Path, store: Path | None = None) -> str:
     """Shorten a path for people to read: `~` for the home folder; whole with `-v`.
 
     Args:
-        path: an absolute path.
         store: the root of a store that the user named (`--store`); what lies in it is written relative to it.
     """
     if _has(VERBOSE):
@@ -62,6 +57,19 @@ def short_path(path: Path, store: Path | None = None) -> str:
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     click.echo(json_text(value, indent=2))
+
+
+def print_values(values: Mapping[str, Any], *, as_json: bool, form: str = "{}: {}") -> None:
+    """Print names and values, a line each, or as JSON."""
+    if as_json:
+        print_json(values)
+    else:
+        click.echo("\n".join(form.format(name, value) for name, value in values.items()))
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; where it is cut, the last is an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -79,9 +87,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def print_cut(line: str) -> None:
-    """Print a line; on a terminal, one that is too long ends with an ellipsis."""
-    line, width = printable(line, lines=False), output_width(sys.maxsize)
-    click.echo(line if len(line) <= width else line[: width - 1] + "…")
+    """Print a line; on a terminal, a line that is too long ends with an ellipsis."""
+    click.echo(cut(printable(line, lines=False), output_width(sys.maxsize)))
 
 
 def output_width(otherwise: int) -> int:

@@ -125,14 +125,14 @@ def compare(recipe: str, overrides: tuple[str, ...], settings: CompareSettings, 
         # Comparing takes a while; what is missing is said before.
         require_matplotlib()
     artifacts = open_store()
-    found = compare_recipe(recipe_of(recipe, overrides, artifacts), artifacts, settings)
+    comparison = compare_recipe(recipe_of(recipe, overrides, artifacts), artifacts, settings)
     if settings.output is not None:
-        settings.output.write_bytes(front_png(found) if is_png else front_page(found).encode())
+        settings.output.write_bytes(front_png(comparison) if is_png else front_page(comparison).encode())
         note(f"wrote {settings.output}, {human_bytes(settings.output.stat().st_size)}")
     if as_json:
-        click.echo(comparison_text(found))
+        click.echo(comparison_text(comparison))
         return
-    lines = [*comparison_lines(found, rows=_ROWS), "", *front_lines(found, Look.of_output().width)]
+    lines = [*comparison_lines(comparison, rows=_ROWS), "", *front_lines(comparison, Look.of_output().width)]
     click.echo("\n".join(line.rstrip() for line in lines))
 
 
@@ -176,14 +176,14 @@ def calibrate(
         raise UserError(f"--output = {output}: must end in .yaml")
     artifacts = open_store()
     chosen = recipe_of(recipe, overrides, artifacts)
-    found = calibrate_recipe(chosen, artifacts, tuple(dict.fromkeys(files)))
-    path = output or (calibration_path(chosen, artifacts) if found.helps else None)
+    calibration = calibrate_recipe(chosen, artifacts, tuple(dict.fromkeys(files)))
+    path = output or (calibration_path(chosen, artifacts) if calibration.helps else None)
     if path is not None:
-        found.fit.calibration.write(path)
+        calibration.fit.calibration.write(path)
     if as_json:
-        click.echo(calibration_json(found, path))
+        click.echo(calibration_json(calibration, path))
     else:
-        click.echo("\n".join(calibration_lines(found, path, Look.of_output().width)))
+        click.echo("\n".join(calibration_lines(calibration, path, Look.of_output().width)))
     if path is None:
         sys.exit(1)
 
@@ -214,9 +214,9 @@ def models(folders: tuple[Path, ...], as_json: bool) -> None:
     from pipeline.cli.render.checkpoints import models_json, models_lines
     from pipeline.plan.checkpoint_summary import summaries
 
-    found = summaries(folders)
-    click.echo(models_json(found) if as_json else "\n".join(models_lines(found)))
-    if any(model.is_broken for model in found):
+    models = summaries(folders)
+    click.echo(models_json(models) if as_json else "\n".join(models_lines(models)))
+    if any(model.is_broken for model in models):
         sys.exit(UserError.exit_code)
 
 

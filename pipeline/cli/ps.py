@@ -72,8 +72,8 @@ def _details(deployment: DeploymentStatus, store: Store) -> Iterator[tuple[str, 
     if deployment.reason:
         yield "reason", deployment.reason
     package = record.deployment.parent
-    made = deployment.deployment
-    model = "" if made is None else f", model {made.entry_model} ({made.runtime})"
+    deployed = deployment.deployment
+    model = "" if deployed is None else f", model {deployed.entry_model} ({deployed.runtime})"
     # In the store by the name that `pipeline store ls` prints.
     yield "package", (package.name if package.parent == store.artifacts else short_path(package)) + model
     if record.recipe:

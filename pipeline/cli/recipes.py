@@ -7,7 +7,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,7 @@ import click
 from pipeline.cli.options import VerbGroup, complete_recipe, json_option, recipe_argument, set_option
 from pipeline.cli.output import print_columns, print_json
 from pipeline.documents import dump_yaml
-from pipeline.errors import Fault, InvalidInput
+from pipeline.errors import InvalidInput
 from pipeline.recipe import find_recipe, packaged
 from pipeline.recipe.catalog import copy_recipe, entries, schema_text
 
@@ -47,13 +47,13 @@ def ls(as_json: bool) -> None:
     \b
     pipeline recipes ls
     """
-    found = entries()
+    recipes = entries()
     if as_json:
         keys = ("name", "runtime", "quantization", "purpose")
-        print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in found])
+        print_json([{key: getattr(e, key) for key in keys} | {"file": str(e.file)} for e in recipes])
         return
     header = ("NAME", "RUNTIME", "QUANTIZATION", "WHAT IT IS FOR")
-    print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in found)])
+    print_columns([header, *((e.name, e.runtime, e.quantization, e.purpose) for e in recipes)])
 
 
 @command.command()
@@ -96,17 +96,17 @@ def show(recipe: str, overrides: tuple[str, ...], resolved: bool, upstream: bool
 def _show_upstream(recipe: Recipe, *, as_json: bool) -> None:
     from pipeline.runtimes.pytorch.upstream import compare_with_upstream
 
-    found = compare_with_upstream(recipe)
+    comparison = compare_with_upstream(recipe)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(comparison))
         return
-    if found.configuration is None:
-        click.echo(f"{recipe.name}: {found.without}")
+    if comparison.configuration is None:
+        click.echo(f"{recipe.name}: {comparison.without}")
         return
-    follows = found.configuration
+    follows = comparison.configuration
     click.echo(f"{recipe.name} follows {follows.file}, for {', '.join(follows.models)} on {follows.gpus}")
-    click.echo(f"the same: {', '.join(found.same)}")
-    for difference in found.differences:
+    click.echo(f"the same: {', '.join(comparison.same)}")
+    for difference in comparison.differences:
         click.echo(f"{difference.key}: upstream {difference.upstream or '–'}, here {difference.here or '–'}")
         click.echo(textwrap.indent(textwrap.fill(difference.why or "not explained", 110), "    "))
 
@@ -140,19 +140,38 @@ def validate(recipes: tuple[str, ...], overrides: tuple[str, ...], as_json: bool
     \b
     pipeline recipes validate my.yaml other.yaml
     """
-    verdicts = {recipe: _check_recipe(recipe, overrides) for recipe in recipes or list(packaged())}
+    from pipeline.prepare import check_recipe_file
+
+    errors: dict[str, InvalidInput] = {}
+    findings: dict[str, tuple[Finding, ...]] = {}
+    names = list(dict.fromkeys(recipes)) or list(packaged())
+    for recipe in names:
+        try:
+            findings[recipe] = check_recipe_file(recipe, overrides)
+        except InvalidInput as error:
+            errors[recipe] = error
     if as_json:
-        print_json([verdict.row(recipe) for recipe, verdict in verdicts.items()])
+        print_json([_verdict(recipe, errors.get(recipe), findings.get(recipe, ())) for recipe in names])
     else:
-        for recipe, verdict in verdicts.items():
-            if verdict.error is not None:
-                click.echo(str(verdict.error), err=True)
+        for recipe in names:
+            if recipe in errors:
+                click.echo(str(errors[recipe]), err=True)
                 continue
             click.echo(f"{recipe}: valid")
-            for finding in verdict.findings:
+            for finding in findings[recipe]:
                 click.echo(f"  {finding.severity}: {finding}")
-    if any(verdict.error for verdict in verdicts.values()):
+    if errors:
         sys.exit(InvalidInput.exit_code)
+
+
+def _verdict(recipe: str, error: InvalidInput | None, findings: Sequence[Finding]) -> dict[str, Any]:
+    keys = ("where", "line", "key", "value", "problem", "fix", "rule")
+    return {
+        "recipe": recipe,
+        "valid": error is None,
+        "faults": [{key: getattr(fault, key) for key in keys} for fault in (error.faults if error else ())],
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 @command.command()
@@ -202,33 +221,3 @@ def _settings_of(option: str) -> type[Settings]:
         "study": StudySettings,
     }
     return models[option]
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """Result of checking one recipe: why it is not valid, or else its findings."""
-
-    error: InvalidInput | None = None
-    findings: tuple[Finding, ...] = ()
-
-    def row(self, recipe: str) -> dict[str, Any]:
-        faults = self.error.faults if self.error else ()
-        return {
-            "recipe": recipe,
-            "valid": self.error is None,
-            "faults": [_row(fault) for fault in faults],
-            "findings": [asdict(finding) for finding in self.findings],
-        }
-
-
-def _check_recipe(recipe: str, overrides: Sequence[str]) -> _Verdict:
-    from pipeline.prepare import check_recipe_file
-
-    try:
-        return _Verdict(findings=check_recipe_file(recipe, overrides))
-    except InvalidInput as error:
-        return _Verdict(error)
-
-
-def _row(fault: Fault) -> dict[str, Any]:
-    return {key: getattr(fault, key) for key in ("where", "line", "key", "value", "problem", "fix", "rule")}

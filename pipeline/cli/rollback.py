@@ -1,4 +1,4 @@
-"""`pipeline rollback`: exchange the package of a running deployment for the one that was served before."""
+"""`pipeline rollback`: exchange the package of a running deployment for the package that was served before."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.options import Verb, complete_deployment, json_option, open_store, set_option
-from pipeline.cli.output import note, print_json, reporter
+from pipeline.cli.output import note, print_json, print_values, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.plan.settings import PackageSettings
 from pipeline.serving.settings import ExchangeSettings
@@ -74,11 +74,7 @@ def run_exchange(exchange: Exchange, store: Store, *, dry_run: bool, as_json: bo
     """Check that there is memory, and exchange the package, or print what would be done."""
     memory = exchange.check_memory(store)
     if dry_run:
-        preview = exchange.preview(memory)
-        if as_json:
-            print_json(preview)
-        else:
-            click.echo("\n".join(f"{key}: {value}" for key, value in preview.items()))
+        print_values(exchange.preview(memory), as_json=as_json)
         return
     try:
         result = exchange.run(note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -31,9 +30,11 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
     pipeline rules error tensorrt
     pipeline rules tp.awq_block
     """
-    filters = {word: _filter(word) for word in words if word in (*GROUPS, *_RUNTIMES, *_SEVERITIES)}
+    filters = {word for word in words if word in (*GROUPS, *_RUNTIMES, *_SEVERITIES)}
     named = [_found(word) for word in words if word not in filters]
-    chosen = named or [rule for rule in rules() if all(keeps(rule) for keeps in filters.values())]
+    chosen = named or [
+        rule for rule in rules() if filters <= {rule.group, *rule.runtimes, *rule.severities.values()}
+    ]
     if as_json:
         rows = [_row(listed) for listed in chosen]
         print_json(rows[0] if len(named) == 1 else rows)
@@ -41,10 +42,6 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         click.echo("\n\n".join(map(_page, named)))
     else:
         _print_table(chosen)
-
-
-def _filter(word: str) -> Callable[[Rule], bool]:
-    return lambda rule: word in (rule.group, *rule.runtimes, *rule.severities.values())
 
 
 def _found(name: str) -> Rule:

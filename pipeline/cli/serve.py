@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import click
 from pydantic import Field
 
-from pipeline.cli.options import Verb, complete_recipe, gpus_option, set_option, store_root
+from pipeline.cli.options import Verb, complete_recipe, set_option, store_root
 from pipeline.cli.output import is_quiet, note, print_json, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import ListenSettings
-from pipeline.plan.settings import PackageSettings
+from pipeline.plan.settings import DeviceSettings, PackageSettings
 from pipeline.settings import Option, Settings
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class _Mode(Settings):
 @set_option
 @options_of(_Mode, "mode")
 @options_of(PackageSettings, "wanted")
-@gpus_option
+@options_of(DeviceSettings, "placed")
 @options_of(ListenSettings, "listening")
 def command(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
     mode: _Mode,
     wanted: PackageSettings,
-    gpus: tuple[int, ...],
+    placed: DeviceSettings,
     listening: ListenSettings,
 ) -> None:
     """Run the models of RECIPEs on this machine: Triton, and in front of it the OpenAI API, until Ctrl-C.
@@ -79,8 +79,8 @@ def command(
     from pipeline.store import Store
 
     start = ServeStart(
-        recipes=recipes, overrides=overrides, store=store_root(), wanted=wanted, gpus=gpus, listening=listening,
-        no_gateway=mode.no_gateway,
+        recipes=recipes, overrides=overrides, store=store_root(), wanted=wanted, gpus=placed.devices,
+        listening=listening, no_gateway=mode.no_gateway,
     )  # fmt: skip
     if mode.detached is not None:
         start = ServeStart.from_descriptor(mode.detached)
@@ -114,11 +114,11 @@ def _show(chosen: ChosenPackage, options: ServeOptions, *, as_json: bool) -> Non
     from pipeline.serving.dry_run import dry_run
 
     foreseen = None if chosen.built else chosen.deployment
-    made = dry_run(chosen.folder, options, foreseen, chosen.note)
+    preview = dry_run(chosen.folder, options, foreseen, chosen.note)
     if as_json:
-        print_json(made.as_json())
+        print_json(preview.as_json())
     else:
-        click.echo(str(made))
+        click.echo(str(preview))
 
 
 def _wait(started: DetachedSupervisor, packages: ServedPackages, store: Store, *, wait: bool) -> None:

@@ -46,7 +46,6 @@ def options_of(
     defaults. All faults are reported at once.
 
     Args:
-        model: Settings of one subject.
         argument: Parameter of the command that gets them.
         check: Finds faults of settings and the command's other arguments together.
 
@@ -155,10 +154,8 @@ def read_section(model: type[Settings], texts: Sequence[str], option: str) -> tu
     """Read the values of an option that gives a whole model.
 
     Args:
-        model: Model of the section.
         texts: Names of YAML files, and `KEY=VALUE` with a YAML value. Later files replace keys of earlier ones, and
             single keys those of files. Paths in a file are relative to its folder.
-        option: Name of the option, for faults.
 
     Returns:
         The settings, without the values at fault; and all faults.

@@ -80,21 +80,21 @@ def verify_(names: tuple[str, ...], as_json: bool, remove: bool) -> None:
     artifacts = tuple(opened.get(name) for name in wanted) if names else opened.list()
     damaged = {name: reason for name, reason in unreadable.items() if not names or name in names}
     report = reporter(silent=as_json)
-    found = {artifact.name: verify(artifact, report, opened.hashes) for artifact in artifacts}
+    results = {artifact.name: verify(artifact, report, opened.hashes) for artifact in artifacts}
     opened.hashes.save()
-    damaged |= {name: str(result) for name, result in found.items() if not result.ok}
+    damaged |= {name: str(result) for name, result in results.items() if not result.ok}
     removed = [name for name in damaged if remove and _remove(opened, name)]
     if as_json:
         print_json(
             {
                 "root": str(opened.root),
-                "artifacts": {name: _verdict(result) for name, result in found.items()},
-                "unreadable": {name: reason for name, reason in damaged.items() if name not in found},
+                "artifacts": {name: _verdict(result) for name, result in results.items()},
+                "unreadable": {name: reason for name, reason in damaged.items() if name not in results},
                 "removed": removed,
             }
         )
     else:
-        for name in sorted(found.keys() | damaged.keys()):
+        for name in sorted(results.keys() | damaged.keys()):
             gone = " (removed)" if name in removed else ""
             click.echo(f"{name}  {damaged.get(name, 'intact')}{gone}")
     if damaged:

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from pipeline.bench.tune.settings import TuneSettings
-from pipeline.cli.options import Verb, allow_option, json_option, open_store, recipe_argument
+from pipeline.cli.options import Verb, json_option, open_store, recipe_argument
 from pipeline.cli.output import note, print_json, print_rich, reporter
 from pipeline.cli.settings_options import options_of
 from pipeline.errors import Fault, InvalidInput
 from pipeline.extras import missing
+from pipeline.plan.settings import PreparationSettings
 
 _PLANNED = "pipeline.tune.planned"  # key of click's `Context.meta`: recipe and plan
 
@@ -40,7 +41,7 @@ def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterat
 @click.command(name="tune", cls=Verb)
 @recipe_argument
 @options_of(TuneSettings, check=_plan_faults)
-@allow_option
+@options_of(PreparationSettings, "preparation")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -49,7 +50,7 @@ def _plan_faults(arguments: Mapping[str, Any], settings: TuneSettings) -> Iterat
 @json_option
 def command(
     settings: TuneSettings,
-    allowed: frozenset[str],
+    preparation: PreparationSettings,
     dry_run: bool,
     as_json: bool,
     **_named: object,
@@ -90,7 +91,7 @@ def command(
         settings,
         plan,
         progress,
-        allowed=allowed,
+        allowed=preparation.allowed,
         begin=lines.begin,
         watch=lines.show,
     )

@@ -88,12 +88,8 @@ def command(
         if not any(answer.offered for answer in answers):
             sys.exit(UserError.exit_code)
         return
-    _print_matrix(_chosen(version, runtime), as_json)
-
-
-def _chosen(version: str | None, runtime: Track | None) -> list[Release]:
-    found = [release(version)] if version else list(releases())
-    return [entry for entry in found if runtime is None or runtime in entry.tracks]
+    listed = (release(version),) if version else releases()
+    _print_matrix([entry for entry in listed if runtime is None or runtime in entry.tracks], as_json)
 
 
 def _print_matrix(chosen: list[Release], as_json: bool) -> None:

@@ -10,13 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from pipeline.resources import parse_yaml
+
+Record = TypeVar("Record")
 
 
 @cache
 def read_facts(file: str) -> Mapping[str, Any]:
     """Return the content of a file of `data/`, such as "gpus.yaml"."""
-    found: Mapping[str, Any] = parse_yaml((resources.files(__name__) / "data" / file).read_text("utf-8"))
-    return found
+    facts: Mapping[str, Any] = parse_yaml((resources.files(__name__) / "data" / file).read_text("utf-8"))
+    return facts
+
+
+def record(kind: type[Record], entry: Mapping[str, Any]) -> Record:
+    """Make a record, a dataclass, of an entry of the data; keys that are no fields of it are left out."""
+    made: Record = _adapter(kind).validate_python(entry)  # type: ignore[arg-type]
+    return made
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

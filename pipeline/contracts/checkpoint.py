@@ -1,4 +1,4 @@
-"""The checkpoint that trtllm-build reads: what each rank holds, what config.json says, and whether a folder is one.
+"""The checkpoint that trtllm-build reads: what each rank holds, what config.json says, and how to know it.
 
 The facts are data (`data/checkpoint.yaml`, each with its source), for TensorRT-LLM 1.0 to 1.2 and Llama, Mistral,
 Mixtral, Phi-3, Qwen2 and Qwen3. How tensors are divided is in `pipeline.runtimes.tensorrt.checkpoint`.
@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.contracts import read_facts
 from pipeline.errors import CheckpointError
 from pipeline.models import Architecture, Format, TensorFiles
-from pipeline.models.tensors import TensorHeader
+from pipeline.models.header import HeaderEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class CheckpointLayout:
     @property
     def algorithm(self) -> str | None:
         """`quantization.quant_algo`."""
-        found: str | None = _format(self.format)["algorithm"]
-        return found
+        algorithm: str | None = _format(self.format)["algorithm"]
+        return algorithm
 
     @property
     def hidden_act(self) -> str:
@@ -163,8 +163,8 @@ def needed_keys(family: str) -> dict[str, str]:
 
 
 def _format(form: Format) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = _facts()["formats"][str(form)]
-    return found
+    facts: Mapping[str, Any] = _facts()["formats"][str(form)]
+    return facts
 
 
 def _facts() -> Mapping[str, Any]:
@@ -200,9 +200,9 @@ def check_files(directory: Path, layout: CheckpointLayout, *, values: bool = Tru
 
 def _file_faults(directory: Path, layout: CheckpointLayout) -> Iterator[str]:
     wanted = {"config.json", *(f"rank{rank}.safetensors" for rank in range(layout.world))}
-    found = {path.name for path in directory.iterdir()}
-    yield from (f"{name} is missing" for name in sorted(wanted - found))
-    yield from (f"{name} is not expected" for name in sorted(found - wanted))
+    names = {path.name for path in directory.iterdir()}
+    yield from (f"{name} is missing" for name in sorted(wanted - names))
+    yield from (f"{name} is not expected" for name in sorted(names - wanted))
 
 
 def _config_faults(path: Path, layout: CheckpointLayout) -> Iterator[str]:
@@ -310,7 +310,7 @@ def _rank_faults(
             yield from (f"{file}: {fault}" for fault in _value_faults(name, tensors[name]))
 
 
-def _header_faults(header: TensorHeader, expected: ExpectedTensor) -> Iterator[str]:
+def _header_faults(header: HeaderEntry, expected: ExpectedTensor) -> Iterator[str]:
     if header.dtype not in expected.dtypes:
         yield f"{header.name} is {header.dtype}, not {' or '.join(expected.dtypes)}"
     single = expected.shape == (1,) and header.shape == ()  # both are read as one number
@@ -318,10 +318,10 @@ def _header_faults(header: TensorHeader, expected: ExpectedTensor) -> Iterator[s
         yield f"{header.name} has shape {list(header.shape)}, not {list(expected.shape)}"
 
 
-def _value_faults(name: str, found: np.ndarray[Any, Any]) -> Iterator[str]:
-    if found.dtype.kind in "iu":
+def _value_faults(name: str, values: np.ndarray[Any, Any]) -> Iterator[str]:
+    if values.dtype.kind in "iu":
         return
-    flat, finite, positive = found.reshape(-1), True, True
+    flat, finite, positive = values.reshape(-1), True, True
     for at in range(0, flat.size, _AT_ONCE):
         numbers = flat[at : at + _AT_ONCE].astype(np.float32)
         finite &= bool(np.isfinite(numbers).all())

@@ -62,6 +62,26 @@ def cpu_expert_bytes(form: str) -> float:
     return float(values.get(form, values["others"]))
 
 
+def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_block: int = 128) -> int:
+    """Bytes of a linear layer in the embedded engine, as its kernels pack it.
+
+    Args:
+        form: as for `linear_bytes`.
+        precision: type that the model is computed in, "float32" or "bfloat16".
+        awq_block: as for `linear_bytes`.
+    """
+    if cpu_widens(form):
+        return rows * columns * dtype_bytes(precision)
+    if each := _data()["cpu_linear"]["values"].get(form):
+        return math.ceil(rows * columns * float(each))
+    return linear_bytes(rows, columns, form, awq_block=awq_block)
+
+
+def cpu_widens(form: str) -> bool:
+    """Tell whether the embedded engine holds weights of a format in the type that it computes in."""
+    return form in _data()["cpu_linear"]["widened"]
+
+
 def cpu_bf16_pays(hidden: int) -> bool:
     """Tell whether the embedded engine is faster in bf16 with models of a hidden size, where the processor has it."""
     return hidden >= int(_data()["cpu_bf16_hidden"]["value"])
@@ -166,8 +186,8 @@ def formats() -> tuple[str, ...]:
 
 def mxfp4_multiples() -> Mapping[str, int]:
     """Sizes to which kernels round up the `hidden` size and the `inner` size of experts."""
-    found: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
-    return found
+    multiples: Mapping[str, int] = _data()["weights"]["mxfp4_multiples"]
+    return multiples
 
 
 def dtypes() -> tuple[str, ...]:
@@ -216,7 +236,7 @@ def kv_bytes_per_token(
 
 
 def _at(by_size: Mapping[int, float], tensor_parallel: int) -> float:
-    """The figure for a tensor-parallel size, or for the next smaller one that is known."""
+    """The figure for a tensor-parallel size, or for the next smaller size that is known."""
     return by_size[max(size for size in by_size if size <= tensor_parallel)]
 
 

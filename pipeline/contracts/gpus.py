@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.releases import Track
 from pipeline.contracts.version_range import holds
 from pipeline.errors import UserError
@@ -92,8 +92,7 @@ class FormatIssue:
 
 def gpus() -> tuple[Gpu, ...]:
     """List all GPUs that are known, oldest architecture first."""
-    found = ({field.name: entry[field.name] for field in fields(Gpu)} for entry in _data()["gpus"])
-    return tuple(Gpu(**values | {"memory_gib": float(values["memory_gib"])}) for values in found)
+    return tuple(record(Gpu, entry) for entry in _data()["gpus"])
 
 
 def gpu(name: str) -> Gpu:
@@ -128,16 +127,7 @@ def gpu_rates(name: str) -> GpuRates:
         raise UserError(
             f"GPU {known}: the rate of PCIe {facts['pcie']} is not known; add it to pcie_gb_s in {_FILE}"
         )
-    return GpuRates(
-        gpu=known,
-        memory_gb_s=float(facts["memory_gb_s"]),
-        tflops={name: float(value) for name, value in facts["tflops"].items()},
-        pcie_gb_s=float(_data()["pcie_gb_s"][facts["pcie"]]),
-        nvlink_gb_s=float(facts.get("nvlink_gb_s", 0)),
-        nvlink_gpus=facts.get("nvlink_gpus", 1),
-        tdp_w=facts.get("tdp_w"),
-        unverified=tuple(facts.get("unverified", ())),
-    )
+    return record(GpuRates, {**facts, "gpu": known, "pcie_gb_s": _data()["pcie_gb_s"][facts["pcie"]]})
 
 
 def gpu_generation(name: str) -> GpuGeneration:
@@ -159,7 +149,7 @@ def gpu_generation(name: str) -> GpuGeneration:
 def format_issues(
     on: Gpu, weights: str, kv_cache: str, track: Track, version: str | None = None
 ) -> tuple[FormatIssue, ...]:
-    """List what speaks against formats of weights and KV cache on a GPU, in a release; None: one that knows all."""
+    """List what speaks against formats of weights and KV cache on a GPU, in a release (None: that knows all)."""
     return (
         *(_too_old(on, version) if version is not None else ()),
         *_findings("formats", "weights", weights, on, track, version),

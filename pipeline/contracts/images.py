@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.releases import Track, container
 from pipeline.contracts.version_range import holds
 
@@ -79,10 +79,8 @@ def named_image(name: str, version: str, track: Track) -> ServingImage:
 
 def freed_pins(version: str) -> tuple[FreedPin, ...]:
     """List the pins of images that are let go where TensorRT-LLM has this version."""
-    found = (entry for entry in _data()["freed"] if holds(version, entry["since"], None))
     return tuple(
-        FreedPin(entry["package"], entry["since"], entry["below"], entry["wants"], entry["why"])
-        for entry in found
+        record(FreedPin, entry) for entry in _data()["freed"] if holds(version, entry["since"], None)
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import entries_in
 from pipeline.errors import UserError
 
@@ -110,15 +110,7 @@ def _tensor(entry: Mapping[str, Any], chosen: DataTypes) -> TensorSpec:
         name, data_type = data_type, getattr(chosen, data_type)
         if data_type not in allowed:
             raise UserError(f"{name} = {data_type}: must be one of {', '.join(allowed)}")
-    reshape = entry.get("reshape")
-    return TensorSpec(
-        name=entry["name"],
-        data_type=data_type,
-        dims=tuple(entry["dims"]),
-        optional=entry.get("optional", False),
-        reshape=None if reshape is None else tuple(reshape),
-        allow_ragged_batch=entry.get("allow_ragged_batch", False),
-    )
+    return record(TensorSpec, {**entry, "data_type": data_type})
 
 
 def _model_facts(name: str) -> Mapping[str, Any]:
@@ -159,7 +151,10 @@ class BackendParameter:
 def parameters(model: str, version: str) -> dict[str, BackendParameter]:
     """List the parameters that a model reads in a version, in upstream's order."""
     entries = _entries(_model_facts(model)["parameters"], version)
-    return {entry["name"]: _parameter(entry) for entry in entries}
+    return {
+        entry["name"]: record(BackendParameter, {**entry, "needed_with": entry.get("with", {})})
+        for entry in entries
+    }
 
 
 def check(version: str, model: str, given: Mapping[str, str], ours: Collection[str] = ()) -> list[str]:
@@ -182,9 +177,9 @@ def _faults(
         if value is None:
             if parameter.needed:
                 yield f"{name}: is missing, and the model does not load without it"
-            elif _is_needed_with(parameter, given):
-                others = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
-                yield f"{name}: is missing, and {others} needs it"
+            elif parameter.needed_with and parameter.needed_with.items() <= given.items():
+                conditions = ", ".join(f"{other} = {is_}" for other, is_ in parameter.needed_with.items())
+                yield f"{name}: is missing, and {conditions} needs it"
         elif not value:
             if parameter.needed != "key":
                 yield f"{name}: is empty; give it a value" + ("" if parameter.needed else ", or leave it out")
@@ -192,24 +187,6 @@ def _faults(
             yield f"{name} = {value}: a placeholder is left"
         elif not _READERS[parameter.kind](parameter, value):
             yield f"{name} = {value}: must be {_expected(parameter)}"
-
-
-def _is_needed_with(parameter: BackendParameter, given: Mapping[str, str]) -> bool:
-    return bool(parameter.needed_with) and all(
-        given.get(other) == value for other, value in parameter.needed_with.items()
-    )
-
-
-def _parameter(entry: Mapping[str, Any]) -> BackendParameter:
-    return BackendParameter(
-        name=entry["name"],
-        kind=entry["kind"],
-        needed=entry.get("needed"),
-        default=entry.get("default"),
-        values=tuple(entry.get("values", ())),
-        least=entry.get("least"),
-        needed_with=entry.get("with", {}),
-    )
 
 
 def _is_int(parameter: BackendParameter, value: str) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.releases import release
 from pipeline.contracts.version_range import holds
 
@@ -76,10 +76,7 @@ class KnownCause:
 @cache
 def known_causes() -> tuple[KnownCause, ...]:
     """Why servers fail, as their logs say it; the same for all versions."""
-    return tuple(
-        KnownCause(re.compile(entry["pattern"]), entry["meaning"], entry["fix"])
-        for entry in _data()["causes"]
-    )
+    return tuple(record(KnownCause, entry) for entry in _data()["causes"])
 
 
 @cache
@@ -99,13 +96,13 @@ def listening(
         metrics: Address and port of the page of metrics.
     """
     arguments = _data()["arguments"]
-    found = () if http is not None else tuple(arguments["no_http"]["value"])
+    options = () if http is not None else tuple(arguments["no_http"]["value"])
     for protocol, at in (("http", http), ("grpc", grpc), ("metrics", metrics)):
         if at is not None:
-            found += tuple(
+            options += tuple(
                 argument.format(address=at[0], port=at[1]) for argument in arguments[protocol]["value"]
             )
-    return found
+    return options
 
 
 def tracing(url: str) -> tuple[str, ...]:
@@ -123,14 +120,9 @@ def upstream_clients() -> str:
 def launch_facts(version: str) -> LaunchFacts:
     """Look up how a version of TensorRT-LLM is started."""
     release(version)
-    entries = {name: entry for section in _SECTIONS for name, entry in _data()[section].items()}
-    values: dict[str, Any] = {}
-    for field in fields(LaunchFacts):
-        entry = entries[field.name]
-        if holds(version, entry.get("since"), entry.get("until")):
-            value = entry["value"]
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return LaunchFacts(**values)
+    entries = [pair for section in _SECTIONS for pair in _data()[section].items()]
+    held = {name: entry for name, entry in entries if holds(version, entry.get("since"), entry.get("until"))}
+    return record(LaunchFacts, {name: entry["value"] for name, entry in held.items()})
 
 
 def _data() -> Mapping[str, Any]:

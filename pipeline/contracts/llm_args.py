@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import entries_in, listed, require_known
 from pipeline.errors import Fault
 
@@ -31,9 +31,9 @@ class SpeculationFormat:
     """How a way to propose tokens is written in `speculative_config`, and what it costs."""
 
     decoding_type: str
-    length_key: str  # the key of the tokens that are proposed in one round
-    draft_key: str | None  # the key that names the checkpoint of a draft; None where there is no draft
     two_models: bool  # two models that run in turns, which upstream cannot overlap with scheduling
+    length_key: str = "max_draft_len"  # the key of the tokens that are proposed in one round
+    draft_key: str | None = None  # the key that names the checkpoint of a draft; None where there is no draft
     extra: Mapping[str, Any] = field(default_factory=dict)  # settings that the version needs besides
 
 
@@ -56,13 +56,7 @@ def require(version: str) -> None:
 def speculation(version: str, method: str) -> SpeculationFormat:
     """Look up how a recipe's method (ngram, mtp, draft_target, eagle3) is written in a version."""
     entry = next(entry for entry in _entries("speculation", version) if entry["method"] == method)
-    return SpeculationFormat(
-        decoding_type=entry["decoding_type"],
-        length_key=entry.get("length_key", "max_draft_len"),
-        draft_key=entry.get("draft_key"),
-        two_models=entry["two_models"],
-        extra=dict(entry.get("extra", {})),
-    )
+    return record(SpeculationFormat, entry)
 
 
 def decoding_types(version: str) -> tuple[str, ...]:
@@ -157,8 +151,8 @@ def _objections_to_speculation(version: str, given: Mapping[str, Any]) -> Iterat
     if chosen is None:
         yield Fault("is missing", key=key, fix=fix), True
     elif chosen in models:
-        rest = {name: value for name, value in given.items() if name != "decoding_type"}
-        yield from _objections(version, models[chosen], rest, f"{SPECULATION}.")
+        settings = {name: value for name, value in given.items() if name != "decoding_type"}
+        yield from _objections(version, models[chosen], settings, f"{SPECULATION}.")
     else:
         having = [release for release in versions() if chosen in decoding_types(release)]
         fault = Fault("is not known to", key=key, value=chosen, fix=fix)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.inflight_batcher import ModelTensors, TensorSpec
 from pipeline.contracts.version_range import entries_in, listed
 
@@ -23,10 +23,7 @@ def versions() -> tuple[str, ...]:
 
 def tensors(version: str) -> ModelTensors:
     """List inputs and outputs in a version, in upstream's order; they have no batch dimension."""
-    return ModelTensors(
-        inputs=tuple(map(_tensor, _holding("input", version))),
-        outputs=tuple(map(_tensor, _holding("output", version))),
-    )
+    return _tensors(version, "input", "output")
 
 
 def triton_config(version: str) -> Mapping[str, Any]:
@@ -75,10 +72,10 @@ def lora_module(version: str, layer: str) -> str | None:
     >>> lora_module("1.2.1", "layers.0.self_attn.q_proj"), lora_module("1.2.1", "layers.0.mlp.gate")
     ('attn_q', None)
     """
-    found = [entry for entry in _holding("lora_modules", version) if layer.endswith(f".{entry['layer']}")]
+    entries = [entry for entry in _holding("lora_modules", version) if layer.endswith(f".{entry['layer']}")]
     if ".shared_expert" in layer:
-        found = [entry for entry in found if "shared_expert." in entry["layer"]]
-    return max(found, key=lambda entry: len(entry["layer"]))["name"] if found else None
+        entries = [entry for entry in entries if "shared_expert." in entry["layer"]]
+    return max(entries, key=lambda entry: len(entry["layer"]))["name"] if entries else None
 
 
 def ignored_sampling(version: str) -> tuple[str, ...]:
@@ -88,10 +85,7 @@ def ignored_sampling(version: str) -> tuple[str, ...]:
 
 def own_tensors(version: str) -> ModelTensors:
     """List what our model takes and returns beyond upstream's, because the LLM API of a version has it."""
-    return ModelTensors(
-        inputs=tuple(map(_tensor, _holding("own_input", version))),
-        outputs=tuple(map(_tensor, _holding("own_output", version))),
-    )
+    return _tensors(version, "own_input", "own_output")
 
 
 def fp8_cache_scale() -> float:
@@ -114,12 +108,9 @@ def _holding(section: str, version: str) -> Iterator[Mapping[str, Any]]:
     return entries_in(_data()[section], version, versions())
 
 
-def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(
-        name=entry["name"],
-        data_type=entry["data_type"],
-        dims=tuple(entry["dims"]),
-        optional=entry.get("optional", False),
+def _tensors(version: str, *sections: str) -> ModelTensors:
+    return ModelTensors(
+        *(tuple(record(TensorSpec, entry) for entry in _holding(section, version)) for section in sections)
     )
 
 

@@ -45,9 +45,9 @@ class LoadLog:
     @property
     def sizes(self) -> ModelSizes:
         """Sizes of the model."""
-        found = ModelSizes.from_config(self.config)
-        assert found is not None, "the data are read by a test"
-        return found
+        sizes = ModelSizes.from_config(self.config)
+        assert sizes is not None, "the data are read by a test"
+        return sizes
 
 
 def capacity_points() -> tuple[CapacityPoint, ...]:

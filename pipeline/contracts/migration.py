@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from pipeline.contracts import llm_args, read_facts
+from pipeline.contracts import llm_args, read_facts, record
 
 Kind = Literal["flags", "parameters", "triton"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -22,7 +22,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _FILES = ("migration.yaml", "gpus.yaml", "rules/sources.yaml")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetting:
     """One setting of an engine: a flag of trtllm-build, a parameter of the backend, or another of config.pbtxt.
 
@@ -36,15 +36,15 @@ class EngineSetting:
 
     kind: Kind
     name: str
-    argument: str | None
-    key: str | None
-    near: str | None
-    because: str
+    argument: str | None = None
+    key: str | None = None
+    near: str | None = None
+    because: str = ""
     sources: tuple[str, ...]
 
     @property
     def reason(self) -> str:
-        """Reason why no argument says the same, or what differs, with the one that is near it."""
+        """Reason why no argument says the same, or what differs, with the argument that is near it."""
         named = self.near is None or self.near in self.because
         return self.because if named else f"{self.because} (near it: {self.near})"
 
@@ -102,16 +102,8 @@ def _settings() -> Mapping[tuple[Kind, str], EngineSetting]:
 
 def _of_kind(kind: Kind) -> Iterator[EngineSetting]:
     for entry in _data()["settings"][kind]:
-        for name in entry["names"]:
-            yield EngineSetting(
-                kind=kind,
-                name=name,
-                argument=entry.get("argument"),
-                key=entry.get("key"),
-                near=entry.get("near"),
-                because=entry.get("because", ""),
-                sources=documents(entry["source"]),
-            )
+        fields = {**entry, "kind": kind, "sources": documents(entry["source"])}
+        yield from (record(EngineSetting, {**fields, "name": name}) for name in entry["names"])
 
 
 def _note(entry: Mapping[str, Any]) -> MigrationNote:

@@ -9,49 +9,48 @@ The facts are data (`data/releases.yaml`, each with its source). A release, or a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import unknown_version
 from pipeline.errors import UserError
 
 Track = Literal["tensorrt", "pytorch"]
 TRACKS: tuple[Track, ...] = ("tensorrt", "pytorch")
-_PINS = ("tensorrt", "torch", "modelopt", "transformers", "cuda", "python", "commit")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TritonContainer:
     """An image that holds Triton and TensorRT-LLM."""
 
     release: str | None  # of Triton: "26.07"; None for TensorRT-LLM's own image
     image: str  # with its tag
     trtllm: str
-    tensorrt: str | None
-    torch: str | None
-    cuda: str | None
+    tensorrt: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
     driver: str  # the oldest that it runs with
     python: str
-    conflict: str | None  # why it is not known what is inside
+    conflict: str | None = None  # why it is not known what is inside
     joins: tuple[str, str] | None = None  # TensorRT-LLM's own image and Triton's, of which it is to be built
     unseen: str | None = None  # what nobody has shown of it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """One version of TensorRT-LLM. Pins are as the release declares them; None is not known, or not there."""
 
     version: str
-    candidate: bool  # a release candidate, which is not final
+    candidate: bool = False  # a release candidate, which is not final
     tracks: tuple[Track, ...]
-    tensorrt: str | None
-    torch: str | None
-    modelopt: str | None
-    transformers: str | None
-    cuda: str | None
-    python: str | None
-    commit: str | None  # of NVIDIA/TensorRT-LLM, as its package names it
+    tensorrt: str | None = None
+    torch: str | None = None
+    modelopt: str | None = None
+    transformers: str | None = None
+    cuda: str | None = None
+    python: str | None = None
+    commit: str | None = None  # of NVIDIA/TensorRT-LLM, as its package names it
     containers: tuple[TritonContainer, ...]  # oldest first
 
 
@@ -84,17 +83,17 @@ def require_runtime(version: str, track: Track) -> Release:
     Raises:
         UserError: it is not known, or lacks the runtime; the text says why, and which releases have it.
     """
-    found = release(version)
-    if track not in found.tracks:
+    entry = release(version)
+    if track not in entry.tracks:
         having = [other.version for other in releases() if track in other.tracks]
         raise UserError(
             f"TensorRT-LLM {version} is not offered with runtime {track}; with it: {', '.join(having)}. {half(track)}"
         )
-    return found
+    return entry
 
 
 def container(version: str) -> TritonContainer:
-    """Find the newest container that carries a release; one with a conflict only if there is no other.
+    """Find the newest container that carries a release; a container with a conflict only if there is no other.
 
     Raises:
         UserError: the release is not known, or no container is.
@@ -107,43 +106,27 @@ def container(version: str) -> TritonContainer:
 
 def containers() -> tuple[TritonContainer, ...]:
     """List all Triton containers, oldest first, those with conflicts too."""
-    return tuple(_container(entry) for entry in _data()["containers"])
+    return tuple(record(TritonContainer, entry) for entry in _data()["containers"])
 
 
 def joined() -> tuple[TritonContainer, ...]:
     """List the images of our own, which the Dockerfile makes of TensorRT-LLM's container and Triton's."""
     return tuple(
-        replace(
-            _container({**entry, "image": f"pipeline-triton:{entry['trtllm']}"}),
-            joins=(entry["trtllm_image"], entry["triton_image"]),
-            unseen=entry["unseen"],
+        record(
+            TritonContainer,
+            {
+                **entry,
+                "image": f"pipeline-triton:{entry['trtllm']}",
+                "joins": (entry["trtllm_image"], entry["triton_image"]),
+            },
         )
         for entry in _data()["joined"]
     )
 
 
 def _release(entry: Mapping[str, Any]) -> Release:
-    version: str = entry["version"]
-    carrying = tuple(image for image in (*joined(), *containers()) if image.trtllm == version)
-    return Release(
-        version=version,
-        candidate=entry.get("candidate", False),
-        tracks=tuple(entry["tracks"]),
-        containers=carrying,
-        **{name: entry.get(name) for name in _PINS},
-    )
-
-
-def _container(entry: Mapping[str, Any]) -> TritonContainer:
-    optional = ("tensorrt", "torch", "cuda", "conflict")
-    return TritonContainer(
-        release=entry["release"],
-        image=entry["image"],
-        trtllm=entry["trtllm"],
-        driver=entry["driver"],
-        python=entry["python"],
-        **{name: entry.get(name) for name in optional},
-    )
+    carrying = [image for image in (*joined(), *containers()) if image.trtllm == entry["version"]]
+    return record(Release, {**entry, "containers": carrying})
 
 
 def _data() -> Mapping[str, Any]:

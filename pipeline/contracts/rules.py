@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import holds
 
 Severity = Literal["error", "warning", "note"]
@@ -82,7 +82,7 @@ def source(name: str) -> str:
 
 
 def similar_ids(name: str) -> tuple[str, ...]:
-    """List ids of rules that are like one that does not exist, at most three."""
+    """List at most three ids of rules that are like an id that does not exist."""
     known = _rules()
     same_end = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
     return tuple(same_end or difflib.get_close_matches(name, known, n=3, cutoff=0.5))[:3]
@@ -96,17 +96,9 @@ def _rules() -> Mapping[str, Rule]:
 
 
 def _rule(name: str, group: str, entry: Mapping[str, Any]) -> Rule:
-    given = dict(entry)
-    runtimes, severity = tuple(given.pop("runtimes")), given.pop("severity")
-    return Rule(
-        id=name,
-        group=group,
-        runtimes=runtimes,
-        severities=severity if isinstance(severity, Mapping) else dict.fromkeys(runtimes, severity),
-        fields=tuple(given.pop("fields")),
-        sources=tuple(given.pop("source")),
-        **given,
-    )
+    severity = entry["severity"]
+    each = severity if isinstance(severity, Mapping) else dict.fromkeys(entry["runtimes"], severity)
+    return record(Rule, {**entry, "id": name, "group": group, "severities": each, "sources": entry["source"]})
 
 
 def _file(name: str) -> Mapping[str, Any]:

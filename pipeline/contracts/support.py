@@ -38,7 +38,7 @@ class Support:
     needs: tuple[str, ...] = ()  # arguments of the LLM API, one of which a yes takes; empty: none
 
     def on(self, sm: int | None) -> Answer:
-        """Return the answer for a GPU; None: one that can."""
+        """Return the answer for a GPU; None: for a GPU that can."""
         if self.answer != "yes" or sm is None or not self.sm or _within(sm, self.sm):
             return self.answer
         return "untested" if _within(sm, self.unsure) else "no"
@@ -63,15 +63,15 @@ def features() -> tuple[str, ...]:
 @cache
 def listing(architecture: str) -> tuple[str, ...]:
     """List the releases with the PyTorch backend whose page lists a class, oldest first."""
-    found = []
+    versions = []
     for release in releases():
         listed = False
         for page in _data()["pages"]:
             if "pytorch" in release.tracks and not precedes(release.version, page["since"]):
                 listed = architecture in page["adds"] or (listed and architecture not in page["drops"])
         if listed:
-            found.append(release.version)
-    return tuple(found)
+            versions.append(release.version)
+    return tuple(versions)
 
 
 def feature_support(architecture: str, version: str) -> Mapping[str, Support]:
@@ -79,15 +79,15 @@ def feature_support(architecture: str, version: str) -> Mapping[str, Support]:
     row = next(
         (entry["row"] for entry in _data()["rows"] if entry["architecture"] == architecture), architecture
     )
-    page, found = _page(version), dict[str, Support]()
+    page, known = _page(version), dict[str, Support]()
     if row in page["matrix"]:
         answers = zip(features(), page["matrix"][row].split(), strict=True)
-        found = {name: _support(row, name, version, _ANSWERS[mark], page["source"]) for name, mark in answers}
+        known = {name: _support(row, name, version, _ANSWERS[mark], page["source"]) for name, mark in answers}
     for entry in _data()["more"]:
         if architecture in entry["architectures"] and holds(version, entry.get("since"), entry.get("until")):
             needs = tuple(entry.get("needs", ()))
-            found[entry["feature"]] = Support(_ANSWERS[entry["answer"]], tuple(entry["source"]), needs=needs)
-    return found
+            known[entry["feature"]] = Support(_ANSWERS[entry["answer"]], tuple(entry["source"]), needs=needs)
+    return known
 
 
 def model_support(architecture: str, version: str) -> Support:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pipeline.contracts import read_facts
+from pipeline.contracts import read_facts, record
 from pipeline.contracts.version_range import entries_in
 
 Kind = Literal["text", "integer", "choice", "toggle", "switch", "list"]
@@ -28,10 +28,10 @@ class Flag:
 
     name: str  # without the dashes
     kind: Kind
-    default: Value  # None if there is none, or it depends on the model
-    choices: tuple[str, ...]  # empty if any value will do
-    aliases: tuple[str, ...]
-    config: str | None  # path to its value in config.json, such as "build_config.max_batch_size"
+    default: Value = None  # None if there is none, or it depends on the model
+    choices: tuple[str, ...] = ()  # empty if any value will do
+    aliases: tuple[str, ...] = ()
+    config: str | None = None  # path to its value in config.json, such as "build_config.max_batch_size"
 
     @property
     def in_config(self) -> tuple[str, ...]:
@@ -126,15 +126,15 @@ def config_value(flag: Flag, value: Value) -> Any:
     return value
 
 
-def alike(found: Any, wanted: Any, dtype: str | None) -> bool:
+def alike(value: Any, wanted: Any, dtype: str | None) -> bool:
     """Tell whether a value in config.json is the wanted one. `dtype` is the model's, for which "auto" stands.
 
     >>> alike("paged", "PAGED", None), alike("bfloat16", "auto", "bfloat16"), alike("float16", "auto", "bfloat16")
     (True, True, False)
     """
-    if isinstance(found, str) and isinstance(wanted, str):
-        return found.upper() == wanted.upper() or (wanted == "auto" and found == dtype)
-    return type(found) is type(wanted) and bool(found == wanted)
+    if isinstance(value, str) and isinstance(wanted, str):
+        return value.upper() == wanted.upper() or (wanted == "auto" and value == dtype)
+    return type(value) is type(wanted) and bool(value == wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +196,7 @@ def _flags(version: str) -> Mapping[str, Flag]:
 
 
 def _flag(entry: Mapping[str, Any]) -> Flag:
-    toggled = TOGGLE if entry["kind"] == "toggle" else ()
-    return Flag(
-        name=entry["name"],
-        kind=entry["kind"],
-        default=entry.get("default"),
-        choices=tuple(entry.get("choices", toggled)),
-        aliases=tuple(entry.get("aliases", ())),
-        config=entry.get("config"),
-    )
+    return record(Flag, {"choices": TOGGLE if entry["kind"] == "toggle" else (), **entry})
 
 
 def data() -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""Order of TensorRT-LLM's versions, and which entries of a contract hold in one.
+"""Order of TensorRT-LLM's versions, and which entries of a contract hold in a version.
 
-An entry holds from the version that it names as `since` until before the one that it names as `until`. A candidate
+An entry holds from version `since` until before version `until`. A candidate
 (1.4.0rc1) is older than its release; a repaired release (1.2.1.post1) is newer.
 """
 
@@ -70,7 +70,7 @@ def require_known(version: str, versions: Sequence[str]) -> None:
 def unknown_version(version: str, versions: Sequence[str]) -> UserError:
     """Make the error for a version that is not one of `versions`, which are sorted; it names those next to it.
 
-    The one before is a stable release, with the candidates between it and the version.
+    The version before is a stable release, with the candidates between it and the version.
 
     >>> print(unknown_version("0.21.0", ("1.0.0", "1.1.0")), unknown_version("1.0.5", ("1.0.0", "1.1.0")), sep="; ")
     TensorRT-LLM 0.21.0 is not supported; the oldest is 1.0.0; TensorRT-LLM 1.0.5 is not known; known: 1.0.0, 1.1.0

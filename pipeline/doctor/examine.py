@@ -12,12 +12,13 @@ from functools import partial
 
 from pipeline.doctor.report import SCHEMA, Report, Text
 from pipeline.doctor.sections import sections
-from pipeline.doctor.verdicts import DoctorFacts, hub_repositories, judge, unreadable
+from pipeline.doctor.verdicts import DoctorFacts, judge, unreadable
 from pipeline.errors import InvalidInput, UserError
 from pipeline.machine.inventory import DEADLINE_S, MARGIN, Inventory, take
 from pipeline.machine.packages import read_extras, read_python, version_of
 from pipeline.machine.probe import Late, begin
 from pipeline.plan.preflight import findings
+from pipeline.prepare.facts import hub_files
 from pipeline.recipe import Recipe, load_recipe, packaged
 from pipeline.serving.launch_embedded import WHEEL, Installation
 from pipeline.store import Store
@@ -38,17 +39,12 @@ def examine(names: Sequence[str], store: Store, *, deadline_s: float = DEADLINE_
     """
     start = time.monotonic()
     recipes = {name: _load(name) for name in names or packaged()}
-    repositories = {
-        repo: revision
-        for recipe in recipes.values()
-        if isinstance(recipe, Recipe)
-        for repo, revision in hub_repositories(recipe).items()
-    }
+    files = [file for recipe in recipes.values() if isinstance(recipe, Recipe) for file in hub_files(recipe)]
     look = partial(
         take,
         store.root,
         ports=(*TRITON_PORTS, GATEWAY_PORT),
-        repositories=repositories.items(),
+        hub_files=files,
         deadline_s=deadline_s,
     )
     looking = begin({"machine": look}, deadline_s + _GRACE_S)

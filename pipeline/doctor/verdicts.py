@@ -22,8 +22,9 @@ from pipeline.plan.preflight import Finding, findings
 from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, needs_to_build, needs_to_serve
 from pipeline.plan.preflight.run_rules import machine_findings
+from pipeline.prepare.facts import hub_files
 from pipeline.prepare.prepare import needs_of_stage
-from pipeline.recipe import HubSource, Recipe, TensorRTRuntime
+from pipeline.recipe import Recipe, TensorRTRuntime
 
 _ALL: tuple[WayName, ...] = ("build", "local", "docker")
 _REFUSED = 400  # HTTP statuses from here on
@@ -41,7 +42,7 @@ class DoctorFacts:
     def facts(self, recipe: Recipe, way: WayName) -> MachineFacts:
         """As rules see the machine: what the store has of a recipe needs no room, and no hub."""
         facts, here = self.machine.facts(), self.in_store
-        held = sum(here.get(repo, 0) for repo in hub_repositories(recipe))
+        held = sum(here.get(repo, 0) for repo, _, _ in hub_files(recipe))
         store = replace(facts.store, held_bytes=held) if facts.store is not None else None
         hub = {repo: status for repo, status in facts.hub.items() if repo not in here}
         return replace(
@@ -123,12 +124,6 @@ def _obstacle(finding: Finding) -> Obstacle:
     return Obstacle(finding.keys[0], finding.problem, finding.fix, finding.rule)
 
 
-def hub_repositories(recipe: Recipe) -> dict[str, str | None]:
-    """Repository -> revision, of the models that come from the hub."""
-    asked = [recipe.model, *([recipe.draft] if recipe.draft is not None else [])]
-    return {need.source.repo: need.revision for need in asked if isinstance(need.source, HubSource)}
-
-
 def extras_to_build(recipe: Recipe) -> tuple[str, ...]:
     """The extras that a build imports; "" is what every part needs."""
     needed = (need.extra for stage in REVISIONS for need in needs_of_stage(recipe, stage))
@@ -149,7 +144,7 @@ def package_obstacles(names: Sequence[str], extras: Sequence[Extra]) -> Iterator
 
 def hub_obstacles(recipe: Recipe, found: Inventory, in_store: Mapping[str, int]) -> Iterator[Obstacle]:
     """Models that would have to be downloaded, and cannot be. `in_store`: repositories that are there already."""
-    if found.hub is None or in_store.keys() >= hub_repositories(recipe).keys():
+    if found.hub is None or all(repo in in_store for repo, _, _ in hub_files(recipe)):
         return
     if found.hub.offline:
         yield Obstacle("hub", "HF_HUB_OFFLINE is set, and the store lacks the model", "unset HF_HUB_OFFLINE")

@@ -47,6 +47,7 @@ LOG_FIELDS: Mapping[str, str] = {
     "outcome": "Status that it ended with: of a stream that failed after its header, the status of the error.",
     "ms": "Duration in milliseconds, from its header to the end of the answer.",
     "model": "Model that answered.",
+    "adapter": "LoRA adapter that the request named; null for the base.",
     "tenant": "Tenant whose key it had; empty where none is needed.",
     "stream": "Whether the answer was streamed.",
     "prompt_tokens": "Tokens of its prompts.",
@@ -137,9 +138,8 @@ class AccessLog:
     ) -> None:
         ended, path, fields = time.perf_counter(), scope["path"], record.fields
         outcome = record.outcome or record.status
-        self._metrics.count_request(
-            route or "other", fields.get("model", ""), outcome, fields.get("tenant", "")
-        )
+        names = (fields.get(name) or "" for name in ("tenant", "adapter"))
+        self._metrics.count_request(route or "other", fields.get("model", ""), outcome, *names)
         failed = outcome >= 500
         if record.span.recording:
             attributes = _http_attributes(scope, route, record.status, headers) | record.attributes

@@ -92,9 +92,9 @@ class GatewayMetrics(Collector):
         self._status = GatewayStatus()
         self._kv_usage: Mapping[str, float] = {}
         self._names_tenants = True
-        by_operation = ("model", "operation")
+        by_operation = ("model", "operation", "adapter")
         self._counters = {
-            "requests": _counter("requests", "endpoint", "model", "status"),
+            "requests": _counter("requests", "endpoint", "model", "status", "adapter"),
             "tenant_requests": _counter("tenant_requests", "tenant", "status"),
             "tenant_tokens": _counter("tenant_tokens", "tenant", "kind"),
             "choices": _counter("choices", *by_operation, "finish_reason"),
@@ -123,15 +123,18 @@ class GatewayMetrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def count_request(self, endpoint: str, model: str, status: int, tenant: str = "") -> None:
+    def count_request(
+        self, endpoint: str, model: str, status: int, tenant: str = "", adapter: str = ""
+    ) -> None:
         """Count an HTTP request that was answered.
 
         Args:
             endpoint: path of the request, or "other".
             model: name of the model; "" if the request named none that exists.
             tenant: name of the tenant; "" if the request had no key that is known.
+            adapter: LoRA adapter that the request named; "" for the base.
         """
-        self._counters["requests"].labels(endpoint, model, status).inc()
+        self._counters["requests"].labels(endpoint, model, status, adapter).inc()
         self._counters["tenant_requests"].labels(tenant, status).inc()
 
     def count_tokens(self, tenant: str, kind: str, tokens: int) -> None:
@@ -190,7 +193,7 @@ class GatewayMetrics(Collector):
         """
         self._generations.pop(id(generation), None)
         model = generation.model.name
-        of = (model, generation.operation)
+        of = (model, generation.operation, generation.adapter or "")
         observed = self._histograms
         error_type = "" if status < 400 else str(status)
         self._counters["retries"].labels(model).inc(generation.retries)
@@ -269,12 +272,12 @@ class GatewayMetrics(Collector):
             self._counters["migrations"].labels(model, outcome)
         for endpoint, operation in _OPERATIONS.items():
             for status in _STATUSES:
-                self._counters["requests"].labels(endpoint, model, status)
+                self._counters["requests"].labels(endpoint, model, status, "")
             for name in ("ttft", "itl", "tpot", "queue", "prefill", "decode"):
-                self._histograms[name].labels(model, operation)
-            self._histograms["duration"].labels(model, operation, "")
+                self._histograms[name].labels(model, operation, "")
+            self._histograms["duration"].labels(model, operation, "", "")
             for kind in ("input", "output"):
-                self._histograms["tokens"].labels(model, operation, kind)
+                self._histograms["tokens"].labels(model, operation, "", kind)
 
     def _observed(self) -> Iterable[Metric]:
         """Yield counters and histograms, of this process or of all."""

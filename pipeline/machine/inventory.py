@@ -31,7 +31,7 @@ from pipeline.machine.host import (
     read_ulimits,
     shared_memory_bytes,
 )
-from pipeline.machine.network import Hub, Listener, listeners, read_hub
+from pipeline.machine.network import Hub, HubFile, Listener, listeners, read_hub
 from pipeline.machine.probe import Late, at_once
 from pipeline.machine.programs import (
     EngineBuilder,
@@ -103,7 +103,7 @@ def take(
     *,
     only: Collection[str] = (),
     ports: Iterable[int] = (),
-    repositories: Iterable[tuple[str, str | None]] = (),
+    hub_files: Iterable[HubFile] = (),
     deadline_s: float = DEADLINE_S,
 ) -> Inventory:
     """Look at this machine.
@@ -112,7 +112,7 @@ def take(
         store: Folder that artifacts go to; it need not exist. None: no store is looked at.
         only: Probes to run, by the names of the fields; empty for all.
         ports: Ports whose listeners are wanted.
-        repositories: (repository, revision) of the Hub to ask for.
+        hub_files: Files of the Hub to ask for.
     """
     each_s = deadline_s * MARGIN
     probes: dict[str, Callable[[], Any]] = {
@@ -128,7 +128,7 @@ def take(
         "triton": read_triton,
         "software": partial(_software, each_s),
         "builder": partial(read_builder, each_s),
-        "hub": partial(read_hub, tuple(repositories), each_s),
+        "hub": partial(read_hub, tuple(hub_files), each_s),
         "listeners": partial(listeners, tuple(ports)),
     }
     if store is not None:

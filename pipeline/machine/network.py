@@ -36,7 +36,9 @@ class Hub:
     token: str | None  # where a token lies: "HF_TOKEN", or a file; never the token
     problem: str = ""  # why it cannot be reached; empty if it can, or if no request was made
     clock_ahead_s: float | None = None  # of this machine against the hub's; None: not known
-    repositories: Mapping[str, int] = field(default_factory=dict)  # repository -> status of its config.json
+    repositories: Mapping[str, int] = field(
+        default_factory=dict
+    )  # repository -> status of the file asked for
 
     @property
     def reached(self) -> bool:
@@ -51,12 +53,16 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
+# Repository, revision (None: the default branch), and name.
+HubFile = tuple[str, str | None, str]
+
+
 def read_hub(
-    repositories: Iterable[tuple[str, str | None]] = (),
+    files: Iterable[HubFile] = (),
     deadline_s: float = _DEADLINE_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Hub:
-    """Ask the Hub, and for each (repository, revision) the HTTP status of its config.json for this user."""
+    """Ask the Hub, and for the HTTP status of a file of each repository for this user."""
     endpoint = (environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     offline = environment.get("HF_HUB_OFFLINE", environment.get("TRANSFORMERS_OFFLINE", "")).upper() in _TRUE
     where, token = _token(environment)
@@ -65,8 +71,8 @@ def read_hub(
     if not endpoint.startswith(("http://", "https://")):
         return Hub(endpoint, False, where, f"HF_ENDPOINT is {endpoint!r}, which is no http or https address")
     urls = {
-        repo: f"{endpoint}/{repo}/resolve/{quote(revision or 'main', safe='')}/config.json"
-        for repo, revision in repositories
+        repo: f"{endpoint}/{repo}/resolve/{quote(revision or 'main', safe='')}/{name}"
+        for repo, revision, name in files
     }
     asked = set(urls.values()) or {endpoint}
     answers = at_once({url: partial(_status, url, token, deadline_s) for url in asked}, deadline_s)

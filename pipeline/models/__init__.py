@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.models.quantization import CheckpointQuantization, Format
     from pipeline.models.reader import CheckpointReader
     from pipeline.models.rope import Rope
-    from pipeline.models.tensors import TensorFiles, TensorHeader
+    from pipeline.models.tensors import TensorFiles
 
 __all__ = [
     "Architecture",
@@ -28,7 +28,6 @@ __all__ = [
     "LinearShape",
     "Rope",
     "TensorFiles",
-    "TensorHeader",
 ]
 
 # Name -> module. They are imported when asked for: a look at config.json needs no numpy.
@@ -41,7 +40,6 @@ _HOMES = {
     "LinearShape": "architecture",
     "Rope": "rope",
     "TensorFiles": "tensors",
-    "TensorHeader": "tensors",
 }
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,14 @@ class Adapter:
         modules: Pairs that are whole.
         has_alphas: Whether modules have an alpha of their own (`alpha_pattern`).
         faults: Why it cannot be served, whatever its base.
+        file_bytes: Size of its weights on disk; 0: not known.
     """
 
     base: str = ""
     modules: tuple[AdapterModule, ...] = ()
     has_alphas: bool = False
     faults: tuple[str, ...] = ()
+    file_bytes: int = 0
 
     @property
     def rank(self) -> int:
@@ -100,21 +103,21 @@ class Adapter:
             yield f"adapts experts ({_named(experts)}), which servers ignore without a word, or with a warning"
         if (last := max((module.layer for module in self.modules), default=0)) >= sizes.layers:
             yield f"adapts layer {last}; the base has layers 0 to {sizes.layers - 1}"
-        others = [
+        known_layers = [
             module for module in self.modules if module.name not in experts and module.layer < sizes.layers
         ]
-        if lacking := [module.name for module in others if module.name not in layers]:
+        if lacking := [module.name for module in known_layers if module.name not in layers]:
             yield f"adapts {_named(lacking)}, which the base does not have"
-        known = [(module, layers[module.name]) for module in others if module.name in layers]
+        known = [(module, layers[module.name]) for module in known_layers if module.name in layers]
         if fixed := [module.name for module, weight in known if not weight.quantizable]:
             yield f"adapts {_named(fixed)}, to which servers apply no adapters"
         unfit: dict[str, list[str]] = {}
         for module, weight in known:
             ours, theirs = (module.outputs, module.inputs), (weight.rows, weight.columns)
             if ours != theirs:
-                said = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
-                unfit.setdefault(said, []).append(module.name)
-        yield from (f"{said}: {_named(names)}" for said, names in unfit.items())
+                problem = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
+                unfit.setdefault(problem, []).append(module.name)
+        yield from (f"{problem}: {_named(names)}" for problem, names in unfit.items())
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -124,6 +127,7 @@ def read_adapter(folder: Path) -> Adapter:
         config = parse_json(files.read(ADAPTER_CONFIG), ADAPTER_CONFIG)
         with files.open(WEIGHTS) as stream:
             entries = read_entries(WEIGHTS, lambda _, size: (stream.seek(0), stream.read(size))[1])
+            file_bytes = stream.seek(0, os.SEEK_END)
     except InvalidInput as error:
         return Adapter(faults=tuple(map(str, error.faults)))
     except UnreadableFile as error:
@@ -132,7 +136,8 @@ def read_adapter(folder: Path) -> Adapter:
         return Adapter(faults=(str(error),))
     shapes = {entry.name: entry.shape for entry in entries}
     floats = {entry.name for entry in entries if entry.dtype in ("F64", "F32", "F16", "BF16")}
-    return adapter_of(config, shapes, wrong_types=sorted(shapes.keys() - floats))
+    adapter = adapter_of(config, shapes, wrong_types=sorted(shapes.keys() - floats))
+    return replace(adapter, file_bytes=file_bytes)
 
 
 def adapter_of(
@@ -140,8 +145,8 @@ def adapter_of(
 ) -> Adapter:
     """Judge an adapter by its settings and the shapes of its tensors.
 
-    >>> shapes = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{one}.weight": shape
-    ...           for one, shape in (("A", (8, 64)), ("B", (128, 8)))}
+    >>> shapes = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{letter}.weight": shape
+    ...           for letter, shape in (("A", (8, 64)), ("B", (128, 8)))}
     >>> adapter_of({"peft_type": "LORA", "r": 8, "lora_alpha": 16}, shapes).modules[0].scale
     2.0
     """
@@ -151,10 +156,10 @@ def adapter_of(
     pairs: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     strange: list[str] = []
     for name, shape in shapes.items():
-        if (found := _TENSOR.fullmatch(name)) is None or len(shape) != 2 or 0 in shape:
+        if (match := _TENSOR.fullmatch(name)) is None or len(shape) != 2 or 0 in shape:
             strange.append(name)
             continue
-        pairs.setdefault(found["module"], {})[found["part"]] = (name, shape)
+        pairs.setdefault(match["module"], {})[match["part"]] = (name, shape)
     modules = []
     for module, parts in pairs.items():
         layer = _LAYER.fullmatch(module)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Fault, InvalidInput, SourceError
-from pipeline.models.blocks import Block, WeightTensor
+from pipeline.models.blocks import Block
 from pipeline.models.config_values import MAX_LAYERS, MAX_SIZE, class_of, declared_dtype, decoder_config
 from pipeline.models.rope import WINDOWED, Rope, rope_faults
 from pipeline.models.sizes import ModelSizes, config_faults
@@ -242,12 +242,9 @@ def _fused(shapes: list[LinearShape]) -> Iterator[LinearShape]:
 
 def _vectors(blocks: tuple[Block, ...]) -> Iterator[tuple[str, int]]:
     """Yield name and size of what has one dimension in blocks and is no bias: norms and sinks."""
-
-    def is_one(weight: WeightTensor) -> bool:
-        return weight.columns == 1 and not weight.name.endswith(".bias")
-
-    for weight in (tensor for block in blocks for tensor in block.weights if is_one(tensor)):
-        yield f"model.{weight.name}{'.weight' if weight.kind == 'norms' else ''}", weight.rows
+    for weight in (weight for block in blocks for weight in block.weights):
+        if weight.columns == 1 and not weight.name.endswith(".bias"):
+            yield f"model.{weight.name}{'.weight' if weight.kind == 'norms' else ''}", weight.rows
 
 
 _REQUIRED = (

@@ -23,6 +23,7 @@ KINDS: tuple[Kind, ...] = (
 SplitKind = Literal["rows", "columns", "pairs", "vocabulary", "copy"]
 GATED = ("gate_proj", "up_proj", "down_proj")
 PLAIN = ("up_proj", "down_proj")
+W123 = ("w1", "w3", "w2")  # gate, up and down, as Mixtral calls them
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -88,7 +89,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A layer, or a part of one."""
+    """A layer, or a part of a layer."""
 
     weights: tuple[WeightTensor, ...] = ()
     caches: tuple[Cache, ...] = ()
@@ -113,7 +114,7 @@ class Block:
 def linear(
     kind: Kind, name: str, rows: int, columns: int, split: SplitKind = "copy", *, bias: bool = False
 ) -> tuple[WeightTensor, ...]:
-    """Make a linear layer; the bias of one that is split by columns lies whole on every rank."""
+    """Make a linear layer; the bias of a layer that is split by columns lies whole on every rank."""
     weight = WeightTensor(kind, rows, columns, split, quantizable=True, name=name)
     if not bias:
         return (weight,)
@@ -312,8 +313,6 @@ def mamba(
 
     Args:
         state: Size of a head's state for each of its channels.
-        state_dtype: Type of the states.
-        dtype: Type of the convolution's inputs.
     """
     inner = heads * head_dim
     channels = inner + 2 * groups * state
@@ -325,8 +324,10 @@ def mamba(
         *((vector("norms", f"{name}.norm", inner, "rows"),) if norm else ()),
         *linear("mixers", f"{name}.out_proj", hidden, inner, "columns", bias=bias),
     )
-    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + inner * state * STATE_BYTES[state_dtype]
-    cache = Cache("mamba", heads=heads, state=kept, recurrent=inner * state, recurrent_dtype=state_dtype)
+    state_bytes = channels * (kernel - 1) * STATE_BYTES[dtype] + inner * state * STATE_BYTES[state_dtype]
+    cache = Cache(
+        "mamba", heads=heads, state=state_bytes, recurrent=inner * state, recurrent_dtype=state_dtype
+    )
     return Block(weights, (cache,))
 
 
@@ -338,8 +339,6 @@ def delta_net(
 
     Args:
         inputs: Name and rows of each projection of the inputs, and whether it is large enough to be quantized.
-        state_dtype: Type of the matrices.
-        dtype: Type of the convolution's inputs.
     """
     name = "linear_attn"
     channels = 2 * key_heads * key_dim + value_heads * value_dim
@@ -355,8 +354,12 @@ def delta_net(
         *linear("mixers", f"{name}.out_proj", hidden, value_heads * value_dim, "columns"),
     )
     matrices = value_heads * key_dim * value_dim
-    kept = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices * STATE_BYTES[state_dtype]
+    state_bytes = channels * (kernel - 1) * STATE_BYTES[dtype] + matrices * STATE_BYTES[state_dtype]
     cache = Cache(
-        "linear attention", heads=value_heads, state=kept, recurrent=matrices, recurrent_dtype=state_dtype
+        "linear attention",
+        heads=value_heads,
+        state=state_bytes,
+        recurrent=matrices,
+        recurrent_dtype=state_dtype,
     )
     return Block(tuple(weights), (cache,))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pipeline.errors import UserError
-from pipeline.reading import UnreadableFile, read_json, read_text
+from pipeline.reading import UnreadableFile, optional_json, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -52,12 +52,7 @@ class ChatTemplate:
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
     ) -> None:
-        """Make a template, which is compiled with its first rendering, or by `compile`.
-
-        Args:
-            source: Jinja source of the only template, or of several by name.
-            special_tokens: see the class; None for none.
-        """
+        """Make a template of a source, or of several by name; compiled with its first rendering, or by `compile`."""
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens or {})
 
@@ -194,14 +189,14 @@ def template_sources(folder: Path) -> dict[str, str]:
         files["default"] = folder / "chat_template.jinja"
     if files:
         return {name: read_text(path) for name, path in files.items()}
-    inside = _json(folder / "tokenizer_config.json").get("chat_template") or {}
+    inside = optional_json(folder / "tokenizer_config.json").get("chat_template") or {}
     if isinstance(inside, list):
         inside = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, dict)}
     named = inside if isinstance(inside, dict) else {"default": inside}
     if not all(isinstance(part, str) for pair in named.items() for part in pair):
         problem = "chat_template is neither a text nor a list of names and templates"
         raise UnreadableFile(folder / "tokenizer_config.json", problem)
-    if not named and (own := _family_template(_json(folder / "config.json").get("architectures"))):
+    if not named and (own := _family_template(optional_json(folder / "config.json").get("architectures"))):
         return {"default": own}
     return named
 
@@ -221,8 +216,8 @@ def _family_template(architectures: Any) -> str | None:
 
 def _special_tokens(folder: Path) -> dict[str, str]:
     """bos_token, eos_token and the like. The older special_tokens_map.json counts only beside an older config."""
-    config = _json(folder / "tokenizer_config.json")
-    older = {} if "added_tokens_decoder" in config else _json(folder / "special_tokens_map.json")
+    config = optional_json(folder / "tokenizer_config.json")
+    older = {} if "added_tokens_decoder" in config else optional_json(folder / "special_tokens_map.json")
     merged = {**config, **older}
     extra = merged.get("extra_special_tokens")
     named = {**merged, **extra} if isinstance(extra, dict) else merged
@@ -232,10 +227,6 @@ def _special_tokens(folder: Path) -> dict[str, str]:
         if name.endswith("_token")
     }
     return {name: value for name, value in contents.items() if isinstance(value, str)}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(read_json(path)) if path.exists() else {}
 
 
 def _reason(error: Exception) -> str:

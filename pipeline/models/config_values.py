@@ -30,7 +30,7 @@ _NEVER_DEFAULT = ("hidden_size", "num_hidden_layers")
 
 
 class ConfigValues:
-    """A config.json, or an object in one.
+    """A config.json, or an object in a config.json.
 
     A value that is missing or of the wrong kind is replaced by the smallest that is allowed, and noted in `faults`; so
     that all of them are found at once. Whoever reads looks at `faults` before using anything.
@@ -77,10 +77,6 @@ class ConfigValues:
         """Whether the config gives a value, and not null."""
         return self.get(key) is not None
 
-    def is_null(self, key: str) -> bool:
-        """Whether the config says null, which is not the same as leaving a key out."""
-        return self.get(key) is None and any(key in level for level in self._maps)
-
     def number(self, key: str) -> float:
         """Return a positive number."""
         value = self.get(key)
@@ -122,11 +118,11 @@ class ConfigValues:
 
     def sizes(self, key: str) -> list[int]:
         """Return a list of whole numbers, none negative; empty where there is none."""
-        found = self._list(key, int)
-        if any(not 0 <= size <= MAX_SIZE for size in found):
-            self._fault(key, found[:8], f"must be numbers from 0 to {MAX_SIZE}")
+        numbers = self._list(key, int)
+        if any(not 0 <= size <= MAX_SIZE for size in numbers):
+            self._fault(key, numbers[:8], f"must be numbers from 0 to {MAX_SIZE}")
             return []
-        return found
+        return numbers
 
     def inner(self, key: str, library: str = "") -> ConfigValues:
         """Return an object within; an empty one where there is none."""
@@ -138,20 +134,20 @@ class ConfigValues:
 
     def inners(self, key: str) -> list[ConfigValues]:
         """Return a list of objects; empty where there is none."""
-        found = self._list(key, Mapping)
+        objects = self._list(key, Mapping)
         return [
             ConfigValues(item, place=f"{self._place}{key}[{index}].", faults=self.faults)
-            for index, item in enumerate(found)
+            for index, item in enumerate(objects)
         ]
 
     def refuse_unread(self, name: str) -> None:
         """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
         for keys in _STRUCTURE:
-            said = [key for key in keys if any(level.get(key) for level in self._maps)]
-            if said and self._asked.isdisjoint(said):
+            given = [key for key in keys if any(level.get(key) for level in self._maps)]
+            if given and self._asked.isdisjoint(given):
                 problem = f"is not known of a {name}: the model would be taken for another one"
                 self._fault(
-                    said[0], next(level[said[0]] for level in self._maps if level.get(said[0])), problem
+                    given[0], next(level[given[0]] for level in self._maps if level.get(given[0])), problem
                 )
 
     def refuse(self, key: str, problem: str, fix: str = "") -> None:
@@ -159,10 +155,11 @@ class ConfigValues:
         self._fault(key, self.get(key), problem, fix)
 
     def _default(self, keys: tuple[str, ...], given: Any) -> Any:
-        if self.is_null(keys[0]):
+        if any(keys[0] in level for level in self._maps):
+            # Null, which is not the same as leaving a key out.
             return given
-        found = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
-        return next((value for value in found if value is not None), given)
+        defaults = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
+        return next((value for value in defaults if value is not None), given)
 
     def _number(self, key: str, value: Any, least: int, most: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -213,12 +210,12 @@ def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def declared_dtype(config: Mapping[str, Any]) -> str:
     """Return the type that a config.json declares for the weights ("bfloat16"), or "" if it declares none."""
     text: Mapping[str, Any] = next((config[key] for key in _TEXT if isinstance(config.get(key), Mapping)), {})
-    found = (level.get(key) for level in (config, text) for key in ("dtype", "torch_dtype"))
-    return str(next((value for value in found if value), ""))
+    dtypes = (level.get(key) for level in (config, text) for key in ("dtype", "torch_dtype"))
+    return str(next((value for value in dtypes if value), ""))
 
 
 @cache
 def _defaults() -> Mapping[str, Mapping[str, Any]]:
     file = resources.files("pipeline.models") / "data" / "config_defaults.yaml"
-    found: Mapping[str, Mapping[str, Any]] = parse_yaml(file.read_text("utf-8"))["defaults"]
-    return found
+    defaults: Mapping[str, Mapping[str, Any]] = parse_yaml(file.read_text("utf-8"))["defaults"]
+    return defaults

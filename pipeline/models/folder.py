@@ -34,6 +34,7 @@ COMPANIONS = (
     "vocab.json",
     "vocab.txt",
 )
+_NAMES = (CONFIG, ADAPTER_CONFIG, *COMPANIONS)
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 _SNAPSHOTS, _BLOBS, _REPOSITORY = "snapshots", "blobs", "models--"
 
@@ -53,7 +54,9 @@ class CheckpointFolder:
         except OSError as error:
             fault = Fault(f"cannot be read: {error.strerror}", where=str(path))
             raise InvalidInput(f"local:{path}", [fault]) from error
-        faults = [fault for name in self.names if _is_read(name) for fault in self._faults(name)]
+        # Names of files that a checkpoint may be made of.
+        judged = [name for name in self.names if name in _NAMES or name.endswith(_WEIGHTS)]
+        faults = [fault for name in judged for fault in self._faults(name)]
         if faults:
             raise InvalidInput(f"local:{path}", faults)
 
@@ -64,17 +67,17 @@ class CheckpointFolder:
             UnreadableFile: it is not there, not a regular file, or may not be read.
         """
         file = self.path / name
-        way = self._way(name)
-        if way is None:
+        route = self._way(name)
+        if route is None:
             raise UnreadableFile(file, "is a link out of the folder by now")
         try:
-            folder = _open_folder(way[0])
+            folder = _open_folder(route[0])
             try:
-                for part in way[1][:-1]:
+                for part in route[1][:-1]:
                     inner = _open_folder(part, folder)
                     os.close(folder)
                     folder = inner
-                return open_file(Path(way[1][-1]), folder=folder, follow=False)
+                return open_file(Path(route[1][-1]), folder=folder, follow=False)
             finally:
                 os.close(folder)
         except OSError as error:
@@ -107,22 +110,17 @@ class CheckpointFolder:
     def _faults(self, name: str) -> Iterator[Fault]:
         where, fix = str(self.path / name), "copy the file into the folder"
         try:
-            way = self._way(name)
+            route = self._way(name)
         except UnreadableFile as error:
             yield error.fault
             return
-        if way is None:
+        if route is None:
             yield Fault(
                 f"is a link to {os.path.realpath(where)}, outside of the folder", where=where, fix=fix
             )
-        elif kind := kind_of(os.lstat(os.path.join(way[0], *way[1]))):
+        elif kind := kind_of(os.lstat(os.path.join(route[0], *route[1]))):
             yield Fault(f"is {kind}, not a regular file", where=where, fix="remove it")
 
 
 def _open_folder(path: str, within: int | None = None) -> int:
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
-
-
-def _is_read(name: str) -> bool:
-    """Whether it is the name of a file that a checkpoint may be made of."""
-    return name in (CONFIG, ADAPTER_CONFIG, *COMPANIONS) or name.endswith(_WEIGHTS)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipeline.errors import CheckpointError
 from pipeline.reading import UnreadableFile, parse_json
@@ -36,8 +37,9 @@ class HeaderEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int  # bytes from the end of the header; of `read_entries`, from the start of the file
+    begin: int  # bytes from the start of the file; of `parse_header`, from the end of the header
     end: int
+    file: Path = Path()  # where a file of a folder was read
 
 
 def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
@@ -50,7 +52,7 @@ def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
         tensors = parse_json(content, f"{file}, header")
     except UnreadableFile as error:
         raise CheckpointError(str(error)) from error
-    found = []
+    entries = []
     for name, entry in tensors.items():
         if name == "__metadata__":
             continue
@@ -58,16 +60,16 @@ def parse_header(content: bytes, file: str) -> list[HeaderEntry]:
             case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(
                 isinstance(size, int) and size >= 0 for size in shape
             ):
-                found.append(HeaderEntry(name, dtype, tuple(shape), begin, end))
+                entries.append(HeaderEntry(name, dtype, tuple(shape), begin, end))
             case _:
                 raise CheckpointError(
                     f"{file} has a damaged header: {name[:80]!r} is not described by dtype, shape and data_offsets"
                 )
-    return sorted(found, key=lambda entry: (entry.begin, entry.end))
+    return sorted(entries, key=lambda entry: (entry.begin, entry.end))
 
 
 def read_totals(names: Iterable[str], start_of: Callable[[str, int], bytes]) -> WeightTotals:
-    """Count the weights of several files by their headers; `start_of(name, size)` gives the first bytes of one.
+    """Count the weights of several files by their headers; `start_of(name, size)` gives the first bytes of a file.
 
     Raises:
         CheckpointError: a file is not a safetensors file, or its header is damaged.
@@ -92,12 +94,12 @@ def read_entries(name: str, start_of: Callable[[str, int], bytes]) -> list[Heade
         raise CheckpointError(f"{name} is not a safetensors file")
     if len(start) < 8 + length:
         start = start_of(name, 8 + length)
-    found = parse_header(start[8 : 8 + length], name)
-    unknown = sorted({entry.dtype for entry in found} - BITS.keys())
+    entries = parse_header(start[8 : 8 + length], name)
+    unknown = sorted({entry.dtype for entry in entries} - BITS.keys())
     if unknown:
         raise CheckpointError(f"{name} has tensors of the unknown type {', '.join(unknown)}")
     start_of_data = 8 + length
     return [
         replace(tensor, begin=tensor.begin + start_of_data, end=tensor.end + start_of_data)
-        for tensor in found
+        for tensor in entries
     ]

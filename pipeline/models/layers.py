@@ -23,7 +23,7 @@ Those of compressed-tensors are in `pipeline.models.compressed`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +34,8 @@ from pipeline.models.tensors import Array
 E4M3_MAX = 448.0
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 MX_GROUP, NV_GROUP = 32, 16  # columns that share a scale
+INPUT_GROUP = 32  # the same of inputs that the `cpu` runtime rounds to 8 bits in short steps
+HEAD_GROUP = 128  # the same of an output projection that is rounded to 8 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +100,15 @@ class LinearLayer:
             assert self.weight_scale_2 is not None
             weight = round_e4m3(weight, self.weight_scale_2.reshape(()).item())
         return weight
+
+    def in_int8(self) -> LinearLayer:
+        """Round a layer that is not quantized to 8 bits: a scale for each `HEAD_GROUP` inputs, or for a row."""
+        rows, columns = self.weight.shape
+        size = HEAD_GROUP if columns % HEAD_GROUP == 0 else columns
+        groups = self.weight.astype(np.float32).reshape(rows, -1, size)
+        scales = np.maximum(np.abs(groups).max(axis=2), np.float32(1e-30)) / np.float32(127)
+        codes = np.rint(groups / scales[:, :, None]).astype(np.int8).reshape(rows, columns)
+        return replace(self, format=Format.INT8_GROUP, weight=codes, weight_scale=scales)
 
 
 def unpack_rows(packed: Array) -> Array:

@@ -79,7 +79,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class PublishedQuantization:
-    """Formats of a checkpoint's weights: the first rule that holds for one; none of those that are left out.
+    """Formats of a checkpoint's weights: the first rule that holds for a weight; none for weights that are left out.
 
     Attributes:
         kept: Layers that no rule holds for.
@@ -110,8 +110,8 @@ class PublishedQuantization:
             names = (
                 weight.name.replace(".experts.0.", f".experts.{index}.") for index in range(weight.copies)
             )
-            found = Counter(self._format(name, expert=True) for name in names)
-            for form, count in found.items():
+            formats = Counter(self._format(name, expert=True) for name in names)
+            for form, count in formats.items():
                 yield replace(weight, stored=form.name, group=form.group, copies=count)
         else:
             form = self._format(weight.name, expert=weight.is_expert, head=weight.kind == "lm_head")
@@ -167,13 +167,15 @@ class _Unreadable(Exception):
         self.fault = Fault(problem, key=key, value=value, fix=fix)
 
 
+def quantization_settings(config: Mapping[str, Any]) -> Any:
+    """Return what a config.json says of quantization, wherever it stands in it; {} if nothing."""
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, Mapping)]
+    given = (level.get(key) for level in levels for key in (_KEY, "compression_config"))
+    return next((settings for settings in given if settings is not None), {})
+
+
 def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuantization:
-    text = config.get("text_config")
-    places = [level for level in (config, text) if isinstance(level, Mapping)]
-    said = [
-        place[key] for place in places for key in (_KEY, "compression_config") if place.get(key) is not None
-    ]
-    inside, outside = said[0] if said else {}, beside.get("quantization") or {}
+    inside, outside = quantization_settings(config), beside.get("quantization") or {}
     for key, value in ((_KEY, inside), ("hf_quant_config.json quantization", outside)):
         if not isinstance(value, Mapping):
             raise _Unreadable("is not an object of settings", key, value)
@@ -195,8 +197,8 @@ def _read(config: Mapping[str, Any], beside: Mapping[str, Any]) -> PublishedQuan
             raise _Unreadable("is missing", f"{_KEY}.quant_method", fix=f"one of {', '.join(METHODS)}")
     if not isinstance(method, str) or method not in METHODS:
         raise _Unreadable("is not known", f"{_KEY}.quant_method", method, f"one of {', '.join(METHODS)}")
-    found = METHODS[method](settings, config)
-    return replace(found, kv_cache=_kv_cache(settings), method=method)
+    quantization = METHODS[method](settings, config)
+    return replace(quantization, kv_cache=_kv_cache(settings), method=method)
 
 
 def _kv_cache(settings: Mapping[str, Any]) -> str | None:
@@ -216,15 +218,15 @@ def _kv_cache(settings: Mapping[str, Any]) -> str | None:
 
 
 def _names(settings: Mapping[str, Any], *keys: str) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for key in keys:
         value = settings.get(key)
         if value is None:
             continue
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _Unreadable("is not a list of names of layers", f"{_KEY}.{key}", value)
-        found += value
-    return found
+        names += value
+    return names
 
 
 def _group(settings: Mapping[str, Any], where: str, key: str = "group_size") -> int:
@@ -259,10 +261,10 @@ def _layer_rules(settings: Mapping[str, Any]) -> tuple[_Rule, ...]:
     if not isinstance(layers, Mapping) or not layers:
         raise _Unreadable("must give an algorithm for each layer, for MIXED_PRECISION", where, layers)
     named: dict[StoredFormat, list[str]] = {}
-    for name, told in layers.items():
-        if not isinstance(told, Mapping):
-            raise _Unreadable("is not an object of settings", f"{where}.{name}", told)
-        named.setdefault(_algorithm(told, f"{where}.{name}"), []).append(str(name))
+    for name, layer in layers.items():
+        if not isinstance(layer, Mapping):
+            raise _Unreadable("is not an object of settings", f"{where}.{name}", layer)
+        named.setdefault(_algorithm(layer, f"{where}.{name}"), []).append(str(name))
     return tuple(_Rule(form, NamePatterns(names)) for form, names in named.items())
 
 
@@ -283,18 +285,20 @@ def _fp8(settings: Mapping[str, Any], config: Mapping[str, Any]) -> PublishedQua
     return PublishedQuantization(rules, NamePatterns(kept))
 
 
-def _fp8_rows(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
-    kept = NamePatterns(_names(settings, "modules_to_not_convert"))
-    return PublishedQuantization((_Rule(StoredFormat("fp8_row")),), kept)
+_Reader = Callable[[Mapping[str, Any], Mapping[str, Any]], PublishedQuantization]
 
 
-def _mxfp4(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
-    """gpt-oss: routed experts alone."""
-    kept = NamePatterns(_names(settings, "modules_to_not_convert"))
-    return PublishedQuantization((_Rule(StoredFormat("mxfp4"), experts_only=True),), kept)
+def _single(form: str, *, experts_only: bool = False) -> _Reader:
+    """Make the reader of a method with one format, of all layers or of routed experts alone."""
+
+    def read(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
+        kept = NamePatterns(_names(settings, "modules_to_not_convert"))
+        return PublishedQuantization((_Rule(StoredFormat(form), experts_only=experts_only),), kept)
+
+    return read
 
 
-def _four_bits(form: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], PublishedQuantization]:
+def _four_bits(form: str) -> _Reader:
     def read(settings: Mapping[str, Any], _config: Mapping[str, Any]) -> PublishedQuantization:
         bits = settings.get("bits", settings.get("w_bit", 4))
         if bits != 4:
@@ -361,20 +365,20 @@ def _scheme(weights: Mapping[str, Any], where: str) -> StoredFormat:
             return StoredFormat(form, group or _WHOLE_ROW)
         case ("int", 8):
             return StoredFormat("int8_group", group) if 0 < group < _WHOLE_ROW else StoredFormat("int8_row")
-    told = {"type": kind, "num_bits": bits, "strategy": strategy, "group_size": weights.get("group_size")}
+    scheme = {"type": kind, "num_bits": bits, "strategy": strategy, "group_size": weights.get("group_size")}
     raise _Unreadable(
-        "is not known", where, told, "4 or 8 bits of int, 8 bits of float, or 4 in groups of 16 or 32"
+        "is not known", where, scheme, "4 or 8 bits of int, 8 bits of float, or 4 in groups of 16 or 32"
     )
 
 
-METHODS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], PublishedQuantization]] = {
+METHODS: Mapping[str, _Reader] = {
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
     "modelopt_mixed": _modelopt,
     "fp8": _fp8,
-    "fbgemm_fp8": _fp8_rows,
+    "fbgemm_fp8": _single("fp8_row"),
     "compressed-tensors": _compressed,
-    "mxfp4": _mxfp4,
+    "mxfp4": _single("mxfp4", experts_only=True),
     "awq": _four_bits("int4_awq"),
     "gptq": _four_bits("int4_zeros"),
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.errors import CheckpointError
 from pipeline.models.published import PublishedQuantization, StoredFormat, read_published
-from pipeline.reading import read_json
+from pipeline.reading import optional_json, read_json
 
 
 class Format(StrEnum):
@@ -51,6 +51,8 @@ ALGORITHMS: Mapping[str, Format] = {
 AWQ = (Format.INT4_AWQ, Format.W4A8_AWQ)
 FP4 = (Format.NVFP4, Format.W4A16_NVFP4, Format.MXFP4)
 GROUPED = (*AWQ, *FP4)
+# Weights that are whole numbers of 8 bits or fewer.
+INTEGERS = (*AWQ, Format.INT8_SQ, Format.INT8_ROW, Format.INT8_GROUP, Format.INT4, Format.INT4_ZEROS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class CheckpointQuantization:
         """
         inside = read_json(directory / "config.json").get("quantization_config")
         beside = directory / "hf_quant_config.json"
-        whole = read_json(beside) if beside.exists() else {}
+        whole = optional_json(beside)
         outside = whole.get("quantization")
         if not all(isinstance(part, dict | None) for part in (inside, outside, whole.get("producer"))):
             raise CheckpointError(
@@ -130,8 +132,10 @@ class CheckpointQuantization:
         forms = set(rules.formats)
         unread = sorted(form.name for form in forms if form.name not in tuple(Format))
         if faults or unread:
-            told = [str(fault) for fault in faults] + [f"weights in {name} are not read" for name in unread]
-            raise CheckpointError(f"{directory}: {'; '.join(told)}")
+            reasons = [str(fault) for fault in faults] + [
+                f"weights in {name} are not read" for name in unread
+            ]
+            raise CheckpointError(f"{directory}: {'; '.join(reasons)}")
         only = next(iter(forms)) if len(forms) == 1 else None
         maker = beside.get("producer") or (inside or {}).get("producer") or {}
         if compressed:

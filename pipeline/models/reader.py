@@ -20,7 +20,7 @@ from pipeline.models.architecture import Architecture, LinearShape
 from pipeline.models.compressed import FLOATS, Layout
 from pipeline.models.layers import MX_GROUP, NV_GROUP, LinearLayer
 from pipeline.models.published import StoredFormat
-from pipeline.models.quantization import AWQ, GROUPED, CheckpointQuantization, Format
+from pipeline.models.quantization import AWQ, GROUPED, INTEGERS, CheckpointQuantization, Format
 from pipeline.models.tensors import Array, DecoderTensors, TensorFiles, TensorKind, TensorMap
 
 
@@ -47,6 +47,16 @@ class CheckpointReader:
         files = TensorFiles(directory)
         composed = self.architecture.class_name.endswith("ForConditionalGeneration")
         self.tensors = DecoderTensors(files) if composed else files
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether the weights of all blocks are whole numbers of 8 bits or fewer, so that inputs may be rounded, too.
+
+        Experts and capped attention are computed by other kernels of the `cpu` runtime.
+        """
+        kinds = {self.quantization.format_of(shape.name) for shape in self.architecture.linears()}
+        cap = self.architecture.attention_cap
+        return kinds <= {*INTEGERS} and not self.architecture.experts and cap is None
 
     def linear(self, name: str) -> LinearLayer:
         """Read a linear layer by its name; `lm_head` is the embedding where the two are tied.
@@ -153,12 +163,16 @@ def faults_of(
 ) -> list[str]:
     """List all faults of a checkpoint, in the order of the layers."""
     headers = tensors.headers
+
+    def held(name: str, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[str]:
+        return _mismatch(headers[name], dtypes, shapes) if name in headers else [f"{name} is missing"]
+
     faults: list[str] = []
     expected = {architecture.embedding}
-    faults += _plain_faults(architecture.embedding, (architecture.vocab, architecture.hidden), headers)
+    faults += held(architecture.embedding, FLOATS, ((architecture.vocab, architecture.hidden),))
     for name, size in architecture.vectors():
         expected.add(name)
-        faults += _plain_faults(name, (size,), headers)
+        faults += held(name, FLOATS, ((size,),))
     layers = list(architecture.linears())
     if not architecture.tied or "lm_head.weight" in headers:
         layers.append(architecture.output_projection())
@@ -170,12 +184,12 @@ def faults_of(
         for layer_index in range(architecture.layers):
             for name in quantization.kv_scale_names(layer_index):
                 expected.add(name)
-                faults += _scalar_faults(name, FLOATS if quantization.compressed else ("F32",), headers)
+                faults += held(name, FLOATS if quantization.compressed else ("F32",), _SCALAR)
     for shape in architecture.stacked_experts():
         wanted = stacked_layout(shape, architecture.experts, quantization.format_of(shape.name))
         expected |= set(wanted)
         for name, (dtypes, shapes) in wanted.items():
-            faults += _mismatch(headers[name], dtypes, shapes) if name in headers else [f"{name} is missing"]
+            faults += held(name, dtypes, shapes)
     faults += _fusion_faults(architecture, quantization, headers)
     faults += [
         f"{name} is not expected" for name in headers if name not in expected and not name.endswith(_IGNORED)
@@ -294,14 +308,6 @@ def _mismatch(header: TensorKind, dtypes: tuple[str, ...], shapes: tuple[tuple[i
     if header.shape not in shapes:
         faults.append(f"{header.name} has shape {list(header.shape)}, not {list(shapes[0])}")
     return faults
-
-
-def _plain_faults(name: str, shape: tuple[int, ...], headers: Mapping[str, TensorKind]) -> list[str]:
-    return _mismatch(headers[name], FLOATS, (shape,)) if name in headers else [f"{name} is missing"]
-
-
-def _scalar_faults(name: str, dtypes: tuple[str, ...], headers: Mapping[str, TensorKind]) -> list[str]:
-    return _mismatch(headers[name], dtypes, _SCALAR) if name in headers else [f"{name} is missing"]
 
 
 def _fusion_faults(

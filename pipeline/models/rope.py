@@ -61,8 +61,8 @@ class Rope:
     def attention_factor(self) -> float:
         """Number by which cosines and sines are multiplied."""
         scaling = self.scaling or {}
-        if (said := scaling.get("attention_factor")) is not None:
-            return float(said)
+        if (given := scaling.get("attention_factor")) is not None:
+            return float(given)
         if self.kind == "yarn":
             factor, first, all_dims = (scaling.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
             if first and all_dims:
@@ -73,12 +73,12 @@ class Rope:
             return math.sqrt(1 + math.log(scaling["factor"]) / math.log(original))
         return 1.0
 
-    def positions(self, said: int) -> int:
+    def positions(self, longest: int) -> int:
         """Positions that a model knows whose `max_position_embeddings` are `said`."""
         scaling = self.scaling or {}
         if self.kind == "yarn":
-            return max(said, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
-        return int(said * scaling["factor"]) if self.kind == "linear" else said
+            return max(longest, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
+        return int(longest * scaling["factor"]) if self.kind == "linear" else longest
 
     def inverse_frequencies(self, head_dim: int, *, long: bool = False) -> NDArray[np.float32]:
         """[channels / 2] float32: the radians by which one position turns each pair of channels.
@@ -138,15 +138,15 @@ def rope_settings(config: Mapping[str, Any], layers: str = FULL) -> dict[str, An
     original = "original_max_position_embeddings"
     if original in ROPE_KINDS.get(kind, ()):
         # Phi-3 says it beside the settings.
-        said = config.get(original) or settings.get(original) or config.get("max_position_embeddings")
-        settings[original] = said
+        positions = config.get(original) or settings.get(original) or config.get("max_position_embeddings")
+        settings[original] = positions
         longest = config.get("max_position_embeddings")
         if (
             settings.get("factor") is None
-            and isinstance(said, int | float)
+            and isinstance(positions, int | float)
             and isinstance(longest, int | float)
         ):
-            settings["factor"] = longest / said
+            settings["factor"] = longest / positions
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -158,8 +158,8 @@ def _llama3(inverse: NDArray[np.float32], scaling: Mapping[str, Any]) -> NDArray
     context = scaling["original_max_position_embeddings"]
     wavelength = 2 * np.pi / inverse
     share = np.clip((context / wavelength - low) / (high - low), 0.0, 1.0)
-    found: NDArray[np.float32] = ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
-    return found
+    frequencies: NDArray[np.float32] = ((1 - share) * inverse / factor + share * inverse).astype(np.float32)
+    return frequencies
 
 
 def _yarn(inverse: NDArray[np.float32], scaling: Mapping[str, Any], theta: float) -> NDArray[np.float32]:

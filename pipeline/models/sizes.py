@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.errors import Fault
 from pipeline.models.blocks import Block, Cache, LatentAttention, WeightTensor, vector
 from pipeline.models.config_values import ConfigValues, class_of, declared_dtype
-from pipeline.models.families import FAMILIES, Family, family_of
+from pipeline.models.families import FAMILIES, Family
 from pipeline.models.families.base import heads_of
 from pipeline.models.families.latent import latent_sizes
 from pipeline.models.published import read_published
@@ -74,8 +74,8 @@ class ModelSizes:
     @property
     def windows(self) -> tuple[int, ...]:
         """Tokens that each layer sees, 0 for all; empty where every layer sees all."""
-        found = tuple(max((cache.window for cache in block.caches), default=0) for block in self.blocks)
-        return found if any(found) else ()
+        windows = tuple(max((cache.window for cache in block.caches), default=0) for block in self.blocks)
+        return windows if any(windows) else ()
 
     @property
     def stored_formats(self) -> tuple[str, ...]:
@@ -102,21 +102,20 @@ def config_faults(config: object, beside: Mapping[str, Any] | None = None) -> tu
 
 def unknown_parts(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> tuple[Fault, ...]:
     """List what a config.json names that is not known here: its class, or how its weights are quantized."""
-    name = class_of(config)
-    unknown = () if family_of(name) is not None else (_unknown_class(config),)
+    unknown = () if class_of(config) in FAMILIES else (_unknown_class(config),)
     return (*unknown, *read_published(config, beside)[1])
 
 
 def _unknown_class(config: Mapping[str, Any]) -> Fault:
-    said = config.get("architectures")
-    return Fault("is not known", key="architectures", value=said, fix=f"known are {', '.join(FAMILIES)}")
+    names = config.get("architectures")
+    return Fault("is not known", key="architectures", value=names, fix=f"known are {', '.join(FAMILIES)}")
 
 
 def _read(
     config: Mapping[str, Any], beside: Mapping[str, Any] | None
 ) -> tuple[ModelSizes | None, tuple[Fault, ...]]:
     name = class_of(config)
-    family = family_of(name)
+    family = FAMILIES.get(name)
     if family is None:
         return None, (_unknown_class(config),)
     values = ConfigValues(config, family.library)
@@ -153,6 +152,7 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
     heads, kv_heads, head_dim = heads_of(values)
     tied = values.flag("tie_word_embeddings", family.tied, outer=True)
     routed = [weight for block in blocks for weight in block.weights if weight.is_expert]
+    kinds = {cache.kind for block in blocks for cache in block.caches}
     outer, draft = family.outer(values).weights, family.draft(values)
     values.refuse_unread(name)
     embedding = WeightTensor("embedding", vocab, hidden, "vocabulary", name=family.embedding)
@@ -172,7 +172,7 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
         experts=max((weight.copies for weight in routed), default=0),
         experts_per_token=values.size(*_EXPERTS_PER_TOKEN, most=routed[0].copies) if routed else 0,
         tied=tied,
-        latent=latent_sizes(values) if any(_is_latent(block) for block in blocks) else None,
+        latent=latent_sizes(values) if "latent attention" in kinds else None,
         dtype=declared_dtype(config) or "bfloat16",
         blocks=tuple(blocks),
         first=((embedding,) if family.embeds else ())
@@ -184,15 +184,11 @@ def _sizes(name: str, family: Family, values: ConfigValues, config: Mapping[str,
     )
 
 
-def _is_latent(block: Block) -> bool:
-    return any(cache.kind == "latent attention" for cache in block.caches)
-
-
-def _kv_heads(blocks: list[Block], said: int) -> int:
+def _kv_heads(blocks: list[Block], default: int) -> int:
     """KV heads of the layer with the fewest, which decide over how many ranks they can be shared."""
     kinds = ("full attention", "sliding window", "chunked attention")
-    found = [cache.heads for block in blocks for cache in block.caches if cache.kind in kinds and cache.heads]
-    return min(found, default=said)
+    heads = [cache.heads for block in blocks for cache in block.caches if cache.kind in kinds and cache.heads]
+    return min(heads, default=default)
 
 
 def _inner(weights: list[WeightTensor]) -> int:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import CheckpointError
-from pipeline.models.header import LONGEST_BYTES, parse_header
+from pipeline.models.header import LONGEST_BYTES, HeaderEntry, parse_header
 from pipeline.models.layer_names import bare_name
 from pipeline.reading import UnreadableFile, open_file, read_json
 
@@ -40,18 +40,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("uint8"),
     "BOOL": np.dtype("bool"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """Where a tensor lies and what it is."""
-
-    name: str
-    file: Path
-    dtype: str  # as the format spells it: "BF16", "F8_E4M3", …
-    shape: tuple[int, ...]
-    begin: int  # bytes from the start of the file
-    end: int
 
 
 class TensorKind(Protocol):
@@ -87,29 +75,19 @@ class TensorMap(Mapping[str, Array]):
 class DecoderTensors(TensorMap):
     """Tensors of a decoder that is published with a tower for images, under the names that it has alone."""
 
-    headers: dict[str, TensorKind]
+    headers: dict[str, HeaderEntry]
 
-    def __init__(self, files: TensorMap) -> None:
+    def __init__(self, files: TensorFiles) -> None:
         self._files = files
         self._names = {
             f"model.{bare_name(name)}".replace("model.lm_head.", "lm_head."): name
             for name in files.headers
             if not _TOWER.search(name)
         }
-        kinds = ((name, files.headers[held]) for name, held in self._names.items())
-        self.headers = {name: _Named(name, header.dtype, header.shape) for name, header in kinds}
+        self.headers = {name: replace(files.headers[held], name=name) for name, held in self._names.items()}
 
     def __getitem__(self, name: str) -> Array:
         return self._files[self._names[name]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """See `TensorKind`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 _TOWER = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
@@ -118,7 +96,7 @@ _TOWER = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 class TensorFiles(TensorMap):
     """The tensors (read-only, mapped) of all files of a folder that match `pattern`."""
 
-    headers: dict[str, TensorHeader]
+    headers: dict[str, HeaderEntry]
 
     def __init__(self, directory: Path, pattern: str = "*.safetensors") -> None:
         """Read the headers of all files; the values of a tensor are read when it is used.
@@ -172,7 +150,7 @@ class TensorFiles(TensorMap):
             )
 
 
-def read_headers(file: Path) -> Iterator[TensorHeader]:
+def read_headers(file: Path) -> Iterator[HeaderEntry]:
     """Yield the headers of one file, checked against its size.
 
     Raises:
@@ -194,8 +172,6 @@ def read_headers(file: Path) -> Iterator[TensorHeader]:
                 f"{file}: the bytes of {entry.name} do not match its shape {list(entry.shape)}"
             )
         covered = entry.end
-        yield TensorHeader(
-            entry.name, file, entry.dtype, entry.shape, 8 + length + entry.begin, 8 + length + entry.end
-        )
+        yield replace(entry, file=file, begin=8 + length + entry.begin, end=8 + length + entry.end)
     if 8 + length + covered != size:
         raise CheckpointError(f"{file} is {size} bytes long, but its header describes {8 + length + covered}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StageError
-from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json
+from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, optional_json, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,12 @@ def token_ids(tokenizer: Path, vocab_size: int = 0) -> TokenIds:
             f"{tokenizer}: no tokenizer.json; tokenizers that only have a .model file are not served"
         )
     by_name = dict(read_tokens(tokenizer / "tokenizer.json"))
-    settings = _read(tokenizer / "special_tokens_map.json") | _read(tokenizer / "tokenizer_config.json")
+    settings = optional_json(tokenizer / "special_tokens_map.json") | optional_json(
+        tokenizer / "tokenizer_config.json"
+    )
     ends = [by_name[name] for name in _names(settings, "eos_token") if name in by_name]
     for file in ("generation_config.json", "config.json"):
-        declared = _read(tokenizer / file).get("eos_token_id")
+        declared = optional_json(tokenizer / file).get("eos_token_id")
         if declared is not None:
             given = declared if isinstance(declared, list) else [declared]
             if not all(type(id) is int for id in given):
@@ -53,20 +55,20 @@ def token_ids(tokenizer: Path, vocab_size: int = 0) -> TokenIds:
             f"{tokenizer}: no eos_token in tokenizer_config.json, no eos_token_id in generation_config.json"
         )
     pads = [by_name[name] for name in _names(settings, "pad_token") if name in by_name]
-    others = tuple(dict.fromkeys(id for id in ends if id != ends[0]))
-    return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=others, vocab_size=vocab_size)
+    further = tuple(dict.fromkeys(id for id in ends if id != ends[0]))
+    return TokenIds(end=ends[0], pad=(pads or ends)[0], stop=further, vocab_size=vocab_size)
 
 
 def read_tokens(file: Path) -> list[tuple[str, int]]:
     """List each token of a tokenizer.json with its id, added ones last. Raises UnreadableFile."""
     try:
-        found = list(_tokens(read_json(file, most=MAX_TOKENIZER_BYTES)))
-        sound = all(isinstance(token, str) and type(id) is int for token, id in found)
+        tokens = list(_tokens(read_json(file, most=MAX_TOKENIZER_BYTES)))
+        sound = all(isinstance(token, str) and type(id) is int for token, id in tokens)
     except (AttributeError, LookupError, TypeError, ValueError):
         sound = False
     if not sound:
         raise UnreadableFile(file, "has no vocabulary of texts and ids that can be read")
-    return found
+    return tokens
 
 
 def _tokens(tokenizer: dict[str, Any]) -> Iterator[tuple[str, int]]:
@@ -82,7 +84,3 @@ def _names(settings: dict[str, Any], key: str) -> Iterator[str]:
     token = settings.get(key)
     if token:
         yield str(token.get("content") if isinstance(token, dict) else token)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(read_json(path)) if path.exists() else {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
+from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec, deployment_spec
 from pipeline.plan.memory.tensors import weight_bytes
@@ -61,11 +62,14 @@ class ArtifactSizes:
         )
 
 
-def artifact_sizes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> ArtifactSizes:
+def artifact_sizes(
+    recipe: Recipe, sizes: Mapping[str, ModelSizes], adapters: Mapping[str, Adapter] | None = None
+) -> ArtifactSizes:
     """Work out the sizes of a recipe's artifacts.
 
     Args:
         sizes: role -> model.
+        adapters: LoRA adapters of the recipe that are here, by name; others are not counted.
 
     Raises:
         UserError: the sizes of a model are not known, or its weights cannot be counted.
@@ -84,13 +88,14 @@ def artifact_sizes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> ArtifactS
         count += max(0, len(rank_exports(recipe, model.role)) - 1) if calibrated else 0
         exports += count * stored[model.role]
     weights = sum(stored.values())
-    package = int(weights * _MARGIN) + SMALL_FILES
+    lora = sum(adapter.file_bytes for adapter in (adapters or {}).values())
+    package = int((weights + lora) * _MARGIN) + SMALL_FILES
     # A model is loaded in 16 bits, and its exports are made in memory.
     calibration = 2 * calibrated_weights(context) + max(stored.values()) if calibrated_weights(context) else 0
     return ArtifactSizes(
         weights=weights,
         package=package,
-        build=int((sum(filter(None, published)) + exports) * _MARGIN) + package + SMALL_FILES,
+        build=int((sum(filter(None, published)) + exports + lora) * _MARGIN) + package + SMALL_FILES,
         build_memory=max(build_memory_bytes(context), calibration) + _PROCESS,
     )
 

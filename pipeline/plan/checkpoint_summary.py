@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pipeline.plan.memory.tensors import (
     parameter_counts,
     published_bytes_by_format,
 )
-from pipeline.reading import UnreadableFile, read_json
+from pipeline.reading import UnreadableFile, optional_json, read_json
 
 CONFIG, QUANTIZATION, INDEX = "config.json", "hf_quant_config.json", "model.safetensors.index.json"
 # "235B-A22B", "70B", "8x7B"; not "17B-16E", which says what is active
@@ -39,14 +39,14 @@ class LayerCaches:
     Attributes:
         layers: Number of layers.
         token_bytes: Bytes of a token in all of them.
-        state_bytes: Bytes whatever the length of the sequence, in all of them.
+        sequence_bytes: Bytes whatever the length of the sequence, in all of them.
         window: Tokens that are seen; 0: all.
     """
 
     kind: CacheKind
     layers: int
     token_bytes: float
-    state_bytes: int
+    sequence_bytes: int
     window: int
 
 
@@ -122,14 +122,10 @@ class CheckpointSummary:
             "kv_cache": {
                 "type": self.kv_cache,
                 "token_bytes": sum(cache.token_bytes for cache in self.caches),
-                "sequence_bytes": sum(cache.state_bytes for cache in self.caches),
-                "layers": [
-                    {"kind": cache.kind, "layers": cache.layers, "token_bytes": cache.token_bytes,
-                     "sequence_bytes": cache.state_bytes, "window": cache.window}
-                    for cache in self.caches
-                ],
+                "sequence_bytes": sum(cache.sequence_bytes for cache in self.caches),
+                "layers": [asdict(cache) for cache in self.caches],
             },
-            "findings": None if self.findings is None else [finding.document() for finding in self.findings],
+            "findings": None if self.findings is None else [asdict(finding) for finding in self.findings],
         }  # fmt: skip
 
 
@@ -141,10 +137,10 @@ def named_parameters(name: str) -> tuple[int | None, int | None]:
     >>> named_parameters("meta-llama/Llama-4-Scout-17B-16E")
     (None, None)
     """
-    found = _NAMED.search(name)
-    if found is None or found[1]:
+    match = _NAMED.search(name)
+    if match is None or match[1]:
         return None, None
-    return int(float(found[2]) * _UNITS[found[3]]), int(float(found[4]) * 10**9) if found[4] else None
+    return int(float(match[2]) * _UNITS[match[3]]), int(float(match[4]) * 10**9) if match[4] else None
 
 
 def summaries(paths: Sequence[Path]) -> tuple[CheckpointSummary, ...]:
@@ -153,15 +149,15 @@ def summaries(paths: Sequence[Path]) -> tuple[CheckpointSummary, ...]:
     Raises:
         InvalidInput: a folder holds neither.
     """
-    found: list[CheckpointSummary] = []
+    checkpoints: list[CheckpointSummary] = []
     faults: list[Fault] = []
     for path in paths:
         folders = list(_folders(path))
-        found += map(summarize, folders)
+        checkpoints += map(summarize, folders)
         faults += [] if folders else [Fault(f"holds no {CONFIG}, nor folders that do", where=str(path))]
     if faults:
         raise InvalidInput("No checkpoints", faults)
-    return tuple(found)
+    return tuple(checkpoints)
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -177,14 +173,14 @@ def summarize(folder: Path) -> CheckpointSummary:
     try:
         config = read_json(folder / CONFIG)
         beside = read_json(folder / QUANTIZATION) if (folder / QUANTIZATION).exists() else None
-        index = read_json(folder / INDEX) if (folder / INDEX).exists() else {}
+        index = optional_json(folder / INDEX)
     except UnreadableFile as error:
         return CheckpointSummary(name, None, (error.fault,))
     if faults := config_faults(config, beside):
         where = str(folder / CONFIG)
         return CheckpointSummary(name, None, tuple(replace(fault, where=where) for fault in faults))
-    told = index.get("metadata")
-    size = told.get("total_size") if isinstance(told, Mapping) else None
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     is_number = isinstance(size, int) and not isinstance(size, bool)
     try:
         findings = lint_folder(folder)

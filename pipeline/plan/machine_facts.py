@@ -43,7 +43,7 @@ class GpuLink:
 class DiskFacts:
     """The file system that a folder lies on."""
 
-    folder: str  # the one that was asked about
+    folder: str  # the folder that was asked about
     device: int  # st_dev: two folders of one file system share what is free
     free_bytes: int
     held_bytes: int = 0  # by artifacts of the recipe that is judged, which need not be made again
@@ -67,7 +67,7 @@ class SoftwareFacts:
     tensorrt: str | None = None
     container: str | None = None  # release of the Triton container: "26.07"
     missing: tuple[str, ...] = ()  # modules that the models import and that are not there
-    programs: frozenset[str] | None = None  # of those that a launch runs, the ones that are there
+    programs: frozenset[str] | None = None  # that a launch runs, and that are there
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +94,26 @@ class MachineFacts:
     hub: Mapping[str, int] = field(default_factory=dict)  # repository -> HTTP status of its config.json
 
 
-def contract_name(seen: GpuFacts) -> str | None:
+def contract_name(device: GpuFacts) -> str | None:
     """Find the name that the contracts have for a GPU.
 
     Returns:
         The product with the same compute capability, whose chip is in the driver's name, with the nearest memory;
         None if there is none.
     """
-    pcie = "pcie" in _words(seen.name)
-    fitting = [known for known in gpus() if known.sm == seen.sm and has_chip_name(seen, known)]
+    pcie = "pcie" in _words(device.name)
+    fitting = [known for known in gpus() if known.sm == device.sm and has_chip_name(device, known)]
     nearest = min(
         fitting,
-        key=lambda known: (abs(known.driver_mib - seen.memory_mib), pcie != ("pcie" in _words(known.name))),
+        key=lambda known: (abs(known.driver_mib - device.memory_mib), pcie != ("pcie" in _words(known.name))),
         default=None,
     )
     return nearest.name if nearest else None
 
 
-def has_chip_name(seen: GpuFacts, known: Gpu) -> bool:
+def has_chip_name(device: GpuFacts, known: Gpu) -> bool:
     """Tell whether the name that a driver reports has all words of a product's chip."""
-    return set(_words(known.chip)) <= set(_words(seen.name))
+    return set(_words(known.chip)) <= set(_words(device.name))
 
 
 def _words(name: str) -> list[str]:

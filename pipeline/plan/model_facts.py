@@ -6,7 +6,6 @@ is data (`contracts/data/tokenizer_corpus.yaml`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,7 +20,7 @@ from pipeline.models.architecture import FAMILIES, Architecture
 from pipeline.models.chat_template import template_sources
 from pipeline.models.sizes import ModelSizes, class_of
 from pipeline.plan.plan import TARGET
-from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, open_file, read_json, read_tokenizer
+from pipeline.reading import MAX_TOKENIZER_BYTES, UnreadableFile, read_json, read_tokenizer, sha256_of
 from pipeline.recipe import HubSource, LocalSource, Recipe
 from pipeline.resources import parse_yaml
 
@@ -48,7 +47,7 @@ class TokenizerFacts:
             None if there is no tokenizer that can be read, which fetching explains.
         """
         try:
-            files = {name: _digest(folder / name) for name in FILES if (folder / name).is_file()}
+            files = {name: sha256_of(folder / name) for name in FILES if (folder / name).is_file()}
         except UnreadableFile:
             return None
         if not files:
@@ -65,11 +64,6 @@ def tokenizer_corpus() -> tuple[str, ...]:
     """Texts whose ids are compared."""
     file = resources.files("pipeline.contracts") / "data" / "tokenizer_corpus.yaml"
     return tuple(parse_yaml(file.read_text("utf-8"))["texts"])
-
-
-def _digest(file: Path) -> str:
-    with open_file(file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _special(data: Mapping[str, Any]) -> dict[str, int]:
@@ -98,7 +92,6 @@ class ModelFacts:
     sizes: ModelSizes | None = None
     tokenizer: TokenizerFacts | None = None
     weight_bytes: int | None = None  # of the published weights, all files together
-    access: int | None = None  # HTTP status with which the hub answers for its files; None: nobody asked
     architecture: str | None = None  # the class that config.json names: "LlamaForCausalLM"; "": it names none
     problem: str = ""  # why its folder is not a checkpoint
     config_faults: tuple[Fault, ...] = ()  # of config.json, if its class is one of ours
@@ -110,18 +103,22 @@ class ModelFacts:
 
 def offline_facts(recipe: Recipe) -> dict[str, ModelFacts]:
     """Map roles to what can be known offline: sizes from the contracts, or from the files of a local checkpoint."""
-    adapters = {
-        name: read_adapter(adapter.source.path)
-        for name, adapter in recipe.adapters.items()
-        if isinstance(adapter.source, LocalSource)
-    }
-    found = {
+    facts = {
         role: ModelFacts(known_model(checkpoint.source.repo))
         if isinstance(checkpoint.source, HubSource)
         else read_model_facts(checkpoint.source.path)
         for role, checkpoint in recipe.checkpoints.items()
     }
-    return {**found, TARGET: replace(found[TARGET], adapters=adapters)} if adapters else found
+    return {**facts, TARGET: replace(facts[TARGET], adapters=local_adapters(recipe))}
+
+
+def local_adapters(recipe: Recipe) -> dict[str, Adapter]:
+    """Read the LoRA adapters of a recipe that lie in local folders."""
+    return {
+        name: read_adapter(adapter.source.path)
+        for name, adapter in recipe.adapters.items()
+        if isinstance(adapter.source, LocalSource)
+    }
 
 
 def offline_sizes(recipe: Recipe) -> dict[str, ModelSizes]:

@@ -126,7 +126,7 @@ class EvaluatedExport:
 
 
 def evaluated_exports(recipe: Recipe) -> tuple[EvaluatedExport, ...]:
-    """List all exports of the calibrated target, the one that the recipe's runtime loads first."""
+    """List all exports of the calibrated target, the export that the recipe's runtime loads first."""
     ranks = [EvaluatedExport(size.folder) for size in rank_exports(recipe, TARGET)]
     kind = recipe.runtime.kind
     own = kind == "pytorch" and recipe.quantization.kv_cache == "fp8"

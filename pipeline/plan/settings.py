@@ -38,7 +38,12 @@ def _complete_gpu(_context: Context, _parameter: Parameter, incomplete: str) -> 
     return [CompletionItem(gpu.name) for gpu in gpus() if gpu.name.startswith(incomplete)]
 
 
-Devices = Annotated[tuple[int, ...], Option("--gpus", metavar="0,1,…", parse=_device, separator=",")]
+class DeviceSettings(Settings):
+    """GPUs of this machine that are used."""
+
+    devices: Annotated[tuple[int, ...], Option("--gpus", metavar="0,1,…", parse=_device, separator=",")] = (
+        Field(default=(), description="GPUs that may be used; by default all that are needed.")
+    )
 
 
 class PreparationSettings(Settings):
@@ -63,7 +68,7 @@ class PackageSettings(PreparationSettings):
     build: bool = Field(default=False, description="Build what is missing first, as `pipeline build` does.")
 
 
-class BuildSettings(PreparationSettings):
+class BuildSettings(DeviceSettings, PreparationSettings):
     """Settings of `pipeline build`."""
 
     until: Annotated[str, Option(metavar="STEP")] = Field(
@@ -76,7 +81,6 @@ class BuildSettings(PreparationSettings):
         "script does the whole build if the steps before the engines cannot be done here; with print-all it always "
         "does, for any runtime.",
     )
-    devices: Devices = Field(default=(), description="GPUs that may be used; by default all that are needed.")
     executor_timeout_s: Annotated[float | None, Option(metavar="SECONDS")] = Field(
         default=None, gt=0, description="Time limit of trtllm-build for one engine; by default none."
     )

@@ -36,16 +36,16 @@ def stored_calibration(recipe: Recipe, store: Store, file: Path | None = None) -
     path = calibration_path(recipe, store) if file is None else file
     if file is None and not path.is_file():
         return None
-    found = SpeedCalibration.read(path)
+    calibration = SpeedCalibration.read(path)
     device = calibrated_device(recipe)
     wrong = [
         Fault(f"is of {has}, and the recipe's is {wanted}", key=key, value=has)
         for key, has, wanted in (
-            ("device", found.device, device),
-            ("runtime", found.runtime, recipe.runtime.kind),
+            ("device", calibration.device, device),
+            ("runtime", calibration.runtime, recipe.runtime.kind),
         )
         if has != wanted
     ]
     if wrong:
         raise InvalidInput(str(path), wrong)
-    return found
+    return calibration

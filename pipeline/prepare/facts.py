@@ -1,8 +1,8 @@
 """The facts that planning rests on: all that is read from disk, asked of the Hub, or measured on this machine.
 
     facts = read_recipe_facts(recipe)                     # local: settings of the runtime, models, calibration set
-    inputs = read_plan_inputs(recipe, store)              # commits or hashes of checkpoints, versions of tools
-    models = read_models(plan, store, inputs.sources)     # what the checkpoints that are here say
+    sources = resolve_sources(recipe, store)              # commits or hashes of checkpoints
+    models = read_models(plan, store)                     # what the checkpoints that are here say
     machine = read_machine(plan, store, devices)          # GPUs, memory, and the disk of the store
 
 What follows (`make_plan`, rules of preflight, memory, forecast, report) computes from these values and reads nothing.
@@ -11,17 +11,18 @@ What follows (`make_plan`, rules of preflight, memory, forecast, report) compute
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.machine.host import read_disk, read_memory
 from pipeline.machine.inventory import take
-from pipeline.machine.network import read_hub
+from pipeline.machine.network import HubFile, read_hub
 from pipeline.machine.packages import pinned_version, version_of
 from pipeline.models.adapter import read_adapter
+from pipeline.models.folder import ADAPTER_CONFIG, CONFIG
 from pipeline.plan.machine_facts import DiskFacts, MachineFacts
 from pipeline.plan.model_facts import (
     ModelFacts,
@@ -35,7 +36,7 @@ from pipeline.plan.preflight.context import DatasetFacts
 from pipeline.progress import Progress
 from pipeline.recipe import AdapterSource, Checkpoint, CpuRuntime, HubSource, LocalSource, Recipe
 from pipeline.runtimes import Runtime, runtime_of
-from pipeline.sources import HubCheckpoint, ResolvedSource, find_fetched, resolve_checkpoint
+from pipeline.sources import ResolvedSource, find_fetched, resolve_checkpoint
 from pipeline.sources.dataset import dataset_identity, read_definition
 from pipeline.sources.selection import chosen_files
 from pipeline.store import Json, Store
@@ -86,7 +87,7 @@ def read_settings(recipe: Recipe) -> GeneratedConfig:
     # Target, draft and package are often refused for the same reason.
     once = tuple({str(fault): fault for fault in refusals}.values())
     return GeneratedConfig(
-        {role: found for role, found in build.items() if found}, package, once, _dataset(recipe)
+        {role: settings for role, settings in build.items() if settings}, package, once, _dataset(recipe)
     )
 
 
@@ -150,43 +151,40 @@ def _problem(checkpoint: Checkpoint) -> str:
 # Of a build: what its artifacts are made from
 
 
-@dataclass(frozen=True, slots=True)
-class PlanInputs:
-    """Inputs of the keys of a build's artifacts besides the recipe."""
-
-    sources: Mapping[str, ResolvedSource]  # role -> checkpoint
-    dataset: Mapping[str, Json]  # identity of the calibration set
-    tools: Mapping[str, Mapping[str, str]]  # stage -> distribution -> version
-    golden: Mapping[str, Json] = field(
-        default_factory=dict
-    )  # {"golden": questions of the package}, or nothing
-
-    def plan_facts(self, emitted: GeneratedConfig) -> PlanFacts:
-        """The form that `make_plan` takes."""
-        sources = {role: source.identity for role, source in self.sources.items()}
-        package = {**emitted.package, **self.golden}
-        return PlanFacts(sources, self.dataset, self.tools, emitted.build, package)
-
-
-def read_plan_inputs(
+def resolve_sources(
     recipe: Recipe, store: Store, *, offline: bool = False, progress: Progress | None = None
-) -> PlanInputs:
-    """Resolve checkpoints (which hashes local ones, and asks the Hub what a branch is), data set, tools, questions.
+) -> dict[str, ResolvedSource]:
+    """Map roles to resolved checkpoints: local ones are hashed, and the Hub is asked what a branch is.
 
     Raises:
         SourceError: A checkpoint does not exist, or the Hub cannot be asked.
-        InvalidInput: A local folder is not a checkpoint, or the golden questions have faults by now.
+        InvalidInput: A local folder is not a checkpoint.
     """
-    sources = {
+    return {
         role: resolve_checkpoint(
-            asked, adapter=isinstance(asked, AdapterSource), store=store, offline=offline, progress=progress
+            source, adapter=isinstance(source, AdapterSource), store=store, offline=offline, progress=progress
         )
-        for role, asked in recipe.sources.items()
+        for role, source in recipe.sources.items()
     }
+
+
+def read_plan_facts(
+    recipe: Recipe, sources: Mapping[str, ResolvedSource], emitted: GeneratedConfig
+) -> PlanFacts:
+    """Gather what the keys of a build's artifacts depend on besides the recipe; its golden questions are read.
+
+    Raises:
+        InvalidInput: The golden questions have faults by now.
+    """
     calibration = recipe.quantization.calibration
-    dataset = {} if calibration is None else dataset_identity(calibration.dataset)
     golden = {} if recipe.golden is None else {"golden": recipe.golden.read().document}
-    return PlanInputs(sources, dataset, tool_versions(runtime_of(recipe)), golden)
+    return PlanFacts(
+        sources={role: source.identity for role, source in sources.items()},
+        dataset={} if calibration is None else dataset_identity(calibration.dataset),
+        tools=tool_versions(runtime_of(recipe)),
+        build=emitted.build,
+        package={**emitted.package, **golden},
+    )
 
 
 def tool_versions(runtime: Runtime) -> dict[str, dict[str, str]]:
@@ -213,13 +211,8 @@ def _version(distribution: str) -> str:
 # Of checkpoints that are here
 
 
-def read_models(
-    plan: Plan, store: Store, access_of: Mapping[str, ResolvedSource] | None = None
-) -> dict[str, ModelFacts]:
+def read_models(plan: Plan, store: Store) -> dict[str, ModelFacts]:
     """Read the checkpoints of a plan that are in the store or in local folders; of others, what is known offline.
-
-    Args:
-        access_of: Role -> source. The Hub is asked whether it gives those that are not here; None asks nothing.
 
     Returns:
         Role -> facts.
@@ -228,7 +221,6 @@ def read_models(
     for role in known:
         folder = _folder(plan, store, role)
         if folder is None:
-            known[role] = replace(known[role], access=_access((access_of or {}).get(role)))
             continue
         found = read_model_facts(folder)
         facts = replace(found, sizes=known[role].sizes or found.sizes, adapters=known[role].adapters)
@@ -258,25 +250,21 @@ def _tokenizer(folder: Path) -> TokenizerFacts | None:
 # Of the Hub
 
 
-def _access(source: ResolvedSource | None) -> int | None:
-    """HTTP status with which the Hub answers for a checkpoint; None: it does not answer, or is not asked."""
-    if not isinstance(source, HubCheckpoint) or source.offline:
-        return None
-    return read_hub([(source.repo, source.commit)]).repositories.get(source.repo)
+def hub_files(recipe: Recipe) -> Iterator[HubFile]:
+    """Yield the file without which a repository of the Hub is no checkpoint, or no adapter, of all that is fetched."""
+    for asked in recipe.sources.values():
+        if isinstance(asked.source, HubSource):
+            name = ADAPTER_CONFIG if isinstance(asked, AdapterSource) else CONFIG
+            yield asked.source.repo, asked.revision, name
 
 
 def read_access(recipe: Recipe, store: Store) -> MachineFacts | None:
-    """Ask the Hub for the checkpoints that the store lacks, within a few seconds.
+    """Ask the Hub for the checkpoints and adapters that the store lacks, within a few seconds.
 
     Returns:
         Facts with nothing but the HTTP status of each repository; None: there is nothing to ask for.
     """
-    missing = [
-        (checkpoint.source.repo, checkpoint.revision)
-        for checkpoint in recipe.checkpoints.values()
-        if isinstance(checkpoint.source, HubSource)
-        and find_fetched(checkpoint.source, checkpoint.revision, store) is None
-    ]
+    missing = [file for file in hub_files(recipe) if find_fetched(HubSource(file[0]), file[1], store) is None]
     if not missing:
         return None
     return MachineFacts(hub=read_hub(missing, deadline_s=_ACCESS_DEADLINE_S).repositories)

@@ -13,12 +13,11 @@ from pipeline.contracts.releases import Track, releases
 from pipeline.contracts.version_range import is_candidate
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.compatibility import check_compatibility
+from pipeline.plan.compatibility import check_compatibility, feature_issue
 from pipeline.plan.machine_facts import GpuFacts, contract_name
 from pipeline.plan.memory.tensors import parameter_counts
 from pipeline.plan.model_facts import TokenizerFacts, read_model_facts
 from pipeline.plan.performance.compare import Comparison, DeploymentOption
-from pipeline.plan.supported import feature_issue
 from pipeline.prepare.report import PlanReport
 from pipeline.recipe import Draft, HubSource, LocalSource, Recipe
 from pipeline.recipe.catalog import entries
@@ -83,11 +82,11 @@ def _weights(sizes: ModelSizes) -> int:
     return sum(parameter_counts(sizes).values())
 
 
-def machine_gpu(seen: Sequence[GpuFacts]) -> tuple[str, int]:
+def machine_gpu(devices: Sequence[GpuFacts]) -> tuple[str, int]:
     """The GPU of this machine in the contracts, and how many there are of it."""
-    named = [name for device in seen if (name := contract_name(device)) is not None]
+    named = [name for device in devices if (name := contract_name(device)) is not None]
     if not named:
-        raise UserError(f"{seen[0].name} is none of the known GPUs; name one like it with --gpu")
+        raise UserError(f"{devices[0].name} is none of the known GPUs; name one like it with --gpu")
     most = max(dict.fromkeys(named), key=named.count)
     return most, named.count(most)
 
@@ -124,12 +123,12 @@ def why_release(version: str, kind: Track, architecture: str) -> str:
 
 def lacking_features(architecture: str, version: str, device: str) -> dict[tuple[str, str], str]:
     """Map settings that a recipe has on by default to why upstream does not have that for a model on a GPU."""
-    found = {
+    issues = {
         setting: feature_issue(architecture, name, version, gpu(device))
         for name, setting in _DEFAULT_FEATURES.items()
     }
     return {
-        key: issue.problem for key, issue in found.items() if issue is not None and issue.severity == "error"
+        key: issue.problem for key, issue in issues.items() if issue is not None and issue.severity == "error"
     }
 
 
@@ -139,27 +138,29 @@ def example_recipe(form: str) -> Recipe:
     return next(recipe for recipe in fitting if recipe is not None and recipe.quantization.gate is not None)
 
 
-def draft_pays(best: DeploymentOption, found: Comparison) -> bool:
+def draft_pays(best: DeploymentOption, comparison: Comparison) -> bool:
     """Whether the same deployment with its draft takes less time of the GPUs."""
     alike = (best.gpu, best.tensor_parallel, best.form)
     return any(
         option.draft
         and (option.gpu, option.tensor_parallel, option.form) == alike
         and option.gpu_seconds < best.gpu_seconds
-        for option in found.serving
+        for option in comparison.serving
     )
 
 
-def lacking(found: Comparison, gpus: int, kind: Track) -> Iterator[Fault]:
+def lacking(comparison: Comparison, gpus: int, kind: Track) -> Iterator[Fault]:
     """Why each option that could have been is none."""
-    if not (found.serving or found.refused):
+    if not (comparison.serving or comparison.refused):
         yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
-    for option in found.refused:
+    for option in comparison.refused:
         if option.gpus <= gpus and not option.draft:
             yield Fault("; ".join(option.reasons), key=f"{option.label}, runtime {kind}")
     enough = sorted(
         {
-            option.gpus: option.label for option in found.serving if option.gpus > gpus and not option.draft
+            option.gpus: option.label
+            for option in comparison.serving
+            if option.gpus > gpus and not option.draft
         }.items()
     )
     if enough:

@@ -131,14 +131,14 @@ class _Draft:
             self.gpu = gpu_of(wanted.gpu).name
             self.reasons["runtime.gpu"] = "as asked for"
         else:
-            seen = take(only=("gpus",), deadline_s=_GPU_DEADLINE_S).facts().gpus or ()
-            if not seen:
+            devices = take(only=("gpus",), deadline_s=_GPU_DEADLINE_S).facts().gpus or ()
+            if not devices:
                 if wanted.runtime is not None or wanted.gpus is not None:
                     raise UserError("this machine has no GPU that its driver reports: name one with --gpu")
                 self.reasons["runtime.kind"] = "this machine has no GPU; --gpu NAME writes for one elsewhere"
                 return "cpu"
-            self.gpu, self.gpus = machine_gpu(seen)
-            self.reasons["runtime.gpu"] = f"what this machine has: {len(seen)} x {seen[0].name}"
+            self.gpu, self.gpus = machine_gpu(devices)
+            self.reasons["runtime.gpu"] = f"what this machine has: {len(devices)} x {devices[0].name}"
         self.gpus = wanted.gpus or self.gpus
         return wanted.runtime or "pytorch"
 
@@ -166,23 +166,23 @@ class _Draft:
         """The commit that the default branch is now, so that the build is repeatable."""
         if isinstance(source, LocalSource) or is_offline():
             return {}
-        asked = Recipe.model_validate(
+        recipe = Recipe.model_validate(
             {"name": "x", "model": {"source": str(source)}, "limits": dict.fromkeys(_LIMITS, 1)}
         )
-        found = resolve_checkpoint(asked.model, store=self.store, progress=self.progress)
-        assert isinstance(found, HubCheckpoint), "it is of the Hub"
+        checkpoint = resolve_checkpoint(recipe.model, store=self.store, progress=self.progress)
+        assert isinstance(checkpoint, HubCheckpoint), "it is of the Hub"
         self.reasons["model.revision"] = (
             "the commit of the default branch now: with it, the build is repeatable"
         )
-        return {"revision": found.commit}
+        return {"revision": checkpoint.commit}
 
     def _limits(self, kind: Kind, draft: KnownDraft | None) -> dict[str, int]:
         """Lengths that the model was made for."""
         longest = self.sizes.max_positions
         room = longest - (0 if draft is None else draft.draft.max_draft_tokens)
-        asked, most = self.request, _MOST[kind]
-        output = asked.max_output_tokens or min(most[1], room // 4)
-        prompt = asked.max_input_tokens or min(most[0], room - output)
+        request, most = self.request, _MOST[kind]
+        output = request.max_output_tokens or min(most[1], room // 4)
+        prompt = request.max_input_tokens or min(most[0], room - output)
         self.reasons["limits.max_input_tokens"] = (
             f"prompt and answer together may take {longest} positions, as config.json says; what is longer takes memory"
         )
@@ -275,23 +275,27 @@ class _Draft:
             "runtime": runtime,
             **without,
         }
+        options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
         # Slow is better than nothing, and so are short prompts; the forecast stands in the plan.
         for slo, shorter in ((_SLO, 1), (None, 1), (None, 8)):
             if shorter > 1 and self.request.max_input_tokens is None:
                 limits["max_input_tokens"] = max(1, limits["max_input_tokens"] // shorter)
-            found = self._compared(base | {"limits": limits, "slo": slo}, draft)
-            best = self._best(kind, found)
+            recipe = self._recipe(**base, limits=limits, slo=slo)
+            comparison = compare_recipe(recipe, self.store, options, lifted=False)
+            best = self._best(kind, comparison)
             if best is not None:
                 break
         if best is None:
-            raise InvalidInput(f"{self.request.source} on {self.gpu}", list(lacking(found, self.gpus, kind)))
+            raise InvalidInput(
+                f"{self.request.source} on {self.gpu}", list(lacking(comparison, self.gpus, kind))
+            )
         assert best.best is not None, "it serves"
-        self._explain(kind, best, found, slo)
+        self._explain(kind, best, comparison, slo)
         quantization = self._quantization(best.form, kind)
         if best.kv_cache == "fp8":
             quantization["kv_cache"] = "fp8"
             self.reasons["quantization.kv_cache"] = f"{self.gpu} computes in it: twice the tokens in memory"
-        paying = draft is not None and draft_pays(best, found)
+        paying = draft is not None and draft_pays(best, comparison)
         if draft is not None:
             self.reasons["draft"] = (
                 f"{draft.why}; by the forecast, with {_ACCEPTANCE:.0%} of its tokens accepted and "
@@ -309,15 +313,11 @@ class _Draft:
 
     def _without(self, kind: Kind, version: str) -> dict[str, dict[str, bool]]:
         """Settings that turn off what upstream does not have for the model."""
-        found = lacking_features(self.sizes.architecture, version, self.gpu) if kind == "pytorch" else {}
-        self.reasons |= {f"{section}.{key}": why for (section, key), why in found.items()}
-        return {section: {key: False} for section, key in found}
+        lacks = lacking_features(self.sizes.architecture, version, self.gpu) if kind == "pytorch" else {}
+        self.reasons |= {f"{section}.{key}": why for (section, key), why in lacks.items()}
+        return {section: {key: False} for section, key in lacks}
 
-    def _compared(self, sections: Mapping[str, Any], draft: KnownDraft | None) -> Comparison:
-        options = ComparisonOptions(devices=(self.gpu,), acceptance=None if draft is None else _ACCEPTANCE)
-        return compare_recipe(self._recipe(**sections), self.store, options, lifted=False)
-
-    def _best(self, kind: Kind, found: Comparison) -> DeploymentOption | None:
+    def _best(self, kind: Kind, comparison: Comparison) -> DeploymentOption | None:
         """The first format that serves; of its splits, the smallest that serves enough, or else the most."""
 
         known = self.gpus < _MAX_GPUS or self.request.gpus is not None
@@ -327,7 +327,7 @@ class _Draft:
             return min(enough, option.best.batch if option.best is not None else 0)
 
         for form in self._forms(kind):
-            alike = [option for option in found.serving if (option.form, option.draft) == (form, False)]
+            alike = [option for option in comparison.serving if (option.form, option.draft) == (form, False)]
             if fitting := [option for option in alike if option.gpus <= self.gpus]:
                 return min(fitting, key=lambda option: (-load(option), option.gpus))
         return None
@@ -336,7 +336,7 @@ class _Draft:
         self,
         kind: Kind,
         best: DeploymentOption,
-        found: Comparison,
+        comparison: Comparison,
         slo: Mapping[str, Any] | None,
     ) -> None:
         assert best.best is not None, "it serves"
@@ -345,7 +345,7 @@ class _Draft:
             reasons["runtime.kind"] = half(kind)
         fewer = {
             option.gpus: option.best.batch if option.best is not None else 0
-            for option in (*found.refused, *found.serving)
+            for option in (*comparison.refused, *comparison.serving)
             if (option.form, option.draft) == (best.form, False) and option.gpus < best.gpus
         }
         counts = ", ".join(f"{load} on {gpus}" for gpus, load in sorted(fewer.items()))

@@ -34,8 +34,8 @@ from pipeline.recipe.catalog import annotated_yaml, renamed_head, written_values
 from pipeline.recipe.editing import edited_yaml
 from pipeline.recipe.loading import recipe_of_values
 from pipeline.recipe.recipe import Draft, RecipeProvenance
+from pipeline.recipe.sections import RecipeValues
 from pipeline.recipe.validators import AWQ
-from pipeline.recipe.values import RecipeValues
 from pipeline.store import Store
 
 _BLOCK, _CALIBRATION = "quantization.awq_block_size", "quantization.calibration"
@@ -68,12 +68,10 @@ def migrate(
     version: str | None = None,
     progress: Progress | None = None,
 ) -> Migration:
-    """Make a recipe for the LLM API of one for engines; nothing is written.
+    """Make a recipe for the LLM API from a recipe for engines; nothing is written.
 
     Args:
-        file: File that it is for.
         version: Release of TensorRT-LLM; None: the newest stable one with a container that knows the GPU.
-        progress: Receives a line for each retry of the Hub.
 
     Raises:
         UserError: The recipe is not for engines, or there is no such release.
@@ -105,9 +103,9 @@ def migrate(
         *setting_changes(recipe, after, work.removed),
         *client_changes(recipe, chosen),
     )
-    text, kept = work.text()
+    text, in_place = work.text()
     reports = (make_report(recipe, store, progress=progress), make_report(after, store, progress=progress))
-    return Migration(recipe, after, text, kept, changes, reports)
+    return Migration(recipe, after, text, in_place, changes, reports)
 
 
 @dataclass
@@ -160,7 +158,7 @@ class _Work:
             reason = fact.reason if fact else f"trtllm-build {self.runtime.version} has no such flag"
             sources = fact.sources if fact else newest.sources
             self._note_removal(f"runtime.build_flags[{name}]", value or True, reason, sources)
-        self._drop("runtime.build_flags")
+        _drop(self.values, ["runtime", "build_flags"])
         for key, note in contract.removed_keys().items():
             if self.own[key] not in (None, _default(key)):
                 self._remove(key, note.because, note.sources)
@@ -197,18 +195,18 @@ class _Work:
         return None
 
     def _instead(self, form: str) -> list[str]:
-        """Formats instead of one, those that upstream lists for the GPU first."""
-        card, others = gpus.gpu(self.runtime.gpu), contract.other_formats(form)
+        """Formats instead of `form`, those that upstream lists for the GPU first."""
+        card, formats = gpus.gpu(self.runtime.gpu), contract.other_formats(form)
         listed = [
-            other for other in others if not gpus.format_issues(card, other, "auto", "pytorch", self.version)
+            other for other in formats if not gpus.format_issues(card, other, "auto", "pytorch", self.version)
         ]
-        return [*listed, *(other for other in others if other not in listed)]
+        return [*listed, *(other for other in formats if other not in listed)]
 
     def _take_format(self, key: str, form: str, reason: str, sources: tuple[str, ...]) -> None:
         self._set(key, form, reason, sources)
         self.values = _with_formats(self.values, {})
         for other in (_CALIBRATION, "quantization.gate", _BLOCK):
-            if self.own[other] not in (None, _default(other)) and not _has(self.values, other):
+            if self.own[other] not in (None, _default(other)) and RecipeValues(self.values)[other] is None:
                 self._note_removal(other, self.own[other], f"goes with the other {key}", sources)
 
     # Drafts
@@ -218,9 +216,9 @@ class _Work:
         draft = self.before.draft
         if draft is None:
             return
-        found = [finding for finding in self.objections() if rule(finding.rule).group == "speculation"]
-        if found:
-            self._remove("draft", found[0].problem, documents(found[0].sources))
+        findings = [finding for finding in self.objections() if rule(finding.rule).group == "speculation"]
+        if findings:
+            self._remove("draft", findings[0].problem, documents(findings[0].sources))
             # Its own calibration would be left over.
             self.values = _with_formats(self.values, {})
         elif llm_args.speculation(self.version, draft.method).two_models:
@@ -239,7 +237,7 @@ class _Work:
 
     def _remove(self, key: str, reason: str, sources: tuple[str, ...]) -> None:
         self._note_removal(key, self.own[key], reason, sources)
-        self._drop(key)
+        _drop(self.values, key.split("."))
 
     def _note_removal(self, key: str, value: Any, reason: str, sources: tuple[str, ...]) -> None:
         self.changes.append(Change("recipe", "removed", key, value, None, None, reason, sources))
@@ -247,9 +245,6 @@ class _Work:
     def _say(self, key: str, before: Any, after: Any, note: contract.MigrationNote) -> None:
         """Record what a key means from now on, which stays as it is."""
         self.changes.append(Change("recipe", "means", key, before, key, after, note.because, note.sources))
-
-    def _drop(self, key: str) -> None:
-        _drop(self.values, key.split("."))
 
     # The file
 
@@ -315,12 +310,8 @@ def _drop(values: dict[str, Any], path: Sequence[str]) -> None:
             del values[name]
 
 
-def _has(values: Mapping[str, Any], key: str) -> bool:
-    return RecipeValues(values)[key] is not None
-
-
 def _default(key: str) -> Any:
-    """Default of a key of which there is one."""
+    """Default of a recipe's key that has a default."""
     section, _, name = key.partition(".")
     model = Draft if section == "draft" else Recipe.model_fields[section].annotation
     info = getattr(model, "model_fields", {}).get(name)

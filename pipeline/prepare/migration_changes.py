@@ -20,7 +20,7 @@ from pipeline.plan.preflight import GeneratedConfig
 from pipeline.prepare.facts import read_settings
 from pipeline.prepare.report import PlanReport
 from pipeline.recipe import PyTorchRuntime, Recipe, TensorRTRuntime
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 from pipeline.triton.deployment import TARGET_MODEL
 
 Place = Literal["recipe", "engine", "triton", "requests"]
@@ -63,13 +63,15 @@ def setting_changes(before: Recipe, after: Recipe, removed: Sequence[str]) -> It
     assert isinstance(after.runtime, PyTorchRuntime), "it was made so"
     own, arguments = RecipeValues(before.model_dump(mode="json")), read_settings(after).arguments
     flags = _flags(read_settings(before))
-    told = {entry.partition("=")[0] for entry in before.runtime.build_flags}
+    given = {entry.partition("=")[0] for entry in before.runtime.build_flags}
     for fact in contract.settings():
         if fact.kind == "flags":
-            value = None if fact.name in told else flags.get(fact.name)
+            value = None if fact.name in given else flags.get(fact.name)
         else:
             value = own[fact.key] if fact.key is not None else None
-        if value is None or (value == 0 and value is not False) or _is_below(fact.key, removed):
+        if value is None or (value == 0 and value is not False):
+            continue
+        if any(f"{fact.key}.".startswith(f"{gone}.") for gone in removed):
             continue
         yield _paired(fact, value, after.runtime.version, arguments)
 
@@ -78,8 +80,8 @@ def _paired(fact: EngineSetting, value: Any, version: str, arguments: Mapping[st
     place, name = _PLACES[fact.kind], f"--{fact.name}" if fact.kind == "flags" else fact.name
     argument = fact.argument_in(version)
     if argument is not None:
-        found = argument_value(arguments, argument)
-        return Change(place, "carried over", name, value, argument, found, fact.because, fact.sources)
+        after = RecipeValues(arguments)[argument]
+        return Change(place, "carried over", name, value, argument, after, fact.because, fact.sources)
     if fact.key is not None:
         return Change(place, "carried over", name, value, fact.key, value, fact.because, fact.sources)
     return Change(place, "no counterpart", name, value, None, None, fact.reason, fact.sources)
@@ -92,18 +94,6 @@ def _flags(emitted: GeneratedConfig) -> dict[str, Any]:
     assert isinstance(words, list), "a command line"
     named = trtllm_build.named_flags(str(settings["version"]), [str(word) for word in words]) if words else ()
     return {name: value for name, value in dict(emitted.engines).get(TARGET, {}).items() if name in named}
-
-
-def argument_value(arguments: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a dotted argument; None if it is not given."""
-    value: Any = arguments
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _is_below(key: str | None, removed: Sequence[str]) -> bool:
-    return key is not None and any(key == gone or key.startswith(f"{gone}.") for gone in removed)
 
 
 def client_changes(before: Recipe, version: str) -> Iterator[Change]:
@@ -176,8 +166,11 @@ def _figures(report: PlanReport) -> Iterator[tuple[tuple[str, str], float | str 
     yield ("prompt and answer, by the limits", "tokens"), limits.max_sequence_tokens
     if report.performance is not None:
         for (name, unit), value in _SPEED.items():
-            found = value(report.performance)
-            yield (name, unit), found if isinstance(found, int) or found is None else float(f"{found:.3g}")
+            figure = value(report.performance)
+            yield (
+                (name, unit),
+                figure if isinstance(figure, int) or figure is None else float(f"{figure:.3g}"),
+            )
     elif "performance" in report.unknown:
         yield ("speed", ""), f"not known: {report.unknown['performance']}"
 

@@ -58,7 +58,7 @@ def probe_models(
         InvalidInput: A config.json cannot be read; with every fault of all of them.
         SourceError: The Hub does not give one.
     """
-    found: dict[str, ModelProbe] = {}
+    probes: dict[str, ModelProbe] = {}
     faults: list[Fault] = []
     for role, checkpoint in recipe.checkpoints.items():
         try:
@@ -67,10 +67,10 @@ def probe_models(
             faults += error.faults
             continue
         if probe is not None:
-            found[role] = probe
+            probes[role] = probe
     if faults:
         raise InvalidInput(f"{recipe.name}: models whose memory cannot be planned", faults)
-    return found
+    return probes
 
 
 def find_architecture(model: str, store: Store) -> tuple[str, str]:
@@ -94,15 +94,15 @@ def find_architecture(model: str, store: Store) -> tuple[str, str]:
     limits = dict.fromkeys(("max_input_tokens", "max_output_tokens", "max_concurrency"), 1)
     try:
         source = parse_source(model)
-        asked = Recipe.model_validate({"name": "x", "model": {"source": str(source)}, "limits": limits})
-        found = probe_models(asked, store).get(TARGET)
+        recipe = Recipe.model_validate({"name": "x", "model": {"source": str(source)}, "limits": limits})
+        probe = probe_models(recipe, store).get(TARGET)
     except PydanticCustomError as error:
         raise UserError(f"{model}: {error.message()}; {(error.context or {}).get('fix', '')}") from None
     except InvalidInput as error:
         raise InvalidInput(model, error.faults) from None
-    if found is None or not found.architecture:
+    if probe is None or not probe.architecture:
         raise UserError(f"{model}: no class is known of it; name the one of its config.json")
-    return found.architecture, found.sizes.stored if found.sizes is not None else "none"
+    return probe.architecture, probe.sizes.stored if probe.sizes is not None else "none"
 
 
 def _probe(checkpoint: Checkpoint, store: Store, offline: bool, progress: Progress) -> ModelProbe | None:
@@ -154,8 +154,8 @@ def _on_hub(source: HubSource, revision: str | None, progress: Progress) -> Mode
 
 def _weights(names: Iterable[str]) -> list[str]:
     """The files that transformers reads; some repositories hold the same weights in another layout, too."""
-    found = sorted(name for name in names if name.endswith(".safetensors"))
-    return [name for name in found if name.startswith("model")] or found
+    files = sorted(name for name in names if name.endswith(".safetensors"))
+    return [name for name in files if name.startswith("model")] or files
 
 
 def _totals(names: list[str], start_of: Callable[[str, int], bytes], where: str) -> WeightTotals | None:

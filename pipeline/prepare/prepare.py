@@ -30,10 +30,12 @@ from pipeline.plan.preflight.context import make_context
 from pipeline.plan.preflight.needs import needs_of, needs_to_build
 from pipeline.prepare.facts import (
     RecipeFacts,
+    read_access,
     read_machine,
     read_models,
-    read_plan_inputs,
+    read_plan_facts,
     read_recipe_facts,
+    resolve_sources,
     with_folder_problems,
 )
 from pipeline.progress import Progress, Silent
@@ -42,7 +44,7 @@ from pipeline.recipe.loading import located
 from pipeline.recipe.repaired import load_repaired
 from pipeline.recipe.validators import Problem
 from pipeline.runtimes import AUTO, ExecutorChoice
-from pipeline.sources import ResolvedSource
+from pipeline.sources import HubCheckpoint, ResolvedSource
 from pipeline.sources.dataset import read_definition
 from pipeline.store import Artifact, Store
 
@@ -117,7 +119,7 @@ class Prepared:
         Raises:
             InvalidInput: With everything that does not fit.
         """
-        recipe, models = self.recipe, read_models(self.plan, store, self.sources)
+        recipe, models = self.recipe, read_models(self.plan, store)
         stages = {step.stage for step, _, needed in step_states(self.plan, store, until) if needed}
         needs = needs_to_build(
             replace(
@@ -128,7 +130,9 @@ class Prepared:
             calibrates="calibrate" in stages,
         )
         machine = read_machine(self.plan, store, executor.devices)
-        found = (*findings(recipe, models, emitted=self.emitted), *machine_findings(needs, machine))
+        offline = any(isinstance(one, HubCheckpoint) and one.offline for one in self.sources.values())
+        access = None if offline else read_access(recipe, store)
+        found = (*findings(recipe, models, access, self.emitted), *machine_findings(needs, machine))
         return refuse(recipe, allow(found, self.allowed))
 
 
@@ -144,8 +148,6 @@ def prepare(
 
     Args:
         store: Has the checkpoints that were fetched, and remembers the hashes of local ones.
-        offline: Do not ask the Hub.
-        progress: Receives a line for each warning.
         allowed: Ids of rules whose errors are let pass, as `preflight.allowance` returns them.
 
     Raises:
@@ -175,10 +177,10 @@ def plan_build(
         SourceError: A checkpoint cannot be had.
     """
     recipe, emitted = facts.recipe, facts.emitted
-    inputs = read_plan_inputs(recipe, store, offline=offline, progress=progress)
-    plan = make_plan(recipe, inputs.plan_facts(emitted))
+    sources = resolve_sources(recipe, store, offline=offline, progress=progress)
+    plan = make_plan(recipe, read_plan_facts(recipe, sources, emitted))
     found = refuse(recipe, allow(findings(recipe, read_models(plan, store), emitted=emitted), allowed))
-    return Prepared(plan, inputs.sources, found, emitted, allowed)
+    return Prepared(plan, sources, found, emitted, allowed)
 
 
 def check_recipe_file(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[Finding, ...]:
@@ -269,9 +271,10 @@ def needs_of_stage(recipe: Recipe, stage: str, role: str = "") -> Iterator[Need]
         role: target, draft or adapter.NAME; "" stands for all.
     """
     step = f"{stage}.{role}" if role else stage
+    sources = [checkpoint.source for name, checkpoint in recipe.sources.items() if role in ("", name)]
     calibrated = recipe.quantization.format != "none"
     match stage:
-        case "fetch" if any(isinstance(source, HubSource) for source in _sources(recipe, role)):
+        case "fetch" if any(isinstance(source, HubSource) for source in sources):
             yield Need("hub", step)
         case "dataset" if calibrated or _calibrates_draft(recipe):
             yield from _needs_of_dataset(recipe, step)
@@ -296,10 +299,6 @@ def _needs_of_dataset(recipe: Recipe, step: str) -> Iterator[Need]:
         if definition.splits.train.endswith(".parquet"):
             packages.add("pyarrow")
     yield Need("calibrate", step, frozenset(packages))
-
-
-def _sources(recipe: Recipe, role: str) -> Iterator[object]:
-    yield from (source.source for name, source in recipe.sources.items() if role in ("", name))
 
 
 def _calibrates_draft(recipe: Recipe) -> bool:

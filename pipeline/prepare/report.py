@@ -203,7 +203,12 @@ def _probes(
 
 def _with_probes(facts: RecipeFacts, probes: Mapping[str, ModelProbe]) -> RecipeFacts:
     models = {
-        role: replace(model, sizes=probe.sizes, architecture=probe.architecture, weight_bytes=_bytes(probe))
+        role: replace(
+            model,
+            sizes=probe.sizes,
+            architecture=probe.architecture,
+            weight_bytes=None if probe.totals is None else probe.totals.bytes,
+        )
         if (probe := probes.get(role)) is not None
         else model
         for role, model in facts.models.items()
@@ -287,8 +292,8 @@ def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]
 def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
     """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where nobody can tell.
 
-    Of one that is not quantized, numbers are compared, since they may be published wider than they are served, and what
-    is there besides is counted (`_unexplained`).
+    Of a checkpoint that is not quantized, numbers are compared, since they may be published wider than they are served,
+    and what is there besides is counted (`_unexplained`).
     """
     sizes, totals = model.sizes, model.totals
     chosen = (
@@ -339,8 +344,8 @@ def _performance(
 
 def _alternatives(recipe: Recipe, memory: MemoryPlan) -> tuple[Alternative, ...]:
     """Alternatives that the recipe's rules and preflight let pass."""
-    found = alternatives(recipe, memory.spec)
-    return tuple(change for change in found if _passes(recipe.provenance, change.overrides))
+    changes = alternatives(recipe, memory.spec)
+    return tuple(change for change in changes if _passes(recipe.provenance, change.overrides))
 
 
 def _passes(provenance: RecipeProvenance, overrides: tuple[str, ...]) -> bool:
@@ -367,10 +372,6 @@ def _weights(sizes: ModelSizes) -> int:
 def _published(sizes: ModelSizes) -> int:
     """Bytes of those weights as they are published."""
     return sum(published_bytes_by_format((*sizes.weights(), *sizes.draft), sizes.dtype).values())
-
-
-def _bytes(model: ModelProbe) -> int | None:
-    return model.totals.bytes if model.totals is not None else None
 
 
 def _described(model: ModelProbe) -> str:

@@ -121,8 +121,8 @@ class OutlookDocument:
 
     def as_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
-        made: dict[str, Any] = _adapter().dump_python(self, mode="json")
-        return made
+        document: dict[str, Any] = _adapter().dump_python(self, mode="json")
+        return document
 
 
 def document_of(outlook: PlanReport, store: Store) -> OutlookDocument:

@@ -97,8 +97,8 @@ def _by_files(package: Path, deployment: Deployment, free_bytes: int) -> MemoryB
 def _free_bytes(deployment: Deployment) -> int:
     if deployment.requirements is None:
         return read_memory().available_bytes
-    seen = take(only=("gpus",), deadline_s=_PROBE_DEADLINE_S).facts().gpus
-    free = sorted((device.free_mib << 20 for device in seen or ()), reverse=True)[
+    gpus = take(only=("gpus",), deadline_s=_PROBE_DEADLINE_S).facts().gpus
+    free = sorted((device.free_mib << 20 for device in gpus or ()), reverse=True)[
         : deployment.requirements.gpus
     ]
     if len(free) < deployment.requirements.gpus:

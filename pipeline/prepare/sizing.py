@@ -26,12 +26,12 @@ def sized_recipe(report: PlanReport, folder: Path) -> str:
     Raises:
         UserError: The plan has no forecast, or nothing meets the SLO.
     """
-    recipe, seen = report.recipe, report.performance
-    if seen is None:
+    recipe, forecast = report.recipe, report.performance
+    if forecast is None:
         raise UserError(
             f"there is no forecast to size by: {report.unknown.get('performance', 'nothing fits')}"
         )
-    reasons = dict(_sizes(seen))
+    reasons = dict(_sizes(forecast))
     if not reasons:
         raise UserError("nothing meets the SLO, so there is no size to write")
     given = recipe.provenance
@@ -39,12 +39,12 @@ def sized_recipe(report: PlanReport, folder: Path) -> str:
     for (section, key), (value, _) in reasons.items():
         values[section] = (values.get(section) or {}) | {key: value}
     comments = {".".join(key): reason for key, (_, reason) in reasons.items()}
-    return annotated_yaml(_head(report, seen), values, comments)
+    return annotated_yaml(_head(report, forecast), values, comments)
 
 
-def _sizes(seen: Forecast) -> Iterator[tuple[tuple[str, str], tuple[int, str]]]:
+def _sizes(forecast: Forecast) -> Iterator[tuple[tuple[str, str], tuple[int, str]]]:
     """Yield section and key, with the value and the reason of each."""
-    best, rate = seen.lifted or seen.within_slo, seen.rate
+    best, rate = forecast.lifted or forecast.within_slo, forecast.rate
     if rate is not None and rate.replicas is not None:
         load = rate.load
         assert load is not None, "there are replicas"
@@ -59,8 +59,8 @@ def _sizes(seen: Forecast) -> Iterator[tuple[tuple[str, str], tuple[int, str]]]:
         yield ("limits", "max_concurrency"), (best.batch, f"the most that meet the SLO: {figures}")
 
 
-def _head(report: PlanReport, seen: Forecast) -> list[str]:
+def _head(report: PlanReport, forecast: Forecast) -> list[str]:
     words = ("pipeline", "plan", *report.recipe.words)
-    lengths = f"prompts of {seen.work.prompt_tokens} and answers of {seen.work.output_tokens} tokens"
+    lengths = f"prompts of {forecast.work.prompt_tokens} and answers of {forecast.work.output_tokens} tokens"
     lines = [f"{report.recipe.name}, sized by {shlex.join(words)} for {lengths}."]
-    return [*lines, *(f"{warning[:1].upper()}{warning[1:]}." for warning in seen.warnings)]
+    return [*lines, *(f"{warning[:1].upper()}{warning[1:]}." for warning in forecast.warnings)]

@@ -1,4 +1,4 @@
-"""Files of recipes: list the packaged ones, copy or write one, write the JSON schema.
+"""Files of recipes: list the packaged recipes, copy or write a recipe, write the JSON schema.
 
 A copy works where it is put: `local:` paths become absolute, comments name the copy. The schema, for editors and other
 tools, is checked in beside this file; it has every key, type, bound and description, but no rules that span fields.
@@ -49,24 +49,19 @@ class CatalogEntry:
 
 def entries() -> list[CatalogEntry]:
     """List all packaged recipes, sorted by name."""
-    found = []
+    recipes = []
     for name, file in packaged().items():
         try:
             recipe = load_recipe(file)
         except InvalidInput:
             recipe = None
         purpose = headline(file.read_text(encoding="utf-8", errors="replace"))
-        found.append(CatalogEntry(name, file, purpose, recipe))
-    return found
+        recipes.append(CatalogEntry(name, file, purpose, recipe))
+    return recipes
 
 
 def write_recipe(text: str, file: Path, *, force: bool) -> None:
     """Write the YAML of a recipe that was made here.
-
-    Args:
-        text: YAML.
-        file: where to.
-        force: overwrite a file that exists.
 
     Raises:
         UserError: the file exists, or cannot be written.
@@ -84,12 +79,7 @@ def copy_recipe(file: Path, destination: str, *, force: bool = False) -> Path:
     """Copy a recipe to a file, or into a folder. The comments stay.
 
     Args:
-        file: the recipe, which must be valid.
         destination: a file, or a folder (which exists, or ends with "/").
-        force: overwrite a file that exists.
-
-    Returns:
-        The file that was written.
 
     Raises:
         UserError: the destination exists, is the recipe itself, or cannot be written.
@@ -116,7 +106,6 @@ def sibling_file(recipe: Recipe, suffix: str) -> Path:
     """Choose a file for a recipe that is made of another: beside it, or in this folder for a packaged recipe.
 
     Args:
-        recipe: The other recipe.
         suffix: Word behind the name of its file, such as "tuned".
     """
     file = recipe.provenance.file

@@ -6,16 +6,14 @@ read them when they start.
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field
 
 from pipeline.document_faults import refusal
 from pipeline.recipe.response_cache import RedisUrl
-from pipeline.recipe.sections import RecipeSection
+from pipeline.recipe.sections import RecipeSection, beside_recipe, matching
 
 Spread = Literal["affinity", "least-load", "random"]
 MetricNames = Literal["vllm", "gen_ai"]
@@ -33,32 +31,15 @@ def _host(text: str) -> str:
 
 def _origin(text: str) -> str:
     """An origin as browsers send it."""
-    scheme, mark, rest = text.lower().rstrip("/").partition("://")
+    scheme, mark, host = text.lower().rstrip("/").partition("://")
     if text in ("*", "null"):
         return text
-    if not (scheme and mark and rest) or "/" in rest:
+    if not (scheme and mark and host) or "/" in host:
         raise refusal("is not an origin", "write SCHEME://HOST or SCHEME://HOST:PORT")
-    return f"{scheme}://{rest}"
+    return f"{scheme}://{host}"
 
 
-def _beside_recipe(path: Path, info: ValidationInfo) -> Path:
-    """A path that is relative to the folder of the recipe, made absolute."""
-    folder = (info.context or {}).get("folder") or Path.cwd()
-    return Path(os.path.normpath(folder / path.expanduser()))
-
-
-def _matching(pattern: str, fix: str) -> tuple[AfterValidator, Any]:
-    """Checks of a text, for the loader and for the JSON schema."""
-
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise refusal("is not accepted", fix)
-        return text
-
-    return AfterValidator(check), Field(json_schema_extra={"pattern": f"^{pattern}$"})
-
-
-FilePlace = Annotated[Path, AfterValidator(_beside_recipe)]
+FilePlace = Annotated[Path, AfterValidator(beside_recipe)]
 
 
 class GatewaySection(RecipeSection):
@@ -196,7 +177,7 @@ class TritonSection(RecipeSection):
         description="Run Triton in a container, or as processes; by default what the package needs.",
     )
     memory: (
-        Annotated[str, *_matching(r"[1-9]\d*[KMGT]", "write a number and K, M, G or T, like 64G")] | None
+        Annotated[str, *matching(r"[1-9]\d*[KMGT]", "write a number and K, M, G or T, like 64G")] | None
     ) = Field(
         default=None,
         description="Most host memory that Triton may take in what `pipeline deploy` writes; by default all, and in a "
@@ -261,7 +242,7 @@ class KubernetesSection(RecipeSection):
     namespace: (
         Annotated[
             str,
-            *_matching(
+            *matching(
                 "[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "write at most 63 lower-case letters, digits and hyphens"
             ),
         ]
@@ -278,13 +259,13 @@ class KubernetesSection(RecipeSection):
         description="GPUs of one machine. A model that needs more is spread over several, by a LeaderWorkerSet.",
     )
     hostname: (
-        Annotated[str, *_matching("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "write a name, like llm.example")]
+        Annotated[str, *matching("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "write a name, like llm.example")]
         | None
     ) = Field(default=None, description="Name by which clients outside of the cluster reach the gateway.")
     expose: (
         Annotated[
             str,
-            *_matching(
+            *matching(
                 "ingress:[a-z0-9][a-z0-9.-]*|gateway:([a-z0-9-]+/)?[a-z0-9][a-z0-9.-]*",
                 "write ingress:CLASS, or gateway:NAME or gateway:NAMESPACE/NAME",
             ),
@@ -298,7 +279,7 @@ class KubernetesSection(RecipeSection):
     packages: (
         Annotated[
             str,
-            *_matching(r"(s3|gs|az|https?)://[^\s/]+(/\S*)?", "write s3://bucket/folder, or gs, az, https"),
+            *matching(r"(s3|gs|az|https?)://[^\s/]+(/\S*)?", "write s3://bucket/folder, or gs, az, https"),
         ]
         | None
     ) = Field(
@@ -315,7 +296,7 @@ class KubernetesSection(RecipeSection):
     )
     redis: (
         Annotated[
-            str, *_matching(r"(redis|valkey)s?://[^\s/@]+", "write redis://HOST:PORT, or rediss:// for TLS")
+            str, *matching(r"(redis|valkey)s?://[^\s/@]+", "write redis://HOST:PORT, or rediss:// for TLS")
         ]
         | None
     ) = Field(
@@ -323,7 +304,7 @@ class KubernetesSection(RecipeSection):
         description="Redis or Valkey server that gateways share; by default one is part of the manifests.",
         examples=["redis://limits:6379"],
     )
-    prometheus: Annotated[str, *_matching(r"https?://\S+", "write http://HOST:PORT")] = Field(
+    prometheus: Annotated[str, *matching(r"https?://\S+", "write http://HOST:PORT")] = Field(
         default="http://prometheus-operated.monitoring.svc:9090",
         description="Prometheus server that scaling asks.",
     )

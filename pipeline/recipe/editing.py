@@ -107,7 +107,9 @@ class _Editor:
         elif _is_inline(value):
             # A value that is left out (`key:`) has its place behind the colon.
             gap = " " if value.start_mark.index == value.end_mark.index else ""
-            self.splices.append((value.start_mark.index, _end(value), f"{gap}{_flow(want)}"))
+            self.splices.append(
+                (value.start_mark.index, _end(value), f"{gap}{_entry('k', want).removeprefix('k: ')}")
+            )
         else:
             indent = " " * key.start_mark.column
             self._cut(self._line_start(key), value, f"{indent}{_entry(path.rpartition('.')[2], want)}\n")
@@ -173,7 +175,3 @@ def _end(node: yaml.Node) -> int:
 def _entry(name: str, value: Any) -> str:
     """`name: value` on one line."""
     return dump_yaml({name: value}, flow=True).strip().removeprefix("{").removesuffix("}")
-
-
-def _flow(value: Any) -> str:
-    return _entry("k", value).removeprefix("k: ")

@@ -47,13 +47,7 @@ def find_recipe(path_or_name: str) -> Path:
 
 
 def headline(text: str) -> str:
-    """Return what a recipe is for: its first line, if that is a comment.
-
-    Args:
-        text: the whole file of the recipe.
-
-    Returns:
-        The comment without "#"; empty if the first line is none.
+    """Return what a recipe is for: the first line of its text without "#"; empty if that is no comment.
 
     >>> headline("# A small pair.\\nname: x\\n")
     'A small pair.'

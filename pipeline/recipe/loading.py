@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,11 @@ from pipeline.overrides import apply_overrides
 from pipeline.reading import UnreadableFile
 from pipeline.recipe.library import find_recipe
 from pipeline.recipe.recipe import Recipe, RecipeProvenance
-from pipeline.recipe.sections import RecipeSection
+from pipeline.recipe.sections import InvalidValue, RecipeSection, RecipeValues
 from pipeline.recipe.validators import Problem, broken_rules
-from pipeline.recipe.values import InvalidValue, RecipeValues
 
 _MAX_BYTES = 1 << 20
 _EXAMPLE = "start from an example: pipeline recipes copy tiny-cpu my.yaml"
-# Keys that recipes once had: what to do instead.
-_REMOVED = {
-    "cache.dynamic": "remove it: every answer lives for cache.ttl_s, and a request may ask for less by its own ttl_s",
-    "cache.semantic.share_dynamic": "remove it; cache.semantic.tenants names those whose near questions share answers",
-}
 
 
 def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -44,9 +37,6 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     Args:
         path_or_name: a file, or the name of a packaged recipe.
         overrides: values of `--set`, each `section.key=value`.
-
-    Returns:
-        The recipe, which knows where it was read from.
 
     Raises:
         InvalidInput: with all faults (of more than 50, their number), each with its file and line, or `--set`.
@@ -85,11 +75,7 @@ def recipe_of_values(values: Mapping[str, Any], overrides: Sequence[str], where:
 
     Args:
         values: the recipe's, all paths in them absolute.
-        overrides: values of `--set`, each `section.key=value`.
         where: name in messages, such as that of the deployment.
-
-    Returns:
-        The recipe, which was read from no file.
 
     Raises:
         InvalidInput: with all faults.
@@ -122,12 +108,7 @@ def _faults(error: ValidationError, document: Document) -> tuple[list[Fault], in
     if wrong:
         # Then pydantic did not get as far as the rules.
         broken = broken_rules(ValidValues(document.data, [path for path, _ in wrong]))
-    faults = []
-    for path, detail in wrong[:MOST_FAULTS]:
-        fault = fault_at(path, detail, Recipe, document)
-        if detail["type"] == "extra_forbidden" and fault.key in _REMOVED:
-            fault = replace(fault, problem="is no key any more", fix=_REMOVED[fault.key])
-        faults.append(fault)
+    faults = [fault_at(path, detail, Recipe, document) for path, detail in wrong[:MOST_FAULTS]]
     return [*faults, *(_fault_of(problem, document) for problem in broken)], len(wrong) - len(faults)
 
 
@@ -163,10 +144,10 @@ class ValidValues(RecipeValues):
 
 def _fault_of(problem: Problem, document: Document) -> Fault:
     """Make the fault of a problem, at the place where its first key was given."""
-    path, *others = [tuple(key.split(".")) for key in problem.keys]
+    path, *paths = [tuple(key.split(".")) for key in problem.keys]
     place = document.place(path)
     value = place.text if path in document.places else None
-    overridden = [dotted(other) for other in others if document.place(other).where == "--set" != place.where]
+    overridden = [dotted(other) for other in paths if document.place(other).where == "--set" != place.where]
     text = problem.text + (f" [{', '.join(overridden)} given by --set]" if overridden else "")
     return Fault(text, place.where, place.line, dotted(path), value or None, problem.fix, problem.rule)
 
@@ -218,16 +199,11 @@ def located(recipe: Recipe, problems: Sequence[Problem]) -> list[Fault]:
     """
     document = _document(recipe)
     if document is None:
-        values = recipe.model_dump(mode="json")
+        values = RecipeValues(recipe.model_dump(mode="json"))
+        keyed = [(problem.keys[0], problem) for problem in problems]
         return [
-            Fault(
-                problem.text,
-                key=problem.keys[0],
-                value=_value(values, problem.keys[0]),
-                fix=problem.fix,
-                rule=problem.rule,
-            )
-            for problem in problems
+            Fault(problem.text, key=key, value=values[key], fix=problem.fix, rule=problem.rule)
+            for key, problem in keyed
         ]
     faults = [_fault_of(problem, document) for problem in problems]
     return sorted(faults, key=lambda fault: (fault.where == "--set", fault.line or 0))
@@ -249,9 +225,3 @@ def _document(recipe: Recipe) -> Document | None:
         return None
     apply_overrides(document, recipe.provenance.overrides)
     return document
-
-
-def _value(values: object, key: str) -> object:
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from pipeline.document_faults import refusal
 from pipeline.recipe.deployment import DeploySection, GatewaySection, KubernetesSection, TritonSection
 from pipeline.recipe.library import packaged
 from pipeline.recipe.quantization import DraftFormat, Quantization
@@ -24,27 +23,34 @@ from pipeline.recipe.sections import (
     KvCache,
     Limits,
     RecipeSection,
+    RecipeValues,
     Scheduler,
     ServingPolicy,
     Slo,
+    matching,
 )
 from pipeline.recipe.source import Checkpoint, Revision, Source
 from pipeline.recipe.validators import broken_rules
-from pipeline.recipe.values import RecipeValues
 
 # Sections that nothing which is built depends on.
 SERVED_SECTIONS = frozenset({"cache", "gateway", "triton", "deploy", "kubernetes"})
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
-_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 MAX_ADAPTERS = 256
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise refusal(
-            "is not a name", 'write at most 63 lower-case letters, digits, "-" and ".", like llama-3.1-8b-fp8'
-        )
-    return text
+Name = Annotated[
+    str,
+    *matching(
+        "[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?",
+        'write at most 63 lower-case letters, digits, "-" and ".", like llama-3.1-8b-fp8',
+        "is not a name",
+    ),
+]
+AdapterName = Annotated[
+    str,
+    matching(
+        "[A-Za-z0-9][A-Za-z0-9_-]{0,62}",
+        'write at most 63 letters, digits, "_" and "-", like support-tone',
+        "is not a name of an adapter",
+    )[0],
+]
 
 
 class Draft(Checkpoint):
@@ -60,14 +66,6 @@ class Draft(Checkpoint):
     quantization: DraftFormat = Field(
         default="none", description="Format of the draft's weights; calibrated like the target."
     )
-
-
-def _adapter_name(text: str) -> str:
-    if not _ADAPTER.fullmatch(text):
-        raise refusal(
-            "is not a name of an adapter", 'write at most 63 letters, digits, "_" and "-", like support-tone'
-        )
-    return text
 
 
 class AdapterSource(RecipeSection):
@@ -105,12 +103,12 @@ class RecipeProvenance:
     @property
     def build_words(self) -> tuple[str, ...]:
         """`words` for a build, without overrides of sections that nothing which is built depends on."""
-        kept = tuple(
+        overrides = tuple(
             override
             for override in self.overrides
             if re.split("[.=]", override, maxsplit=1)[0] not in SERVED_SECTIONS
         )
-        return replace(self, overrides=kept).words
+        return replace(self, overrides=overrides).words
 
     def __str__(self) -> str:
         return " ".join(
@@ -121,12 +119,10 @@ class RecipeProvenance:
 class Recipe(RecipeSection):
     """One recipe per model becomes a running Triton deployment that streams tokens."""
 
-    name: Annotated[
-        str, AfterValidator(_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})
-    ] = Field(description="Name of the deployment.", examples=["llama-3.1-8b-fp8"])
+    name: Name = Field(description="Name of the deployment.", examples=["llama-3.1-8b-fp8"])
     model: Checkpoint = Field(description="The target: the model that answers.")
     draft: Draft | None = Field(default=None, description="The draft: a small model that proposes tokens.")
-    adapters: dict[Annotated[str, AfterValidator(_adapter_name)], AdapterSource] = Field(
+    adapters: dict[AdapterName, AdapterSource] = Field(
         default_factory=dict,
         max_length=MAX_ADAPTERS,
         description="LoRA adapters of the target by name, which requests choose: model NAME-OF-RECIPE:ADAPTER at the "
@@ -178,7 +174,7 @@ class Recipe(RecipeSection):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Arguments that name it on a command line; `RECIPE`, as in help texts, for one that was read from no file."""
+        """Arguments that name it on a command line; `RECIPE`, as in help texts, for a recipe from no file."""
         return self._provenance.words or ("RECIPE",)
 
     @property
@@ -189,8 +185,8 @@ class Recipe(RecipeSection):
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
         """The checkpoint of the "target", and of the "draft" if there is one."""
-        found: dict[str, Checkpoint] = {"target": self.model}
-        return found if self.draft is None else found | {"draft": self.draft}
+        checkpoints: dict[str, Checkpoint] = {"target": self.model}
+        return checkpoints if self.draft is None else checkpoints | {"draft": self.draft}
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -212,14 +208,7 @@ class Recipe(RecipeSection):
         return self.model_dump(mode="json", exclude=set(SERVED_SECTIONS))
 
     def read_from(self, provenance: RecipeProvenance) -> Self:
-        """Return the same recipe, with where it came from.
-
-        Args:
-            provenance: the file and the overrides that it was read from.
-
-        Returns:
-            A copy; this recipe stays as it is.
-        """
+        """Return a copy of the recipe that knows where it came from."""
         copy = self.model_copy()
         copy._provenance = provenance
         return copy

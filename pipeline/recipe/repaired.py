@@ -28,10 +28,6 @@ _USUAL_NUMBER = 1024
 def load_repaired(path_or_name: str | Path, overrides: Sequence[str]) -> tuple[Recipe, frozenset[str]] | None:
     """Load a recipe that has faults, without them.
 
-    Args:
-        path_or_name: a file, or the name of a packaged recipe.
-        overrides: values of `--set`.
-
     Returns:
         The recipe, and the keys whose values are not those that were given; None if it cannot be repaired.
     """

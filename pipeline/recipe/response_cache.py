@@ -6,10 +6,10 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from pipeline.document_faults import refusal
-from pipeline.recipe.sections import RecipeSection, require_tag
+from pipeline.recipe.sections import RecipeSection, matching, require_tag
 from pipeline.recipe.source import HubSource, Revision, Source
 
 PASSWORD = "PIPELINE_CACHE_PASSWORD"  # environment variable, read where the cache is used
@@ -56,23 +56,16 @@ Pattern = Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
 Kind = Literal["key", "e-mail", "card", "iban", "national_id", "phone"]  # see pipeline.cache.redaction
 
 
-def _region(text: str) -> str:
-    if not re.fullmatch("[A-Z]{2}", text):
-        raise refusal("is not the code of a country", "write two capital letters of ISO 3166, such as GB")
-    return text
-
-
-Region = Annotated[str, AfterValidator(_region), Field(json_schema_extra={"pattern": "^[A-Z]{2}$"})]
+Region = Annotated[
+    str,
+    *matching(
+        "[A-Z]{2}", "write two capital letters of ISO 3166, such as GB", "is not the code of a country"
+    ),
+]
 # See pipeline.cache.semantic.guards.
 GuardName = Literal["numbers", "names", "negation", "accents"]
 # See pipeline.cache.semantic.layer.
 Language = Literal["en", "de", "fr", "es", "any"]
-
-
-def _kept_guard(name: object) -> object:
-    if name in ("grammar", "order"):
-        raise refusal("is no guard any more", "remove it, and raise min_score if too much is served")
-    return name
 
 
 def _not_empty(languages: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,7 +89,7 @@ class SemanticSettings(RecipeSection):
         "`pipeline cache tune` chooses it by labelled pairs.",
         examples=[0.95],
     )
-    guards: tuple[Annotated[GuardName, BeforeValidator(_kept_guard)], ...] | None = Field(
+    guards: tuple[GuardName, ...] | None = Field(
         default=None,
         description="Guards that forbid a hit whatever the score: other numbers and codes, other names, negation, and "
         "words that differ by accents, which the encoder does not see. All without it, none with []. "

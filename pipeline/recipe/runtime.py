@@ -6,36 +6,28 @@ form.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
-from pipeline.document_faults import refusal
-from pipeline.recipe.sections import RecipeSection, require_tag
-
-_VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?", re.ASCII)
-_GPU = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-
-
-def _version(text: str) -> str:
-    if not _VERSION.fullmatch(text):
-        raise refusal("is not a version of TensorRT-LLM", "write all three numbers, like 1.2.1")
-    return text
-
-
-def _gpu(text: str) -> str:
-    if not _GPU.fullmatch(text):
-        raise refusal(
-            "is not the name of a GPU", "write lower-case words joined by hyphens, like h100-sxm-80g"
-        )
-    return text
-
+from pipeline.recipe.sections import RecipeSection, matching, require_tag
 
 Version = Annotated[
-    str, AfterValidator(_version), Field(json_schema_extra={"pattern": f"^{_VERSION.pattern}$"})
+    str,
+    *matching(
+        r"\d+\.\d+\.\d+(rc\d+|\.post\d+)?",
+        "write all three numbers, like 1.2.1",
+        "is not a version of TensorRT-LLM",
+    ),
 ]
-Gpu = Annotated[str, AfterValidator(_gpu), Field(json_schema_extra={"pattern": f"^{_GPU.pattern}$"})]
+Gpu = Annotated[
+    str,
+    *matching(
+        "[a-z0-9]+(-[a-z0-9]+)*",
+        "write lower-case words joined by hyphens, like h100-sxm-80g",
+        "is not the name of a GPU",
+    ),
+]
 
 
 Precision = Literal["auto", "f32", "bf16"]

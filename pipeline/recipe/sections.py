@@ -7,6 +7,8 @@ sections are in `validators.py` and hold for a whole recipe.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,14 +26,26 @@ class RecipeSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def matching(pattern: str, fix: str, problem: str = "is not accepted") -> tuple[AfterValidator, Any]:
+    """Make the annotations of a text that matches an expression, for the loader and for the JSON schema."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise refusal(problem, fix)
+        return text
+
+    return AfterValidator(check), Field(json_schema_extra={"pattern": f"^{pattern}$"})
+
+
+def beside_recipe(path: Path, info: ValidationInfo) -> Path:
+    """Make a path absolute that is relative to the folder of the recipe."""
+    folder = (info.context or {}).get("folder") or Path.cwd()
+    return Path(os.path.normpath(folder / path.expanduser()))
+
+
 def require_tag(schema: dict[str, Any]) -> None:
     """Make the JSON schema of a union's default member ask for `kind`, as the loader does."""
     schema["required"] = ["kind", *schema.get("required", [])]
-
-
-def _beside_recipe(text: str, info: ValidationInfo) -> str:
-    """A path that is relative to the folder of the recipe, made absolute."""
-    return os.path.normpath(((info.context or {}).get("folder") or Path.cwd()) / Path(text))
 
 
 class Limits(RecipeSection):
@@ -139,7 +153,7 @@ class ServingPolicy(RecipeSection):
 class GoldenQuestions(GoldenBudgets, RecipeSection):
     """Prompts with checks of their answers, by which a package is judged before it takes traffic."""
 
-    file: Annotated[str, AfterValidator(_beside_recipe)] = Field(
+    file: Annotated[str, AfterValidator(lambda text, info: str(beside_recipe(Path(text), info)))] = Field(
         min_length=1,
         description="JSON lines, each a question; relative to the folder of the recipe.",
         examples=["golden/tiny-cpu.jsonl"],
@@ -170,3 +184,20 @@ class Slo(RecipeSection):
         gt=0,
         description="Time between tokens, 99th percentile, for alerts; by default twice itl_p95_ms.",
     )
+
+
+class InvalidValue(LookupError):
+    """A rule reads a value that is itself at fault."""
+
+
+class RecipeValues:
+    """The values of a valid recipe, with all defaults, by dotted key; None under a section that is absent."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+
+    def __getitem__(self, key: str) -> Any:
+        value: Any = self._data
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value

@@ -15,16 +15,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from pipeline.document_faults import refusal
-from pipeline.recipe.sections import RecipeSection
+from pipeline.recipe.sections import RecipeSection, matching
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _DATASET = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-_REVISION = re.compile(r"(?!-)(?!.*\.\.)[\w./+-]{1,255}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +69,14 @@ def parse_source(text: str, folder: Path | None = None) -> HubSource | LocalSour
     >>> parse_source("hf:org/name")
     HubSource(repo='org/name', kind='hf')
     """
-    kind, colon, rest = text.partition(":")
+    kind, colon, place = text.partition(":")
     if kind == "local" and colon:
-        return LocalSource(_absolute(rest, folder))
+        return LocalSource(_absolute(place, folder))
     if kind == "hf" and colon:
-        if _REPO.fullmatch(rest):
-            return HubSource(rest)
-        if "@" in rest:
-            repo, _, revision = rest.partition("@")
+        if _REPO.fullmatch(place):
+            return HubSource(place)
+        if "@" in place:
+            repo, _, revision = place.partition("@")
             raise refusal(
                 "carries a revision", f'write source: "hf:{repo}" and revision: "{revision}" beside it'
             )
@@ -155,13 +154,14 @@ Dataset = Annotated[
 ]
 
 
-def _revision(text: str) -> str:
-    if not _REVISION.fullmatch(text):
-        raise refusal("is not a revision", "write a branch, a tag or the 40 hexadecimal digits of a commit")
-    return text
-
-
-Revision = Annotated[str, AfterValidator(_revision)]
+Revision = Annotated[
+    str,
+    *matching(
+        r"(?!-)(?!.*\.\.)[\w./+-]{1,255}",
+        "write a branch, a tag or the 40 hexadecimal digits of a commit",
+        "is not a revision",
+    ),
+]
 
 
 class Checkpoint(RecipeSection):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from pipeline.recipe.quantization import MAX_SAMPLES, MIN_SAMPLES
-from pipeline.recipe.values import InvalidValue, RecipeValues
+from pipeline.recipe.sections import InvalidValue, RecipeValues
 
 AWQ = ("int4_awq", "w4a8_awq")
 # Settings of `runtime.llm_args.lora_config` that follow from the adapters of the recipe, and some that do not.

@@ -17,7 +17,6 @@ library: no code of a repository is ever run. Rows are read by `pipeline.stages.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pipeline.document_faults import read_yaml, refusal
 from pipeline.errors import SourceError, UserError
 from pipeline.extras import missing
+from pipeline.reading import sha256_of
 from pipeline.recipe.source import LocalSource, NamedDataset
 from pipeline.resources import folder
 from pipeline.store import Json
@@ -155,12 +155,6 @@ def dataset_identity(dataset: NamedDataset | LocalSource) -> dict[str, Json]:
             }
     files = resolve_dataset(dataset)
     return {"dataset": files.name, "column": files.column, "files": files.digests()}
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _file(definition: DatasetDefinition, name: str) -> Path:

@@ -29,7 +29,7 @@ from pipeline import __version__, resources
 from pipeline.errors import DamagedArtifact, StageError
 from pipeline.models.chat_template import template_sources
 from pipeline.progress import Progress
-from pipeline.reading import UnreadableFile, open_file
+from pipeline.reading import UnreadableFile, open_file, sha256_of
 from pipeline.store import Artifact, FileEntry, FileHashes, Manifest, check, manifest, signature
 from pipeline.store.artifact import SMALL_BYTES
 from pipeline.store.signature import VerifyKeys
@@ -156,12 +156,6 @@ def finish(deployment: Deployment, into: Path, progress: Progress) -> dict[str, 
         "end_id": deployment.end_id,
         "stop_token_ids": list(deployment.stop_token_ids),
     }
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_digest(*folders: Path, sha256: Callable[[Path], str] = sha256_of) -> str:

@@ -16,7 +16,7 @@ from pipeline.bench.tune.search_space import (
 from pipeline.bench.tune.settings import read_lengths
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 from pipeline.runtimes import runtime_of
 from tests.support.tensorrt import DRAFTED
 

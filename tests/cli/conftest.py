@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.main import main
+from pipeline.store import Store
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Done:
 
 
 Run = Callable[..., Done]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
+    return Store.default()
 
 
 @pytest.fixture

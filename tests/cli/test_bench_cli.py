@@ -51,13 +51,13 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
             *("--slo", "speed=1", "--output", "/nowhere/x.json", "--load", "speed=2"),
         )
     text = str(caught.value)
-    for one in (
+    for fault in (
         "--url = nowhere", "--way", "--load: concurrency = 0,2: must be at least 1", 
         "--load: rate = 1,x: must be a number", "cancel = 2",
         "prompt_tokens = many",
         "turns", "--slo = speed=1", "--output = /nowhere/x.json", "speed", f"{prompts}:1",
     ):  # fmt: skip
-        assert one in text, one
+        assert fault in text, fault
     assert caught.value.exit_code == 2
 
 
@@ -129,7 +129,7 @@ def test_json_is_the_result_and_nothing_else(tmp_path: Path) -> None:
     prompts.write_text('{"prompt": "Once", "max_tokens": 5}\n')
     with FakeServer() as server:
         shown = ask(server, "--load", f"prompts={prompts}", "--json")
-        assert {one.prompt for one in server.requests} == {"Once"}
+        assert {request.prompt for request in server.requests} == {"Once"}
     assert shown.stderr == ""
     jsonschema.validate(json.loads(shown.stdout), json.loads(json_schema()))
 

@@ -51,8 +51,8 @@ def test_tiny_cpu_is_runnable_here_and_recipes_for_gpus_are_not_each_with_reason
             continue
         for way in verdict["ways"]:
             assert way["possible"] is not bool(way["obstacles"])
-            assert all(one["problem"] for one in way["obstacles"])
-        rules = {one["rule"] for way in verdict["ways"] for one in way["obstacles"]}
+            assert all(obstacle["problem"] for obstacle in way["obstacles"])
+        rules = {obstacle["rule"] for way in verdict["ways"] for obstacle in way["obstacles"]}
         assert "host.gpus" in rules, name
 
 
@@ -99,7 +99,7 @@ def test_a_recipe_with_faults_shows_all_of_them(tmp_path: Path) -> None:
     assert done.exit_code == 2
     (verdict,) = json.loads(done.output)["recipes"]
     assert (verdict["runnable"], verdict["runtime"]) == (False, None)
-    said = " ".join(one["problem"] for one in verdict["ways"][0]["obstacles"])
+    said = " ".join(obstacle["problem"] for obstacle in verdict["ways"][0]["obstacles"])
     for word in ("name", "modle", "runtime"):
         assert word in said
 

@@ -115,7 +115,9 @@ def test_examples_are_found() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("line", [line for line in EXAMPLES if any(one in line for one in PARSED_ONLY)])
+@pytest.mark.parametrize(
+    "line", [line for line in EXAMPLES if any(command in line for command in PARSED_ONLY)]
+)
 def test_an_example_is_parsed_and_its_recipe_is_valid(line: str) -> None:
     with parsed(placed(line)) as context:
         given = context.params.get("recipes") or [context.params.get("recipe")]
@@ -126,7 +128,9 @@ def test_an_example_is_parsed_and_its_recipe_is_valid(line: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("line", [line for line in EXAMPLES if not any(one in line for one in PARSED_ONLY)])
+@pytest.mark.parametrize(
+    "line", [line for line in EXAMPLES if not any(command in line for command in PARSED_ONLY)]
+)
 def test_an_example_runs_as_far_as_an_empty_store_lets_it(line: str) -> None:
     words = placed(line)
     if words[:2] == ["recipes", "copy"]:

@@ -97,6 +97,7 @@ def test_a_plan_takes_lengths_prices_and_acceptance() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
+        (("tiny-cpu", "--set", "runtime.gpu=l4-24g"), InvalidInput, "runtime.gpu"),
         (("compare", "tiny-cpu"), UserError, "this one is for cpu"),
         (("compare", "llama-3.1-8b-fp8", "--output", "a.pdf"), InvalidInput, "must end in .html or .png"),
         (

@@ -79,7 +79,8 @@ def test_show_beside_upstream(recipes: Run) -> None:
     )
     assert "\nmax_batch_size: upstream 1024, here 16\n    128 requests on eight GPUs, " in done.out
     rows = {
-        one["key"]: one for one in recipes("show", "deepseek-r1", "--upstream", "--json").json["differences"]
+        difference["key"]: difference
+        for difference in recipes("show", "deepseek-r1", "--upstream", "--json").json["differences"]
     }
     assert (rows["max_batch_size"]["upstream"], rows["model"]["upstream"]) == ("1024", None)
     changed = recipes("show", "deepseek-r1", "--upstream", "--set", "limits.max_concurrency=8")
@@ -129,7 +130,7 @@ def test_validate_json(recipes: Run, bad: Path) -> None:
     good, wrong = done.json
     assert good == {"recipe": "tiny-cpu", "valid": True, "faults": [], "findings": []}
     assert wrong["valid"] is False
-    assert [one["rule"] for one in wrong["faults"]] == ["source.files", "", "", ""]
+    assert [fault["rule"] for fault in wrong["faults"]] == ["source.files", "", "", ""]
     assert wrong["faults"][1] == {
         "where": str(bad), "line": 3, "key": "limits.max_input_tokens", "value": "0",
         "problem": "must be 1 to 10000000", "fix": "", "rule": "",

@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 def store(tmp_path: Path, file: Path) -> Store:
     """`tiny-cpu` runs, from a recipe's file with two values of `--set`."""
     shelf = Store(tmp_path / "store")
-    words = (str(file), *(word for one in EARLIER for word in ("--set", one)), "--store", str(shelf.root))
+    words = (str(file), *(word for name in EARLIER for word in ("--set", name)), "--store", str(shelf.root))
     record = RunningServer.of(ADDRESSES, tmp_path / "package", state="ready")
     replace(record, recipe=words).write(shelf.running, "tiny-cpu")
     return shelf
@@ -48,7 +48,7 @@ def test_earlier_values_are_applied_again_and_said_to_be(store: Store, file: Pat
     done = rollout(store, "tiny-cpu")
     again = f"applied again: --set {EARLIER[0]} --set {EARLIER[1]}\n"
     assert done.stderr.endswith(f"{again}to drop them: pipeline rollout {file}\n")
-    assert all(f"--set {one}" in str(done.exception) for one in EARLIER)
+    assert all(f"--set {name}" in str(done.exception) for name in EARLIER)
 
 
 def test_a_key_given_anew_replaces_its_value(store: Store) -> None:
@@ -72,7 +72,7 @@ def test_values_of_sections_that_no_package_depends_on_stay_without_a_word(store
     """Settings of a start, such as a log, are not named by a rollout."""
     of_start = ("gateway.max_waiting=3", "triton.log=/tmp/log")
     name, server = find_running("tiny-cpu", (), store)
-    server = replace(server, recipe=(str(file), *(word for one in of_start for word in ("--set", one))))
+    server = replace(server, recipe=(str(file), *(word for option in of_start for word in ("--set", option))))
     said = list[str]()
     assert next_recipe(name, name, server, (), said.append).provenance.overrides == of_start
     next_recipe(str(file), name, server, (), said.append)
@@ -85,7 +85,7 @@ def test_the_record_and_ps_show_them(store: Store, file: Path) -> None:
     shown = CliRunner().invoke(cli, ["ps", "--store", str(store.root)]).output
     assert f"recipe   {file} --set {EARLIER[0]} --set {EARLIER[1]}\n" in shown
     (row,) = json.loads(CliRunner().invoke(cli, ["ps", "--json", "--store", str(store.root)]).output)
-    assert [one for one in row["recipe"] if "=" in one] == list(EARLIER)
+    assert [word for word in row["recipe"] if "=" in word] == list(EARLIER)
 
 
 def test_an_earlier_value_that_is_at_fault_now_is_said_before_the_fault(store: Store, file: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli import build, rules, serve
@@ -22,12 +20,6 @@ NEW_GPU = (
 ALLOWED = ("--allow", "gpu.since")
 
 
-@pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
-    return Store.default()
-
-
 def ok(done: Result) -> Result:
     assert done.exit_code == 0, (done.output, done.exception)
     return done
@@ -35,9 +27,9 @@ def ok(done: Result) -> Result:
 
 def test_all_rules_are_listed() -> None:
     listed = ok(CliRunner().invoke(rules.command, ["--json"])).stdout
-    assert [row["id"] for row in json.loads(listed)] == [one.id for one in all_rules()]
+    assert [row["id"] for row in json.loads(listed)] == [rule.id for rule in all_rules()]
     table = ok(CliRunner().invoke(rules.command, [])).stdout
-    assert all(f"  {one.id} " in table for one in all_rules())
+    assert all(f"  {rule.id} " in table for rule in all_rules())
     some = ok(CliRunner().invoke(rules.command, ["host", "note", "cpu"]))
     assert [line.split()[0] for line in some.stdout.splitlines() if line.startswith("  ")] == ["host.ports"]
 
@@ -79,8 +71,8 @@ def test_an_error_stops_a_build_and_nothing_is_written(shelf: Store) -> None:
 def test_what_was_allowed_is_recorded(shelf: Store) -> None:
     ok(CliRunner().invoke(build.command, [*NEW_GPU, *ALLOWED]))
     for stage in ("build", "package"):
-        (artifact,) = [one for one in shelf.list() if one.manifest.stage == stage]
-        (record,) = [one for one in artifact.manifest.facts["preflight"] if one["allowed"]]  # type: ignore[index,union-attr,call-overload]
+        (artifact,) = [artifact for artifact in shelf.list() if artifact.manifest.stage == stage]
+        (record,) = [record for record in artifact.manifest.facts["preflight"] if record["allowed"]]  # type: ignore[index,union-attr,call-overload]
         assert (record["rule"], record["severity"]) == ("gpu.since", "error")  # type: ignore[index,call-overload]
         shown = ok(CliRunner().invoke(store_command, ["show", artifact.name])).stdout
         assert "\npreflight\n  allowed gpu.since: runtime.gpu = b300-sxm-288g: " in shown
@@ -91,6 +83,6 @@ def test_what_was_allowed_is_recorded(shelf: Store) -> None:
 def test_warnings_are_recorded(shelf: Store) -> None:
     newer = [*NEW_GPU[:2], "runtime={kind: pytorch, version: 1.2.1, gpu: b300-sxm-288g}", *NEW_GPU[3:]]
     ok(CliRunner().invoke(build.command, [*newer, "--set", "limits.max_input_tokens=800"]))
-    (package,) = [one for one in shelf.list() if one.manifest.stage == "package"]
+    (package,) = [artifact for artifact in shelf.list() if artifact.manifest.stage == "package"]
     records = package.manifest.facts["preflight"]
-    assert [(one["rule"], one["allowed"]) for one in records] == [("limits.positions", False)]  # type: ignore[index,union-attr,call-overload]
+    assert [(record["rule"], record["allowed"]) for record in records] == [("limits.positions", False)]  # type: ignore[index,union-attr,call-overload]

@@ -172,13 +172,13 @@ def test_all_faults_of_a_file_and_of_keys_have_their_places(tmp_path: Path) -> N
     with pytest.raises(InvalidInput) as caught:
         whole("--part", str(file), "--part", "depth=0", "--part", str(tmp_path / "none.yaml"))
     text = str(caught.value)
-    for one in (
+    for fault in (
         f"{file}:1: sizes[1] = x",
         f"{file}:2: depht",
         "did you mean depth",
         "--part: depth = 0: must be",
     ):
-        assert one in text
+        assert fault in text
     assert "none.yaml: cannot be read" in text
     with pytest.raises(InvalidInput, match="--part: depth: is more than there are sizes"):
         whole("--part", "depth=2")

@@ -7,18 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.store import command
 from pipeline.errors import StoreError, UserError
 from pipeline.store import Artifact, ArtifactKey, Store
-
-
-@pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
-    return Store.default()
 
 
 def put(shelf: Store, stage: str, number: int, *inputs: Artifact, recipe: str = "tiny") -> Artifact:
@@ -53,33 +46,33 @@ def test_ls_of_an_empty_store(shelf: Store) -> None:
 
 
 def test_ls_lists_and_filters(shelf: Store) -> None:
-    one = put(shelf, "fetch", 1)
-    two = put(shelf, "build", 2, one, recipe="other")
+    fetched = put(shelf, "fetch", 1)
+    built = put(shelf, "build", 2, fetched, recipe="other")
     lines = run("ls").stdout.splitlines()
     assert lines[0].split() == ["ARTIFACT", "RECIPE", "SIZE", "MADE", "(UTC)"]
     assert [line.split()[:4] for line in lines[1:]] == [
-        [two.name, "other", "2.9", "KiB"],
-        [one.name, "tiny", "2.9", "KiB"],
+        [built.name, "other", "2.9", "KiB"],
+        [fetched.name, "tiny", "2.9", "KiB"],
     ]
-    assert [row["name"] for row in as_json("ls", "fetch")["artifacts"]] == [one.name]
+    assert [row["name"] for row in as_json("ls", "fetch")["artifacts"]] == [fetched.name]
     (row,) = as_json("ls", "other")["artifacts"]
-    assert (row["digest"], row["bytes"], row["path"]) == (two.digest, 3000, str(two.path))
+    assert (row["digest"], row["bytes"], row["path"]) == (built.digest, 3000, str(built.path))
 
 
 def test_ls_names_what_it_cannot_read(shelf: Store) -> None:
-    one = put(shelf, "fetch", 1)
-    (one.path / "manifest.json").unlink()
+    damaged = put(shelf, "fetch", 1)
+    (damaged.path / "manifest.json").unlink()
     assert "unreadable: " in run("ls").stderr
-    assert list(as_json("ls")["unreadable"]) == [one.name]
+    assert list(as_json("ls")["unreadable"]) == [damaged.name]
 
 
 def test_show(shelf: Store) -> None:
-    one = put(shelf, "fetch", 1)
+    artifact = put(shelf, "fetch", 1)
     result = run("show", "fetch")
-    assert result.stdout == (one.path / "manifest.txt").read_text()
-    assert result.stderr == f"in {one.path}\n"
-    shown = as_json("show", one.digest[:9])
-    assert shown["path"] == str(one.path)
+    assert result.stdout == (artifact.path / "manifest.txt").read_text()
+    assert result.stderr == f"in {artifact.path}\n"
+    shown = as_json("show", artifact.digest[:9])
+    assert shown["path"] == str(artifact.path)
     assert shown["files"]["file.bin"]["bytes"] == 3000
     missing = run("show", "nothing")
     assert isinstance(missing.exception, UserError)
@@ -87,31 +80,34 @@ def test_show(shelf: Store) -> None:
 
 
 def test_verify_exits_with_1_if_anything_is_damaged(shelf: Store) -> None:
-    one, two = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
+    intact, changed_file = put(shelf, "fetch", 1), put(shelf, "fetch", 2)
     assert run("verify").exit_code == 0
-    (two.path / "file.bin").chmod(0o600)
-    (two.path / "file.bin").write_bytes(bytes(2999) + b"1")
+    (changed_file.path / "file.bin").chmod(0o600)
+    (changed_file.path / "file.bin").write_bytes(bytes(2999) + b"1")
     result = run("verify")
     assert result.exit_code == 1
-    assert set(result.stdout.splitlines()) == {f"{one.name}  intact", f"{two.name}  changed: file.bin"}
-    assert run("verify", one.name).exit_code == 0
-    assert as_json("verify", two.name)["artifacts"][two.name]["changed"] == ["file.bin"]
+    assert set(result.stdout.splitlines()) == {
+        f"{intact.name}  intact",
+        f"{changed_file.name}  changed: file.bin",
+    }
+    assert run("verify", intact.name).exit_code == 0
+    assert as_json("verify", changed_file.name)["artifacts"][changed_file.name]["changed"] == ["file.bin"]
 
 
 def test_verify_can_remove_what_is_damaged(shelf: Store) -> None:
-    one, two, three = (put(shelf, "fetch", number) for number in (1, 2, 3))
-    (two.path / "file.bin").unlink()
-    (three.path / "manifest.json").unlink()
+    intact, in_use, unreadable = (put(shelf, "fetch", number) for number in (1, 2, 3))
+    (in_use.path / "file.bin").unlink()
+    (unreadable.path / "manifest.json").unlink()
     user = Store(shelf.root)
-    user.use(two)
-    result = run("verify", "--remove", two.name)
+    user.use(in_use)
+    result = run("verify", "--remove", in_use.name)
     assert isinstance(result.exception, StoreError)
     assert "in use by a running build or server" in str(result.exception)
     user.close()
     result = run("verify", "--remove")
     assert result.exit_code == 1
-    assert f"{two.name}  missing: file.bin (removed)" in result.stdout
-    assert [artifact.name for artifact in shelf.list()] == [one.name]
+    assert f"{in_use.name}  missing: file.bin (removed)" in result.stdout
+    assert [artifact.name for artifact in shelf.list()] == [intact.name]
     assert run("verify").exit_code == 0
 
 

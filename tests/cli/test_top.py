@@ -81,11 +81,11 @@ def test_without_a_terminal_it_is_one_table(store: Path) -> None:
 
 
 def test_for_scripts(store: Path) -> None:
-    (one,) = json.loads(top(store, "alone", "--once", "--json").stdout)
-    assert (one["name"], one["state"], one["restarts"]) == ("alone", "restarting", {"triton": 2})
-    figures = one["figures"]
+    (shown,) = json.loads(top(store, "alone", "--once", "--json").stdout)
+    assert (shown["name"], shown["state"], shown["restarts"]) == ("alone", "restarting", {"triton": 2})
+    figures = shown["figures"]
     assert (figures["kv_used"], figures["ttft_p95_ms"], figures["requests"]) == (0.75, None, None)
-    assert one["memory_bytes"] > 0
+    assert shown["memory_bytes"] > 0
     error = top(store, "alone", "nobody", "--json").exception
     assert isinstance(error, UserError)
     assert "nobody: not running here" in str(error)

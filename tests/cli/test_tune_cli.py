@@ -37,9 +37,9 @@ def as_json(*arguments: str) -> Any:
 
 def test_the_keys_are_listed_with_values_and_reasons() -> None:
     told = as_json("tiny-cpu", "--dry-run", "--study", "fix=runtime.threads")
-    keys = {one["key"]: one for one in told["space"]["keys"]}
+    keys = {key["key"]: key for key in told["space"]["keys"]}
     assert keys["limits.max_concurrency"]["own"] == 16
-    assert all(len(one["values"]) > 1 and one["reason"] for one in keys.values())
+    assert all(len(key["values"]) > 1 and key["reason"] for key in keys.values())
     assert told["space"]["left_out"]["runtime.threads"] == "by fix"
     assert "does not read it" in told["space"]["left_out"]["kv_cache.memory_fraction"]
     printed = CliRunner().invoke(command, ["tiny-cpu", "--dry-run"])
@@ -115,7 +115,7 @@ def test_a_real_search_is_killed_goes_on_and_ends_with_advice(tmp_path: Path) ->
     first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     kept = wait_for(tmp_path / "store" / "tuning", "*/trial-000.json", first)
     before = kept.read_bytes()
-    below = [one.pid for one in processes_below(first.pid)]
+    below = [process.pid for process in processes_below(first.pid)]
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     deadline = time.monotonic() + 300
@@ -127,7 +127,7 @@ def test_a_real_search_is_killed_goes_on_and_ends_with_advice(tmp_path: Path) ->
     assert second.returncode == 0, second.stderr
     report = TuneReport.model_validate_json(second.stdout)
     assert kept.read_bytes() == before
-    assert sum(one.outcome == "measured" for one in report.trials) == 3
+    assert sum(trial.outcome == "measured" for trial in report.trials) == 3
     assert report.trials[0].changes == ()
     assert report.recommendation.verdict in ("tuned", "keep")
     assert report.recommendation.reason

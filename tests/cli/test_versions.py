@@ -16,15 +16,15 @@ def test_the_matrix_has_a_row_a_release(run: Run) -> None:
     done = run("versions")
     assert done.code == 0
     rows = {line.split()[0]: line for line in done.out.splitlines() if line.startswith(" ")}
-    for one in releases():
-        row = rows[one.version]
+    for known in releases():
+        row = rows[known.version]
         for cell in (
-            *one.tracks,
-            *(c.release or c.image for c in one.containers),
-            one.tensorrt or "none",
-            one.torch,
-            one.modelopt or "none",
-            "candidate" if one.candidate else "",
+            *known.tracks,
+            *(c.release or c.image for c in known.containers),
+            known.tensorrt or "none",
+            known.torch,
+            known.modelopt or "none",
+            "candidate" if known.candidate else "",
         ):
             assert cell is not None
             assert cell in row
@@ -38,7 +38,7 @@ def test_the_matrix_has_a_row_a_release(run: Run) -> None:
 
 def test_the_matrix_as_json(run: Run) -> None:
     found = run("versions", "--json").json
-    assert [row["version"] for row in found["releases"]] == [one.version for one in releases()]
+    assert [row["version"] for row in found["releases"]] == [release.version for release in releases()]
     assert [row["version"] for row in found["releases"] if row["candidate"]] == ["1.3.0rc29", "1.4.0rc1"]
     stable = next(row for row in found["releases"] if row["version"] == "1.2.1")
     assert stable["arguments_rest_on"] is None
@@ -50,7 +50,7 @@ def test_the_matrix_as_json(run: Run) -> None:
 def test_one_release_and_one_runtime(run: Run) -> None:
     assert [row["version"] for row in run("versions", "1.1.0", "--json").json["releases"]] == ["1.1.0"]
     only = [row["version"] for row in run("versions", "--runtime", "pytorch", "--json").json["releases"]]
-    assert only == [one.version for one in releases()]
+    assert only == [release.version for release in releases()]
     engines = [row["version"] for row in run("versions", "--runtime", "tensorrt", "--json").json["releases"]]
     assert engines == ["1.0.0", "1.1.0", "1.2.0", "1.2.1"]
     candidate = run("versions", "1.3.0rc29")

@@ -32,7 +32,7 @@ def facts_of(content: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("file", [file for file in FILES if file != "tokenizer_corpus.yaml"])
 def test_every_fact_names_sources_and_releases_that_are_known(file: str) -> None:
     sources = read(SHARED.get(file.partition("/")[0], file))["sources"]
-    known = {None, *(one.version for one in releases())}
+    known = {None, *(release.version for release in releases())}
     facts = facts_of(read(file))
     for fact in facts:
         assert fact["source"], fact

@@ -31,23 +31,25 @@ def test_every_setting_has_one_entry(kind: str, known: set[str]) -> None:
 
 
 def test_arguments_exist_and_what_has_none_has_a_reason() -> None:
-    for one in migration.settings():
-        for name in filter(None, (one.argument, one.near)):
+    for setting in migration.settings():
+        for name in filter(None, (setting.argument, setting.near)):
             having = [version for version in llm_args.versions() if llm_args.has_argument(version, name)]
             assert having, name
             assert "1.2.1" in having, name
-        assert one.argument or one.because, one.name
-        assert not (one.argument and one.near), one.name
-        assert all(one.sources)
+        assert setting.argument or setting.because, setting.name
+        assert not (setting.argument and setting.near), setting.name
+        assert all(setting.sources)
 
 
 def test_keys_are_those_of_recipes() -> None:
-    keys = {one.key for one in migration.settings() if one.key is not None} | set(migration.removed_keys())
+    keys = {setting.key for setting in migration.settings() if setting.key is not None} | set(
+        migration.removed_keys()
+    )
     for key in keys - {"runtime.instances"}:
         section, _, name = key.partition(".")
         if name:
             annotation = Recipe.model_fields[section].annotation
-            models = [one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")]
+            models = [kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields")]
             assert any(name in model.model_fields for model in models), key
     assert "instances" in PyTorchRuntime.model_fields
 

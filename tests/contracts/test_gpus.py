@@ -77,22 +77,24 @@ def test_a_release_older_than_the_gpu(name: str, version: str, refused: bool) ->
 
 def test_formats_that_a_release_added() -> None:
     b200 = gpu("b200-sxm-180g")
-    assert [one.severity for one in format_issues(b200, "w4a8_awq", "auto", "pytorch", "1.2.1")] == ERROR
-    assert [one.severity for one in format_issues(b200, "int4_awq", "auto", "pytorch", "1.2.1")] == WARNING
+    assert [issue.severity for issue in format_issues(b200, "w4a8_awq", "auto", "pytorch", "1.2.1")] == ERROR
+    assert [
+        issue.severity for issue in format_issues(b200, "int4_awq", "auto", "pytorch", "1.2.1")
+    ] == WARNING
     for version in ("1.3.0rc29", None):
         for form in ("w4a8_awq", "int4_awq"):
             assert not format_issues(b200, form, "auto", "pytorch", version)
 
 
 def test_every_packaged_gpu_runs_bfloat16_and_reports_a_little_less_memory_than_is_sold() -> None:
-    for one in gpus():
-        assert not format_issues(one, "none", "auto", "tensorrt")
-        assert 0.93 < one.usable_gib / one.memory_gib < 1.02
+    for product in gpus():
+        assert not format_issues(product, "none", "auto", "tensorrt")
+        assert 0.93 < product.usable_gib / product.memory_gib < 1.02
 
 
-@pytest.mark.parametrize("one", gpus(), ids=lambda one: one.name)
-def test_rates_are_plausible_and_there_for_each_format_that_runs(one: Gpu) -> None:
-    rates, data = gpu_rates(one.name), gpus_module._data()
+@pytest.mark.parametrize("product", gpus(), ids=lambda product: product.name)
+def test_rates_are_plausible_and_there_for_each_format_that_runs(product: Gpu) -> None:
+    rates, data = gpu_rates(product.name), gpus_module._data()
     assert set(rates.unverified) <= set(data["gpus"][0]["rates"]) | {"nvlink_gb_s"}
     assert 100 < rates.memory_gb_s < 10_000
     assert rates.tflops["bf16"] > 0
@@ -101,7 +103,7 @@ def test_rates_are_plausible_and_there_for_each_format_that_runs(one: Gpu) -> No
     assert rates.link_gb_s(1) >= 0
     assert rates.link_gb_s(1024) <= 64
     for form, arithmetic in (("fp8", "fp8"), ("nvfp4", "fp4")):
-        issues = format_issues(one, form, "auto", "pytorch")
+        issues = format_issues(product, form, "auto", "pytorch")
         assert (arithmetic in rates.tflops) == all(found.severity != "error" for found in issues)
 
 
@@ -154,8 +156,8 @@ def test_what_an_entry_lacks_is_named(
 
 
 def test_names_are_unique_and_say_the_memory_and_generations_have_constants() -> None:
-    names = [one.name for one in gpus()]
+    names = [product.name for product in gpus()]
     assert len(set(names)) == len(names)
-    for one in gpus():
-        assert one.name.endswith(f"-{one.memory_gib:g}g")
-        assert gpu_generation(one.name).constants in fitted_constants()["constants"]["families"]
+    for product in gpus():
+        assert product.name.endswith(f"-{product.memory_gib:g}g")
+        assert gpu_generation(product.name).constants in fitted_constants()["constants"]["families"]

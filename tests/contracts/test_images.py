@@ -26,7 +26,7 @@ PLACE = {
     "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
     "platform_python_implementation": "CPython", "platform_release": "", "platform_version": "",
 }  # fmt: skip
-JOINED = [one.trtllm for one in joined()]
+JOINED = [image.trtllm for image in joined()]
 
 
 def ours() -> list[str]:
@@ -82,14 +82,16 @@ def irreconcilable(asking: Mapping[str, Sequence[str]]) -> dict[str, str]:
             if canonicalize_name(Requirement(line).name) == name and holds(Requirement(line), ())
         }
         if not any(
-            all(one.contains(version, prereleases=True) for one in wants.values()) for version in versions
+            all(want.contains(version, prereleases=True) for want in wants.values()) for version in versions
         ):
-            found[name] = "; ".join(f"{who} {one}" for who, one in wants.items())
+            found[name] = "; ".join(f"{who} {want}" for who, want in wants.items())
     return found
 
 
 def test_every_image_that_is_built_is_resolved() -> None:
-    built = {one.version for one in releases() if serving_image(one.version, "pytorch").why is not None}
+    built = {
+        release.version for release in releases() if serving_image(release.version, "pytorch").why is not None
+    }
     assert built | set(JOINED) == set(PINS["images"])
 
 
@@ -136,7 +138,7 @@ def test_a_container_whose_pin_stops_every_model_is_built_upon(version: str) -> 
 
 @pytest.mark.parametrize("version", JOINED)
 def test_where_no_container_has_both_two_are_joined(version: str) -> None:
-    assert version not in {one.trtllm for one in containers()}
+    assert version not in {container.trtllm for container in containers()}
     image, both = serving_image(version, "pytorch"), container(version)
     assert both.joins == (image.arguments["TRTLLM_IMAGE"], image.arguments["PLAIN_TRITON_IMAGE"])
     assert image.arguments["TRITON_IMAGE"] == "joined"

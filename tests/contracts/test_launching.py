@@ -10,7 +10,7 @@ from pipeline.contracts.releases import releases
 from pipeline.contracts.version_range import is_candidate
 
 
-@pytest.mark.parametrize("version", [one.version for one in releases()])
+@pytest.mark.parametrize("version", [release.version for release in releases()])
 def test_every_release_can_be_started(version: str) -> None:
     facts = launch_facts(version)
     assert facts.server == "/opt/tritonserver/bin/tritonserver"

@@ -43,7 +43,7 @@ def test_models_of_which_no_config_is_kept_have_the_weights_of_their_pages(
 ) -> None:
     sizes = known_model(repo)
     assert sizes is not None
-    held = sum(one.parameters for one in (*sizes.weights(), *sizes.draft))
+    held = sum(weight.parameters for weight in (*sizes.weights(), *sizes.draft))
     assert held / 1e9 == pytest.approx(billions, rel=0.01)
 
 

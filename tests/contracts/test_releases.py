@@ -27,14 +27,14 @@ SUPPORTED = [*STABLE, *CANDIDATES]
 
 
 def test_the_supported_releases_oldest_first() -> None:
-    assert [one.version for one in releases()] == SUPPORTED
-    assert [one.version for one in releases() if one.candidate] == CANDIDATES
-    assert all(precedes(one, other) for one, other in pairwise(SUPPORTED))
-    assert [one.version for one in releases() if "tensorrt" in one.tracks] == STABLE
+    assert [release.version for release in releases()] == SUPPORTED
+    assert [release.version for release in releases() if release.candidate] == CANDIDATES
+    assert all(precedes(older, other) for older, other in pairwise(SUPPORTED))
+    assert [release.version for release in releases() if "tensorrt" in release.tracks] == STABLE
 
 
 def test_other_contracts_know_the_same_versions() -> None:
-    of = {track: [one.version for one in releases() if track in one.tracks] for track in TRACKS}
+    of = {track: [release.version for release in releases() if track in release.tracks] for track in TRACKS}
     assert list(inflight_batcher.versions()) == of["tensorrt"]
     assert list(llm_args.versions()) == list(llmapi.versions()) == of["pytorch"]
     assert all(launch_facts(version).server for version in SUPPORTED)
@@ -53,7 +53,7 @@ def test_each_release_has_a_container_that_says_what_it_needs(version: str) -> N
 def test_a_container_whose_content_is_disputed_is_the_last_resort() -> None:
     assert container("1.1.0").release == "26.02"
     assert container("1.2.0").conflict is not None  # 26.03 is the only one
-    disputed = [one.release for one in containers() if one.conflict is not None]
+    disputed = [container.release for container in containers() if container.conflict is not None]
     assert disputed == ["25.11", "26.03"]
 
 
@@ -109,7 +109,7 @@ def test_a_release_is_added_by_adding_data(monkeypatch: pytest.MonkeyPatch) -> N
         "containers": [*facts["containers"], image],
     }
     monkeypatch.setattr(releases_module, "_data", lambda: more)
-    assert [one.version for one in releases()] == [*SUPPORTED, "1.4.0"]
+    assert [release.version for release in releases()] == [*SUPPORTED, "1.4.0"]
     assert require_runtime("1.4.0", "pytorch").tracks == ("pytorch",)
     assert container("1.4.0").image == "example/triton:26.12"
     with pytest.raises(UserError, match=r"1\.2\.1\. Engines .* are frozen"):

@@ -8,9 +8,9 @@ from pipeline.contracts.rules import GROUPS, rule, rules, similar_ids, source
 
 
 def test_ids_are_unique_over_groups() -> None:
-    names = [one.id for one in rules()]
+    names = [rule.id for rule in rules()]
     assert len(names) == len(set(names))
-    assert {one.group for one in rules()} == set(GROUPS)
+    assert {rule.group for rule in rules()} == set(GROUPS)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_severities_may_depend_on_the_runtime() -> None:
 
 
 def test_what_may_not_be_allowed_says_why_and_leaves_no_word_to_warnings() -> None:
-    for one in rules():
-        assert one.gravest == "error" or not one.never_allowed, one.id
-        assert not one.held or one.never_allowed, one.id  # who holds it does not ask
+    for each in rules():
+        assert each.gravest == "error" or not each.never_allowed, each.id
+        assert not each.held or each.never_allowed, each.id  # who holds it does not ask
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from pipeline.contracts.support import (
     untested_together,
 )
 from pipeline.contracts.version_range import precedes
-from pipeline.plan.supported import FEATURES, feature_issue, why_not_listed
+from pipeline.plan.compatibility import FEATURES, feature_issue, why_not_listed
 
-VERSIONS = [one.version for one in releases() if "pytorch" in one.tracks]
+VERSIONS = [release.version for release in releases() if "pytorch" in release.tracks]
 
 
 def test_rows_of_the_matrix_are_of_classes_that_are_listed_then() -> None:
@@ -53,8 +53,8 @@ def test_what_is_proposed_is_right(name: str, version: str) -> None:
         said = feature_issue(name, feature, version, None)
         if said is not None and "runtime.version to " in said.fix:
             better = said.fix.partition("runtime.version to ")[2].replace(" or ", ", ").split(", ")
-            assert all(feature_issue(name, feature, one, None) is None for one in better)
-            assert all(one in listing(name) for one in better)
+            assert all(feature_issue(name, feature, listed, None) is None for listed in better)
+            assert all(listed in listing(name) for listed in better)
 
 
 def test_answers_by_gpu() -> None:

@@ -29,7 +29,7 @@ from tests.support.trtllm_build import parser
 
 
 def test_it_knows_the_releases_that_have_it() -> None:
-    assert versions() == tuple(one.version for one in releases() if "tensorrt" in one.tracks)
+    assert versions() == tuple(release.version for release in releases() if "tensorrt" in release.tracks)
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "1.3.0"])

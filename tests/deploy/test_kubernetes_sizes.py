@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from pipeline.gateway.api.batches.endpoints import _UPLOADS_OF_TENANT
 from pipeline.gateway.api.batches.storage import StorageLimits
+from pipeline.models.adapter import Adapter
 from pipeline.plan.artifact_sizes import ArtifactSizes, artifact_sizes
 from pipeline.plan.memory import plan_memory
 from pipeline.plan.memory.recipe_spec import deployment_spec
@@ -139,6 +141,13 @@ def test_the_job_reserves_what_a_build_leaves(name: str, place: str, machine: st
     context = make_context(recipe, facts_from_sizes(models))
     least, sizes = build_bytes(context), artifact_sizes(recipe, models)
     assert least is not None
+    # An adapter is fetched, and packaged.
+    lora = {"tone": Adapter(file_bytes=7 * 2**30)}
+    with_lora = make_context(
+        recipe, {role: replace(facts, adapters=lora) for role, facts in facts_from_sizes(models).items()}
+    )
+    assert build_bytes(with_lora) == least + 14 * 2**30
+    assert artifact_sizes(recipe, models, lora).build >= sizes.build + 14 * 2**30
     store = [one for _, one in objects(made) if one["kind"] == "PersistentVolumeClaim"]
     jobs = [pod for component, pod in pod_specs(made) if component == "build"]
     assert len(jobs) == (0 if name == "tiny-cpu" else 1)

@@ -23,7 +23,7 @@ CASES: Sequence[Mapping[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "data/answers.yaml").read_text("utf-8")
 )["cases"]
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
-MARKS = {"think": "</think>", "kimi-k3": "<|close|>think<|sep|>"}
+MARKS = {"think": "</think>", "kimi-k3": "<|close|>think<|sep|>", "gemma4": "<|channel>thought<channel|>"}
 WEATHER = {"get_weather": {"location": "string", "unit": "string"}, "search_web": {"query": "string"}}
 
 

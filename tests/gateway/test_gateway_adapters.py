@@ -18,6 +18,7 @@ from pipeline.client.testing import Received, Reply
 from tests.gateway.conftest import Running, Start
 from tests.support.cache_asking import Fine, Letters
 from tests.support.http_clients import http
+from tests.support.waiting import wait_for
 
 ADAPTERS = ("tone", "sql")
 NAMES = ("tiny", "tiny:tone", "tiny:sql")
@@ -51,6 +52,23 @@ def test_a_name_behind_a_colon_chooses_the_adapter(running: Running) -> None:
         assert (text.choices[0].text, text.model) == (said, name)
         response = running.client().responses.create(model=name, input="Hi", temperature=0)
         assert (response.output_text, response.model) == (said, name)
+
+
+def test_log_and_metrics_tell_the_adapter(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="pipeline.gateway"):
+        ask(running, "tiny:sql")
+        ask(running, "tiny")
+        with pytest.raises(openai.BadRequestError):
+            ask(running, "tiny:sql", logit_bias={"999999": 1})
+    wait_for(lambda: running.metric("pipeline_requests_total", status="400") == 1, "the count")
+    lines = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    assert [line["adapter"] for line in lines] == ["sql", None, "sql"]
+    for name in ("pipeline_requests_total", "pipeline_choices_total", "pipeline_generation_tokens_total",
+                 "pipeline_prompt_tokens_total", "pipeline_time_to_first_token_seconds_count",
+                 "pipeline_request_duration_seconds_count"):  # fmt: skip
+        of_adapter, all_of = running.metric(name, adapter="sql"), running.metric(name, model="tiny")
+        assert 0 < of_adapter < all_of, name
+    assert running.metric("pipeline_requests_total", adapter="sql", status="400") == 1
 
 
 def test_adapters_are_listed_with_their_base(running: Running) -> None:

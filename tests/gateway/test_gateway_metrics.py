@@ -82,9 +82,9 @@ def test_every_family_has_help_and_type(start: Start, accept: str, parser: Any, 
 
 
 def samples(page: str) -> dict[tuple[Any, ...], float]:
-    """Values of a page by name and sorted labels."""
+    """Values of a page by name and sorted labels; an empty adapter is none, as it is to Prometheus."""
     return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
+        (sample.name, *sorted(sample.labels.items() - {("adapter", "")})): sample.value
         for family in text_format.text_string_to_metric_families(page)
         for sample in family.samples
     }

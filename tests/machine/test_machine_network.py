@@ -90,13 +90,15 @@ def hub() -> Iterator[str]:
 
 def test_the_hub_answers_for_each_repository(hub: str, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": f"{hub}/", "HF_HOME": str(tmp_path)}
-    found = read_hub([("a/open", None), ("b/gated", "refs/pr/1")], 20, environment)
+    found = read_hub(
+        [("a/open", None, "config.json"), ("b/gated", "refs/pr/1", "adapter_config.json")], 20, environment
+    )
     assert found.repositories == {"a/open": 302, "b/gated": 401}
     assert found.reached
     assert abs(found.clock_ahead_s or 0) < 30
     assert sorted(path for path, _ in _Hub.asked) == [
         "/a/open/resolve/main/config.json",
-        "/b/gated/resolve/refs%2Fpr%2F1/config.json",
+        "/b/gated/resolve/refs%2Fpr%2F1/adapter_config.json",
     ]
 
 
@@ -109,7 +111,7 @@ def test_a_token_is_sent_and_never_shown(hub: str, tmp_path: Path, where: str) -
         file = tmp_path / ("token" if where == "token" else "elsewhere")
         file.write_text(f"{SECRET}\n")
         environment |= {} if where == "token" else {"HF_TOKEN_PATH": str(file)}
-    found = read_hub([("b/gated", None)], 20, environment)
+    found = read_hub([("b/gated", None, "config.json")], 20, environment)
     assert found.repositories == {"b/gated": 200}
     assert found.token is not None
     assert SECRET not in repr(found)
@@ -117,7 +119,9 @@ def test_a_token_is_sent_and_never_shown(hub: str, tmp_path: Path, where: str) -
 
 def test_offline_asks_nobody(hub: str, tmp_path: Path) -> None:
     found = read_hub(
-        [("a/open", None)], 5, {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+        [("a/open", None, "config.json")],
+        5,
+        {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
     )
     assert found == Hub(hub, True, None)
     assert not found.reached
@@ -135,7 +139,9 @@ def test_nobody_there(tmp_path: Path) -> None:
 def test_a_hub_that_hangs_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        found = read_hub([("a/b", None)], 0.3, {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)})
+        found = read_hub(
+            [("a/b", None, "config.json")], 0.3, {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+        )
     assert "cannot be reached" in found.problem
 
 

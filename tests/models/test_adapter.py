@@ -49,6 +49,7 @@ def test_modules_ranks_and_scales(folder: Path, base: Path) -> None:
     assert not list(adapter.base_faults(sizes(base)))
     assert (len(adapter.modules), adapter.rank, adapter.base) == (14, 4, "base")
     assert {module.scale for module in adapter.modules} == {1.5}
+    assert adapter.file_bytes == (folder / "adapter_model.safetensors").stat().st_size
     assert adapter.parameters == sum(
         value.size for value in load_file(folder / "adapter_model.safetensors").values()
     )

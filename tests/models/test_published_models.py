@@ -36,7 +36,7 @@ def read(repo: str) -> ModelSizes:
     entry = hub_configs()[repo]
     sizes = ModelSizes.from_config(entry["config"], entry.get("hf_quant_config"))
     assert sizes is not None, [
-        str(one) for one in config_faults(entry["config"], entry.get("hf_quant_config"))
+        str(fault) for fault in config_faults(entry["config"], entry.get("hf_quant_config"))
     ]
     return sizes
 
@@ -48,7 +48,11 @@ def counted(sizes: ModelSizes) -> tuple[int, int]:
 
 def formats(sizes: ModelSizes, part: str) -> set[str]:
     """Formats of the weights whose names hold `part`."""
-    return {one.stored for one in (*sizes.weights(), *sizes.draft) if part in one.name and one.quantizable}
+    return {
+        weight.stored
+        for weight in (*sizes.weights(), *sizes.draft)
+        if part in weight.name and weight.quantizable
+    }
 
 
 # Weights
@@ -89,7 +93,7 @@ def formats(sizes: ModelSizes, part: str) -> set[str]:
 def test_names_are_those_of_the_checkpoints(repo: str, names: list[str]) -> None:
     """By transformers 5.14.1 (classes, conversion_mapping.py), and by settings that name layers."""
     sizes = read(repo)
-    assert set(names) <= {one.name for one in (*sizes.weights(), *sizes.draft)}
+    assert set(names) <= {weight.name for weight in (*sizes.weights(), *sizes.draft)}
 
 
 @pytest.mark.parametrize("repo", sorted(hub_counts()))
@@ -136,7 +140,7 @@ def test_other_classes_are_those_of_the_library(kind: str) -> None:
 )
 def test_weights_of_models_with_code_of_their_own(repo: str, billions: float) -> None:
     sizes = read(repo)
-    assert billions <= sum(one.parameters for one in sizes.weights()) / 1e9 < billions + 1
+    assert billions <= sum(weight.parameters for weight in sizes.weights()) / 1e9 < billions + 1
 
 
 # (in all with layers for further tokens, active) in thousand millions: model cards, papers and the names of the models
@@ -154,7 +158,7 @@ def test_weights_of_models_with_code_of_their_own(repo: str, billions: float) ->
 )
 def test_parameters_in_all_and_active_are_as_published(repo: str, total: float, active: float) -> None:
     sizes = read(repo)
-    held = sum(one.parameters for one in (*sizes.weights(), *sizes.draft))
+    held = sum(weight.parameters for weight in (*sizes.weights(), *sizes.draft))
     assert held / 1e9 == pytest.approx(total, rel=0.005)
     assert active_parameters(sizes) / 1e9 == pytest.approx(active, rel=0.03)
 
@@ -180,8 +184,8 @@ def test_none_is_taken_for_another_format(repo: str) -> None:
     elif name.endswith("BF16"):
         assert sizes.stored_formats == ()
     # Whatever the method: norms, routers and embeddings keep their precision.
-    kept = [one for one in sizes.weights() if not one.quantizable and one.kind != "lm_head"]
-    assert {one.stored for one in kept} == {"none"}
+    kept = [weight for weight in sizes.weights() if not weight.quantizable and weight.kind != "lm_head"]
+    assert {weight.stored for weight in kept} == {"none"}
 
 
 def test_layers_that_are_left_out_keep_their_precision() -> None:
@@ -203,7 +207,7 @@ def test_formats_by_layer() -> None:
     assert formats(sizes, "linear_attn.in_proj_qkv") == {"fp8"}
     assert formats(sizes, "self_attn.q_proj") == {"fp8", "none"}
     assert formats(sizes, "layers.0.mlp.shared_expert") == {"w4a16_nvfp4", "none"}
-    assert {one.stored for one in sizes.last if one.kind == "lm_head"} == {"w4a16_nvfp4"}
+    assert {weight.stored for weight in sizes.last if weight.kind == "lm_head"} == {"w4a16_nvfp4"}
     v4 = read("nvidia/DeepSeek-V4-Pro-NVFP4")
     assert formats(v4, "layers.3.ffn.experts") == {"nvfp4"}
     assert formats(v4, "layers.3.attn.wq_b") == formats(v4, "layers.3.ffn.shared_experts") == {"fp8_block"}
@@ -256,7 +260,7 @@ def test_compressed_tensors() -> None:
         kv_cache_scheme={"num_bits": 8, "type": "float"},
     )  # fmt: skip
     assert (plain.stored, plain.kv_cache) == ("int4", "fp8")
-    assert {one.group for one in plain.weights() if one.is_expert} == {32}
+    assert {weight.group for weight in plain.weights() if weight.is_expert} == {32}
     assert formats(plain, "self_attn") == {"none"}
     groups = {
         "group_0": packed(num_bits=8, type="float", strategy="channel") | {"targets": ["re:.*self_attn.*"]},
@@ -270,8 +274,10 @@ def test_compressed_tensors() -> None:
 
 def test_single_experts_come_apart() -> None:
     mixed = quantized(quant_method="fp8", modules_to_not_convert=["model.layers.0.mlp.experts.3"])
-    found = [one for one in mixed.blocks[0].weights if one.is_expert or "experts" in one.name]
-    assert sorted((one.stored, one.copies) for one in found) == [("fp8", 127)] * 3 + [("none", 1)] * 3
+    found = [weight for weight in mixed.blocks[0].weights if weight.is_expert or "experts" in weight.name]
+    assert (
+        sorted((weight.stored, weight.copies) for weight in found) == [("fp8", 127)] * 3 + [("none", 1)] * 3
+    )
 
 
 # What a sequence keeps
@@ -324,7 +330,7 @@ garbage = st.one_of(
 
 def summary(sizes: ModelSizes | None) -> object:
     assert sizes is not None
-    return sizes, [(one.name, one.parameters, one.stored) for one in sizes.weights()]
+    return sizes, [(weight.name, weight.parameters, weight.stored) for weight in sizes.weights()]
 
 
 @given(repo=repositories, order=st.randoms(use_true_random=False))
@@ -349,10 +355,10 @@ def test_a_decoder_may_be_described_in_text_config(repo: str) -> None:
 def test_garbage_is_refused_by_key_and_never_fails(repo: str, data: st.DataObject) -> None:
     entry = json.loads(json.dumps(hub_configs()[repo]))
     places: list[dict[str, Any]] = [entry["config"]]
-    places += [one for one in entry["config"].values() if isinstance(one, dict)]
+    places += [level for level in entry["config"].values() if isinstance(level, dict)]
     if "hf_quant_config" in entry:
         places.append(entry["hf_quant_config"]["quantization"])
-    place = data.draw(st.sampled_from([one for one in places if one]))
+    place = data.draw(st.sampled_from([level for level in places if level]))
     key = data.draw(st.sampled_from(sorted(place)))
     place[key] = data.draw(garbage)
     faults = config_faults(entry["config"], entry.get("hf_quant_config"))

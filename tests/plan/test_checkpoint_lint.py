@@ -105,8 +105,8 @@ def described(name: str) -> tuple[ModelSizes, Tensors]:
             found |= dict(parts_of(place.replace(".experts.0.", f".experts.{index}."), weight, carrier))
     if sizes.kv_cache:
         for layer in range(sizes.layers):
-            for one in "kv":
-                found[f"model.layers.{layer}.self_attn.{one}_proj.{one}_scale"] = ("F32", ())
+            for letter in "kv":
+                found[f"model.layers.{layer}.self_attn.{letter}_proj.{letter}_scale"] = ("F32", ())
     return sizes, found
 
 
@@ -126,7 +126,7 @@ def stack(found: Tensors, place: str, weight: WeightTensor) -> None:
 def parts_of(
     name: str, weight: WeightTensor, carrier: str
 ) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    layouts = [one for one in layouts_of(weight.stored) if one.carrier == carrier]
+    layouts = [layout for layout in layouts_of(weight.stored) if layout.carrier == carrier]
     if not layouts:
         is_whole = name.rsplit(".", 1)[-1] in ("bias", "sinks", "e_score_correction_bias")
         shape = (weight.rows,) if weight.columns == 1 else (weight.rows, weight.columns)
@@ -155,18 +155,18 @@ def judge(name: str, tensors: Tensors, values: Mapping[str, float] | None = None
     sizes, told = described(name)[0], CHECKPOINTS[name][1]
     entries, place = [], 0
     # The order of safetensors' own files: wide types first.
-    for tensor, (kind, shape) in sorted(tensors.items(), key=lambda one: (-BITS[one[1][0]], one[0])):
+    for tensor, (kind, shape) in sorted(tensors.items(), key=lambda pair: (-BITS[pair[1][0]], pair[0])):
         size = math.prod(shape) * BITS[kind] // 8
         entries.append(HeaderEntry(tensor, kind, shape, place, place + size))
         place += size
 
     def read(_file: str, begin: int, end: int) -> bytes:
-        inside = [one for one in entries if begin <= one.begin and one.end <= end]
-        assert sum(one.end - one.begin for one in inside) <= 1 << 20
+        inside = [entry for entry in entries if begin <= entry.begin and entry.end <= end]
+        assert sum(tensor.end - tensor.begin for tensor in inside) <= 1 << 20
         content = bytearray(end - begin)
-        for one in inside:
-            value = np.full(one.shape, (values or {}).get(one.name, 1)).astype(DTYPES[one.dtype])
-            content[one.begin - begin : one.end - begin] = value.tobytes()
+        for tensor in inside:
+            value = np.full(tensor.shape, (values or {}).get(tensor.name, 1)).astype(DTYPES[tensor.dtype])
+            content[tensor.begin - begin : tensor.end - begin] = value.tobytes()
         return bytes(content)
 
     dynamic = settings_are_dynamic({"quantization_config": told} if told else {})
@@ -174,11 +174,13 @@ def judge(name: str, tensors: Tensors, values: Mapping[str, float] | None = None
 
 
 def scales(name: str) -> list[str]:
-    return [one for one in described(name)[1] if one.endswith(tuple(SCALES)) and not one.endswith("zeros")]
+    return [
+        entry for entry in described(name)[1] if entry.endswith(tuple(SCALES)) and not entry.endswith("zeros")
+    ]
 
 
 def named(findings: tuple[Finding, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    return [(one.severity, one.names) for one in findings]
+    return [(finding.severity, finding.names) for finding in findings]
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -232,22 +234,24 @@ def test_a_weight_that_is_missing_is_named(name: str, data: st.DataObject) -> No
     whole = described(name)[1]
     draft = f".layers.{described(name)[0].layers}."
     weight = data.draw(
-        st.sampled_from([one for one in whole if one.endswith(".weight") and draft not in one])
+        st.sampled_from([name for name in whole if name.endswith(".weight") and draft not in name])
     )
     layer = weight.removesuffix("weight")
-    lost = {one for one in whole if one.startswith(layer)}
+    lost = {name for name in whole if name.startswith(layer)}
     found = judge(name, {key: value for key, value in whole.items() if key not in lost})
-    assert {one.severity for one in found} == {"error"}
+    assert {finding.severity for finding in found} == {"error"}
     # Scales of a layer that is absent are not missed; its bias and scales of the KV cache are.
-    absent = {weight} | {one for one in lost if one.endswith((".bias", ".k_scale", ".v_scale"))}
-    assert {one for each in found for one in each.names} == absent
+    absent = {weight} | {tensor for tensor in lost if tensor.endswith((".bias", ".k_scale", ".v_scale"))}
+    assert {name for each in found for name in each.names} == absent
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_a_weight_of_another_type_is_named(name: str) -> None:
     whole = described(name)[1]
     carrier = CHECKPOINTS[name][2]
-    weight = next(one for one, (kind, _) in whole.items() if one.endswith(carrier) and kind != "BF16")
+    weight = next(
+        tensor for tensor, (kind, _) in whole.items() if tensor.endswith(carrier) and kind != "BF16"
+    )
     found = judge(name, {**whole, weight: ("BF16", (256, 256))})
     assert named(found)[0] == ("error", (weight,))
     assert "is BF16" in found[0].problem
@@ -266,7 +270,7 @@ def test_a_layer_that_is_left_out_and_quantized_all_the_same_is_named() -> None:
 def test_layers_for_further_tokens_that_are_absent_are_a_warning() -> None:
     whole = described("fp8 blocks")[1]
     found = judge("fp8 blocks", {key: value for key, value in whole.items() if ".layers.3." not in key})
-    assert [one.severity for one in found] == ["warning"]
+    assert [finding.severity for finding in found] == ["warning"]
     assert "MTP" in found[0].problem
 
 
@@ -275,15 +279,15 @@ def test_a_checkpoint_without_any_input_scale() -> None:
     found = judge(
         "nvfp4 modelopt", {key: value for key, value in whole.items() if not key.endswith("input_scale")}
     )
-    assert [one.severity for one in found] == ["warning"]
+    assert [finding.severity for finding in found] == ["warning"]
 
 
 def test_names_that_are_not_known_are_not_judged() -> None:
     whole = described("bf16")[1]
     renamed = {key.replace("mlp.up_proj", "mlp.lift"): value for key, value in whole.items()}
     found = judge("bf16", renamed)
-    assert {one.severity for one in found} == {"not judged"}
-    assert {name for one in found for name in one.names} == {
+    assert {finding.severity for finding in found} == {"not judged"}
+    assert {name for finding in found for name in finding.names} == {
         "model.layers.*.mlp.up_proj.weight", "model.layers.*.mlp.lift.weight",
     }  # fmt: skip
 
@@ -292,7 +296,7 @@ def test_values_of_large_scales_are_not_judged() -> None:
     sizes, _ = described("bf16")
     entries = [HeaderEntry("model.layers.0.mlp.up_proj.weight_scale", "F32", (1 << 19,), 0, 4 << 19)]
     found = lint(sizes, {"a": entries}, read=lambda *_: pytest.fail("reads megabytes"))
-    assert any(one.severity == "not judged" and one.names == (entries[0].name,) for one in found)
+    assert any(finding.severity == "not judged" and finding.names == (entries[0].name,) for finding in found)
 
 
 def test_an_index_that_differs_from_the_files() -> None:
@@ -338,7 +342,7 @@ def test_a_broken_checkpoint_is_named_on_the_command_line(tmp_path: Path) -> Non
     assert lost in done.output
     assert f"is zero: {zero}" in done.output
     found = json.loads(CliRunner().invoke(command, ["models", str(folder), "--json"]).output)
-    assert [one["names"] for one in found["models"][0]["findings"]] == [[lost], [zero]]
+    assert [finding["names"] for finding in found["models"][0]["findings"]] == [[lost], [zero]]
     faults = read_model_facts(folder).weight_faults
     assert [name in fault for name, fault in zip((lost, zero), faults, strict=True)] == [True, True]
     content = (folder / "model.safetensors").read_bytes()

@@ -90,18 +90,18 @@ def test_all_exports_are_judged_and_first_what_the_runtime_loads(
     overrides: tuple[str, ...], judged: list[str]
 ) -> None:
     recipe = tiny(*overrides)
-    assert [one.folder for one in evaluated_exports(recipe)] == judged
+    assert [export.folder for export in evaluated_exports(recipe)] == judged
     settings: Any = make_plan(recipe, AROUND)["evaluate"].key.settings
-    assert [one["folder"] for one in settings["judged"]] == judged
+    assert [export["folder"] for export in settings["judged"]] == judged
 
 
 def test_an_export_is_judged_in_the_types_that_the_runtime_may_compute_in() -> None:
     def judged(*overrides: str) -> Any:
         return make_plan(tiny(*overrides), AROUND)["evaluate"].key.settings["judged"]
 
-    assert [one.get("precision") for one in judged()] == ["auto", None]
-    assert [one.get("precision") for one in judged("runtime.precision=f32")] == [None, None]
-    assert not any("precision" in one for one in judged(GPU % "pytorch"))
+    assert [export.get("precision") for export in judged()] == ["auto", None]
+    assert [export.get("precision") for export in judged("runtime.precision=f32")] == [None, None]
+    assert not any("precision" in export for export in judged(GPU % "pytorch"))
 
 
 def test_a_cache_is_judged_with_the_scale_that_the_runtime_computes_with() -> None:
@@ -110,7 +110,7 @@ def test_a_cache_is_judged_with_the_scale_that_the_runtime_computes_with() -> No
     assert evaluated_exports(tiny(GPU % "pytorch", fp8))[0].kv_scale == 1.0
     assert evaluated_exports(tiny(GPU % "pytorch"))[0].kv_scale is None
     for others in ((GPU % "tensorrt", fp8), (fp8,)):
-        assert {one.kv_scale for one in evaluated_exports(tiny(*others))} == {None}
+        assert {export.kv_scale for export in evaluated_exports(tiny(*others))} == {None}
 
 
 def test_unquantized_has_no_calibration_and_no_gate() -> None:

@@ -38,7 +38,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
         prepared = prepare(load_recipe(RECIPE), store, offline=True)
         choice = ExecutorChoice(executor)  # type: ignore[arg-type]
         found = prepared.check_fit(store, choice, until)
-        return tuple(one.rule for one in found if one.rule.startswith(("host.", "port.")))
+        return tuple(finding.rule for finding in found if finding.rule.startswith(("host.", "port.")))
 
     yield judge
     facts._hardware.cache_clear()

@@ -38,7 +38,7 @@ def faults(tmp_path: Path, **values: object) -> list[Fault]:
 
 
 def rules(found: list[Fault]) -> set[str]:
-    return {one.rule for one in found if one.rule}
+    return {fault.rule for fault in found if fault.rule}
 
 
 def test_faults_of_form_and_across_fields_hide_no_finding(tmp_path: Path) -> None:
@@ -47,9 +47,13 @@ def test_faults_of_form_and_across_fields_hide_no_finding(tmp_path: Path) -> Non
     assert {"sm.nvfp4", "tp.attention_heads", "source.files"} <= all_rules
     wrong = faults(tmp_path, name="Tiny", concurrency=0, p99=1)
     assert rules(wrong) == all_rules
-    assert {one.key for one in wrong if not one.rule} == {"name", "limits.max_concurrency", "slo.ttft_p99_ms"}
-    assert [one.line for one in wrong] == sorted(one.line or 0 for one in wrong)
-    assert {one.where for one in wrong} == {str(tmp_path / "mine.yaml")}
+    assert {fault.key for fault in wrong if not fault.rule} == {
+        "name",
+        "limits.max_concurrency",
+        "slo.ttft_p99_ms",
+    }
+    assert [fault.line for fault in wrong] == sorted(fault.line or 0 for fault in wrong)
+    assert {fault.where for fault in wrong} == {str(tmp_path / "mine.yaml")}
 
 
 def test_nothing_is_said_of_what_is_a_guess(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_a_fault_in_a_good_recipe_is_the_only_thing_that_is_said(name: str, over
     with pytest.raises(InvalidInput) as caught:
         check_recipe_file(name, [override])
     key = override.partition("=")[0].partition(".")[0]
-    about = {one.key.partition(".")[0] for one in caught.value.faults if one.rule}
+    about = {fault.key.partition(".")[0] for fault in caught.value.faults if fault.rule}
     assert about <= {key}, str(caught.value)
 
 

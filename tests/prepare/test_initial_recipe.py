@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from pipeline.recipe import HubSource, LocalSource, PyTorchRuntime, load_recipe
 from pipeline.recipe.catalog import annotated_yaml
 from pipeline.store import Store
 from tests.support import CHECKPOINTS
-from tests.support.hub import TOKENIZER, LoopbackHub, asked_hub
+from tests.support.hub import TOKENIZER, LoopbackHub
 from tests.support.machines import h100s
 
 LLAMA_8B, LLAMA_70B = (
@@ -36,17 +35,6 @@ CONFIG = {
     "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 4096,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with asked_hub(monkeypatch, tmp_path) as running:
-        yield running
 
 
 def run(*words: str) -> Result:
@@ -73,7 +61,7 @@ def run(*words: str) -> Result:
         ),
         (InitRequest(source=LocalSource(CHECKPOINTS / "support-target")), "this machine's CPU", "none", True),
     ],
-    ids=lambda one: str(one.source) if isinstance(one, InitRequest) else "",
+    ids=lambda value: str(value.source) if isinstance(value, InitRequest) else "",
 )
 def test_what_is_written_is_what_the_plan_lets_pass(
     request_: InitRequest, place: str, form: str, draft: bool, store: Store, tmp_path: Path

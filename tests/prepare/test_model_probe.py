@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pipeline.prepare.model_probe import probe_models
 from pipeline.prepare.report import make_report
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
-from tests.support.hub import TOKENIZER, LoopbackHub, asked_hub, index
+from tests.support.hub import TOKENIZER, LoopbackHub, index
 
 REPO = "org/nobody-knows"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -31,19 +30,8 @@ EXPLAINED = 2 * 256 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128 + 3 * 64
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with asked_hub(monkeypatch, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     return written(tmp_path, f"hf:{REPO}")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
 
 
 def written(folder: Path, source: str) -> Recipe:
@@ -152,7 +140,7 @@ def test_a_hub_that_refuses_leaves_an_outlook_with_the_reason(
     outlook = make_report(recipe, store)
     assert outlook.memory is None
     assert "HF_TOKEN" in outlook.unknown["memory"]
-    (finding,) = [one for one in outlook.findings if one.severity == "error"]
+    (finding,) = [finding for finding in outlook.findings if finding.severity == "error"]
     assert finding.rule == "source.gated"
     assert outlook.refused
 

@@ -18,7 +18,7 @@ from pipeline.runtimes import runtime_of
 def test_packaged_recipes_are_compatible_and_their_sizes_known(name: str) -> None:
     recipe = load_recipe(name)
     assert set(offline_sizes(recipe)) == {"target"} | ({"draft"} if recipe.draft else set())
-    assert [one for one in check_recipe(recipe) if one.severity != "note"] == []
+    assert [finding for finding in check_recipe(recipe) if finding.severity != "note"] == []
 
 
 def test_what_the_contracts_refuse() -> None:

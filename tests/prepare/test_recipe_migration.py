@@ -43,11 +43,6 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIPELINE_STORE", str(tmp_path / "store"))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def recipe(folder: Path, sections: Mapping[str, Any], *overrides: str) -> Recipe:
     file = folder / "own.yaml"
     file.write_text(dump_yaml({**PLAIN, **sections}), encoding="utf-8")
@@ -67,7 +62,7 @@ def made(before: Recipe, folder: Path, store: Store, version: str | None = None)
 
 
 def records(found: Migration, effect: str) -> dict[str, Any]:
-    return {one.key: one for one in found.changes if one.effect == effect}
+    return {change.key: change for change in found.changes if change.effect == effect}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -93,14 +88,14 @@ def test_every_flag_of_the_engine_has_a_record(store: Store, tmp_path: Path) -> 
     words = build["flags"]
     assert isinstance(words, list)
     named = trtllm_build.named_flags("1.2.1", [str(word) for word in words])
-    told = {one.key.removeprefix("--") for one in found.changes if one.place == "engine"}
-    removed = {one.key for one in found.changes if one.effect == "removed"}
+    told = {change.key.removeprefix("--") for change in found.changes if change.place == "engine"}
+    removed = {change.key for change in found.changes if change.effect == "removed"}
     assert removed == {
         f"runtime.build_flags[{name}]" for name in ("reduce_fusion", "fast_build", "weight_sparsity")
     }
     assert told | {"reduce_fusion", "fast_build", "weight_sparsity"} == named
-    assert all(one.reason and one.sources for one in found.changes if one.new_key is None)
-    near = next(one for one in found.changes if one.key == "runtime.build_flags[reduce_fusion]")
+    assert all(change.reason and change.sources for change in found.changes if change.new_key is None)
+    near = next(change for change in found.changes if change.key == "runtime.build_flags[reduce_fusion]")
     assert "allreduce_strategy" in near.reason
     assert "build_flags" not in found.text.replace("# without runtime.build_flags", "")
 
@@ -114,7 +109,8 @@ def test_values_are_those_of_both_runtimes(store: Store, tmp_path: Path) -> None
     }
     found = made(recipe(tmp_path, sections), tmp_path, store)
     carried = {
-        key: (one.before, one.new_key, one.after) for key, one in records(found, "carried over").items()
+        key: (change.before, change.new_key, change.after)
+        for key, change in records(found, "carried over").items()
     }
     assert carried["--max_batch_size"] == (4, "max_batch_size", 4)
     cache = "kv_cache_config"
@@ -188,7 +184,7 @@ def test_a_draft_takes_turns_and_one_that_cannot_run_is_left_out(store: Store, t
     gone = records(found, "removed")["draft"]
     assert "pipeline" in gone.reason or "stages" in gone.reason
     assert any("issue 9009" in text for text in gone.sources)
-    assert not {"--max_draft_len", "--speculative_decoding_mode"} & {one.key for one in found.changes}
+    assert not {"--max_draft_len", "--speculative_decoding_mode"} & {change.key for change in found.changes}
 
 
 def test_two_models_in_turns_hide_no_step(store: Store) -> None:
@@ -224,7 +220,7 @@ def test_what_requests_lose_depends_on_the_release(store: Store, tmp_path: Path)
     lost = records(made(before, tmp_path, store), "no counterpart")
     assert {"repetition_penalty", "bad_words", "presence_penalty"} <= set(lost)
     assert "num_draft_tokens" not in lost
-    newest = [one.version for one in releases() if "pytorch" in one.tracks][-1]
+    newest = [release.version for release in releases() if "pytorch" in release.tracks][-1]
     if newest != "1.2.1":
         assert not {"repetition_penalty", "presence_penalty"} & set(
             records(made(before, tmp_path, store, newest), "no counterpart")
@@ -261,7 +257,9 @@ def engine_recipes(draw: st.DrawFn) -> dict[str, Any]:
         "gpu": draw(gpus),
         "tensor_parallel": draw(st.sampled_from([1, 2, 4, 8])),
         "pipeline_parallel": draw(st.sampled_from([1, 2])),
-        "build_flags": draw(st.lists(flag, max_size=1, unique_by=lambda one: one.partition("=")[0])),
+        "build_flags": draw(
+            st.lists(flag, max_size=1, unique_by=lambda override: override.partition("=")[0])
+        ),
     }
     return {
         "name": "random",

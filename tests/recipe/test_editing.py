@@ -72,7 +72,7 @@ def test_one_value(path: str, value: object, lines: list[str]) -> None:
     assert values(edited) == wanted
     assert "# said\n" in edited
     assert "\n".join(lines) in re.sub(r" *# said\n", "", edited)
-    kept = [one for one in comments(edited) if one != "said"]
+    kept = [comment for comment in comments(edited) if comment != "said"]
     assert kept == comments(BLOCK) if value != {"a": 1} else set(kept) < set(comments(BLOCK))
 
 

@@ -88,7 +88,7 @@ def test_an_answer_is_judged(checks: dict[str, object], right: str | None, wrong
 def test_a_package_passes_by_its_share_of_right_answers(right: list[bool], share: float) -> None:
     questions = tuple(GoldenQuestion(prompt=str(at), equals="yes") for at in range(len(right)))
     report = GoldenSet(questions, GoldenBudgets(min_passed=share)).ask(
-        lambda one: "yes" if right[int(one.text)] else "no"
+        lambda question: "yes" if right[int(question.text)] else "no"
     )
     assert report.right == sum(right)
     assert report.passed is (sum(right) / len(right) >= share)
@@ -131,13 +131,17 @@ def test_answers_are_held_to_those_of_another_package(
 ) -> None:
     questions = tuple(GoldenQuestion(prompt=str(at)) for at in range(len(answers)))
     golden = GoldenSet(questions, GoldenBudgets(min_equal=equal, min_similar=similar))
-    found = golden.compare(*(lambda one, side=side: answers[int(one.text)][side] for side in (0, 1)))
-    same = sum(one == other for one, other in answers)
+    found = golden.compare(
+        *(lambda question, side=side: answers[int(question.text)][side] for side in (0, 1))
+    )
+    same = sum(first == other for first, other in answers)
     assert found.equal == same <= found.similar <= len(answers)
     assert found.passed is (same / len(answers) >= equal and found.similar / len(answers) >= similar)
     assert [check.budget for check in found.checks] == ["min_passed", "min_equal", "min_similar"]
-    assert golden.compare(*[lambda one: answers[int(one.text)][0]] * 2).passed, "twins keep every budget"
-    assert found.report.answers == golden.ask(lambda one: answers[int(one.text)][1]).answers
+    assert golden.compare(*[lambda question: answers[int(question.text)][0]] * 2).passed, (
+        "twins keep every budget"
+    )
+    assert found.report.answers == golden.ask(lambda question: answers[int(question.text)][1]).answers
 
 
 def test_budgets_travel_with_the_recipe_and_the_package(load: Load, small: str, tmp_path: Path) -> None:

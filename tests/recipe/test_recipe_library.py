@@ -139,7 +139,7 @@ def test_schema_is_current() -> None:
 
 def test_schema_describes_every_key() -> None:
     schema = json.loads(schema_text())
-    sections = [schema, *(one for one in schema["$defs"].values() if "properties" in one)]
+    sections = [schema, *(section for section in schema["$defs"].values() if "properties" in section)]
     assert all(section["additionalProperties"] is False for section in sections)
     bare = [
         key

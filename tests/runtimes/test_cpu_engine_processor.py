@@ -5,18 +5,31 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 import pytest
 
+from pipeline.models import layers
+from pipeline.progress import Silent
 from pipeline.runtimes.cpu.engine import EngineSettings, processor
-from pipeline.runtimes.cpu.engine.paged_model import PagedModel, signal_stack_kept
+from pipeline.runtimes.cpu.engine.block_manager import BlockTable
+from pipeline.runtimes.cpu.engine.paged_model import (
+    INPUT_GROUP,
+    SHORT_STEP,
+    PagedModel,
+    TokenSlice,
+    signal_stack_kept,
+)
 from pipeline.runtimes.cpu.engine.processor import UnfitProcessor, chosen_precision, integer_options
-from pipeline.runtimes.cpu.ir.weights import quantize_int8
-from tests.runtimes.conftest import Pair
+from pipeline.runtimes.cpu.ir import build_ir
+from pipeline.runtimes.cpu.ir.nodes import quantize_int8
+from tests.runtimes.conftest import CHECKPOINTS, Pair
+from tests.support.decoding import Paged, prompt
+from tests.support.engine import questions
+from tests.support.models import make_checkpoint, quantize_checkpoint
 
 SIZE = 64
 
@@ -70,6 +83,53 @@ def test_the_largest_numbers_have_the_sum_that_they_have() -> None:
     assert (made == SIZE * 127 * 127).all()
 
 
+needs_bf16 = pytest.mark.skipif(
+    "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="no bf16 arithmetic here"
+)
+
+
+@needs_bf16
+def test_short_steps_round_inputs_as_the_gate_does() -> None:
+    """One layer, with a scale for each row of its weights, or for each group."""
+    import torch
+
+    from pipeline.stages.evaluate.decoder import round_groups
+
+    assert layers.INPUT_GROUP == INPUT_GROUP
+    numbers = np.random.default_rng(7)
+    x = numbers.standard_normal((4, 256)).astype(np.float32)
+    codes = numbers.integers(-127, 128, (64, 256)).astype(np.int8)
+    options = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(INPUT_GROUP)}
+    for size in (256, 128, 32):
+        given = ops.parameter([-1, 256], ov.Type.f32)
+        scales = numbers.uniform(0.01, 0.02, (64, 256 // size, 1)).astype(np.float32)
+        grouped = codes.reshape(64, -1, size)
+        weight = ops.multiply(ops.convert(ops.constant(grouped), ov.Type.f32), ops.constant(scales))
+        flat = ops.reshape(weight, ops.constant(np.array([64, 256])), special_zero=False)
+        with signal_stack_kept():
+            model = ov.Model([ops.matmul(given, flat, False, True)], [given])
+            made = ov.Core().compile_model(model, "CPU", options)(x)[0]
+        rounded = round_groups(torch.from_numpy(x)).numpy()
+        expected = [part @ (grouped * scales).reshape(64, 256).T for part in (rounded, x)]
+        error, unrounded = (np.abs(made - one).max() / np.abs(made).max() for one in expected)
+        assert error < 1e-5 < 1e-3 < unrounded
+
+
+@needs_bf16
+@pytest.mark.parametrize("form", ["int4_awq", "int8_sq"])
+def test_short_and_long_steps_share_a_cache_and_stay_near_f32(tmp_path: Path, form: str) -> None:
+    plain = make_checkpoint(tmp_path / "plain", hidden=256, heads=4, kv_heads=2, intermediate=512)
+    build_ir(quantize_checkpoint(plain, tmp_path / form, form), tmp_path / "ir", progress=Silent())
+    tokens, paged = prompt(96), Paged(tmp_path / "ir", precision="bf16")
+    exact = Paged(tmp_path / "ir").logits(tokens, [96])
+    steps = {"long": [96], "short": [SHORT_STEP] * 3, "mixed": [60, 4, 1, 31]}
+    made = {name: paged.logits(tokens, chunks) for name, chunks in steps.items()}
+    errors = {name: np.sqrt(((one - exact) ** 2).mean()) / exact.std() for name, one in made.items()}
+    assert max(errors.values()) < 0.05, errors
+    assert (made["mixed"][:60] == made["long"][:60]).all()
+    assert (made["short"] != made["long"]).any()
+
+
 class Processor:
     """In place of `openvino.Core`, on a processor that has, or has not, bf16 arithmetic."""
 
@@ -114,7 +174,7 @@ def test_weights_are_held_once(cpu_pair: Pair, tmp_path: Path) -> None:
     able = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     model = PagedModel(folder, EngineSettings(precision="bf16" if able else "f32"))
     model.allocate([1])
-    nodes = model._request.get_compiled_model().get_runtime_model().get_ops()
+    nodes = model._long.request.get_compiled_model().get_runtime_model().get_ops()
     assert "LLMMLP" not in {node.get_rt_info()["layerType"].astype(str) for node in nodes}
     resident, name = 0, ""
     for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
@@ -122,3 +182,30 @@ def test_weights_are_held_once(cpu_pair: Pair, tmp_path: Path) -> None:
         if line.startswith("Rss:") and name == str(folder / "openvino_model.bin"):
             resident += int(line.split()[1]) << 10
     assert resident < (folder / "openvino_model.bin").stat().st_size / 10
+
+
+def test_the_gate_simulates_bf16_as_the_engine_computes_it(cpu_pair: Pair) -> None:
+    """Errors of logits against f32 are as large, and partly the same: sums are rounded in another order."""
+    from pipeline.models import CheckpointReader
+    from pipeline.stages.evaluate.decoder import Decoder
+
+    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this processor has no bf16 arithmetic")
+    prompt = questions()[0]
+
+    def simulated(*, bf16: bool) -> np.ndarray:
+        decoder = Decoder(CheckpointReader(CHECKPOINTS / "support-target"), [prompt], "cpu", bf16=bf16)
+        states = decoder.hidden_states(lambda: None)
+        return np.asarray((states @ decoder.head().T).numpy(), np.float64)
+
+    def computed(precision: Literal["f32", "bf16"]) -> np.ndarray:
+        model = PagedModel(cpu_pair.target, EngineSettings(precision=precision))
+        model.allocate([4])
+        blocks = [BlockTable(np.arange(4, dtype=np.int32))]
+        return model.forward([TokenSlice(prompt, 0, blocks, len(prompt))]).astype(np.float64)
+
+    exact = simulated(bf16=False)
+    assert np.abs(computed("f32") - exact).max() < 1e-3
+    here, there = (values - exact for values in (computed("bf16"), simulated(bf16=True)))
+    assert 0.7 < here.std() / there.std() < 1.4
+    assert np.corrcoef(here.ravel(), there.ravel())[0, 1] > 0.2

@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as arrays
 
 from pipeline.models import Rope
 from pipeline.runtimes.cpu.engine.paged_model import signal_stack_kept
-from pipeline.runtimes.cpu.ir.weights import Constants, Node, quantize_int8, round_e4m3, round_int8
+from pipeline.runtimes.cpu.ir.nodes import Node, quantize_int8, round_e4m3, round_int8
+from pipeline.runtimes.cpu.ir.weights import Constants
 from tests.support.models import LLAMA3_SCALING
 
 SCALE = 0.25  # a power of two, so that the reference has no rounding of its own

@@ -247,6 +247,18 @@ def test_scales_and_weights_that_do_not_belong_together_fail_the_gate(
     assert verdict.advice
 
 
+@pytest.mark.parametrize("form", ["int8_sq", "int4_awq"])
+def test_inputs_of_integers_are_judged_rounded_in_bf16(
+    calibrations: Calibrations, tmp_path: Path, form: str
+) -> None:
+    export = Export(calibrations.trained(form) / "hf", precision="bf16")
+    (metrics,) = compared(calibrations, [export], tmp_path)
+    loss = metrics.beside_f32
+    assert loss is not None
+    assert loss.perplexity_increase.value < 0.005
+    assert loss.top1_agreement.value >= 0.99
+
+
 def test_another_group_size_is_refused(
     calibrations: Calibrations, damaged: Callable[..., Path], tmp_path: Path
 ) -> None:

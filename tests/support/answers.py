@@ -19,6 +19,8 @@ def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
     if dialect.form == "named":
         own = f"functions.{name}:0" if dialect.ids and "functions" in dialect.ids else name
         written = f"{before}{own}{after}{arguments}{end}"
+    elif dialect.form == "unquoted":
+        written = f"{before}{name}{_unquoted(arguments, dialect.value[0])}{end}"
     elif dialect.form != "json":
         try:
             values = json.loads(arguments)
@@ -34,6 +36,23 @@ def write_call(dialect: ToolDialect, name: str, arguments: str) -> str:
                 f"{before}{own}{after}{''.join(_element(dialect, *item) for item in values.items())}{end}"
             )
     return f"{next(iter(dialect.opens), '')}{written}{next(iter(dialect.closes), '')}"
+
+
+def _unquoted(arguments: str, quote: str) -> str:
+    """JSON with keys without quotation marks, and marks of their own around texts."""
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+    def written(value: object) -> str:
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{key}:{written(one)}" for key, one in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(written, value)) + "]"
+        return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)
+
+    return written(values)
 
 
 def _element(dialect: ToolDialect, key: str, value: object) -> str:

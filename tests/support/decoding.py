@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
@@ -58,12 +58,14 @@ class Stateful:
 class Paged:
     """The engine's form of the model, one sequence at a time."""
 
-    def __init__(self, folder: Path, longest: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, longest: int | None = None, precision: Literal["f32", "bf16"] = "f32"
+    ) -> None:
         from pipeline.runtimes.cpu.engine import EngineSettings
         from pipeline.runtimes.cpu.engine.paged_model import PagedModel
 
         self._model = PagedModel(
-            folder, EngineSettings(threads=2, max_sequence_tokens=longest, precision="f32")
+            folder, EngineSettings(threads=2, max_sequence_tokens=longest, precision=precision)
         )
         self._model.allocate([16] * len(self._model.windows))
 

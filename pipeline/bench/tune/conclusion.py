@@ -30,7 +30,7 @@ from pipeline.bench.tune.study import TuneStudy
 from pipeline.bench.tune.trial import TrialRecord
 from pipeline.recipe import Recipe
 from pipeline.recipe.catalog import annotated_yaml, write_recipe, written_values
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 
 
 @dataclass(frozen=True, slots=True)

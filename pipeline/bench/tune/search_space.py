@@ -17,7 +17,7 @@ from pipeline.bench.tune.settings import MAX_LENGTH
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import PyTorchRuntime, Recipe, load_recipe
 from pipeline.recipe.loading import recipe_of_values
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 from pipeline.runtimes import runtime_of
 
 Value = bool | int | float | str | None

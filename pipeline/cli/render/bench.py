@@ -118,7 +118,7 @@ def bench_table(result: BenchResult, width: int) -> Group:
     table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("load", no_wrap=True)
     good = any(level.goodput_per_s is not None for level in result.levels)
-    headings = [f"{_heading(name)} p{percent}" for name, percent in columns]
+    headings = [f"{name if name == 'total' else name.upper()} p{percent}" for name, percent in columns]
     unit = "tok/s" if all(level.unit == "tokens" for level in result.levels) else "chunks/s"
     closing = ("silent s", unit, "req/s", *(["goodput"] if good else []), "SLO")
     for heading in ("answers", "failed", *headings, "ITL max", *closing):
@@ -132,7 +132,7 @@ def bench_table(result: BenchResult, width: int) -> Group:
             f"{answered:,}",
             f"[red]{failed:,}[/]" if failed else "0",
             *cells,
-            _maximum(level.latencies.get("itl")),
+            _ms(level.latencies["itl"].max) if "itl" in level.latencies else "-",
             "-" if level.longest_silence_s is None else f"{level.longest_silence_s:.1f}",
             f"{level.output_tokens_per_s:,.1f}",
             f"{level.requests_per_s:,.2f}",
@@ -158,14 +158,14 @@ def bench_plan(subject: Subject, settings: BenchSettings, workload: BenchWorkloa
     loads = [str(each) for each in load.loads]
     if settings.sweep_to is not None:
         loads = [f"from {loads[0]}, doubled until the SLO breaks or {settings.sweep_to:g} is reached"]
-    asked = ", ".join(
+    prompts = ", ".join(
         f"{key} {value}" for key, value in workload.described().items() if value not in (None, 0, "", 1)
     )
     slo = {} if subject.slo is None else subject.slo.model_dump(exclude_none=True)
     return {
         "asks": f"{subject.name} at {subject.url}, by its {subject.way}, model {subject.model}",
         "loads": ", then ".join(loads),
-        "prompts": asked,
+        "prompts": prompts,
         "slo": ", ".join(f"{key} {value:g}" for key, value in slo.items()) or "none",
         "takes": _takes(load, workload, sweep=settings.sweep),
         "again": shlex.join(section_argv("--load", settings.load)) or "the default load",
@@ -227,13 +227,13 @@ def _verdicts(result: BenchResult) -> Iterator[str]:
 
 
 def _asked(result: BenchResult) -> str:
-    asked = result.workload
+    workload = result.workload
     lengths = [
-        f"{asked[key]} {key.partition('_')[0]} tokens"
+        f"{workload[key]} {key.partition('_')[0]} tokens"
         for key in ("prompt_tokens", "answer_tokens")
-        if asked[key]
+        if workload[key]
     ]
-    return ", ".join([str(asked["source"]), *lengths])
+    return ", ".join([str(workload["source"]), *lengths])
 
 
 def _cell(latency: Distribution | None, percent: int) -> str:
@@ -242,14 +242,6 @@ def _cell(latency: Distribution | None, percent: int) -> str:
     interval = latency.intervals.get(f"p{percent}")
     span = "-" if interval is None else f"{_ms(interval[0])}-{_ms(interval[1])}"
     return f"{_ms(latency.at(percent))}\n[dim]{span}[/]"
-
-
-def _maximum(latency: Distribution | None) -> str:
-    return "-" if latency is None else _ms(latency.max)
-
-
-def _heading(name: str) -> str:
-    return name if name == "total" else name.upper()
 
 
 def _number(value: float | None) -> str:

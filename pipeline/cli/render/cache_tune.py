@@ -17,6 +17,7 @@ from pipeline.cache.tuning.measuring import (
     Setting,
 )
 from pipeline.cache.tuning.pairs import MIN_SIMILARITY, MOST, Repeats
+from pipeline.cli.output import cut
 
 # Characters of a bar.
 _BAR = 24
@@ -33,8 +34,9 @@ def choice_page(measured: Measured, choice: TunedSetting) -> str:
     outcome = choice.outcome
     head = f"{len(measured.pairs):,} pairs: {outcome.recall.of:,} that one answer serves, {outcome.false.of:,} traps"
     wrong = measured.served(choice.setting, same=False)[:_EXAMPLES]
+    judges = [f"judged by: {', '.join(measured.scores)}"] if len(measured.scores) > 1 else []
     parts = [
-        [head, *_verifiers(measured)],
+        [head, *judges],
         _curve(measured, choice),
         _table(measured, choice),
         _guards(measured, choice),
@@ -98,10 +100,6 @@ def choice_json(measured: Measured, choice: TunedSetting) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _verifiers(measured: Measured) -> list[str]:
-    return [f"judged by: {', '.join(measured.scores)}"] if len(measured.scores) > 1 else []
-
-
 def _curve(measured: Measured, choice: TunedSetting) -> list[str]:
     setting = choice.setting
     lines = [
@@ -149,7 +147,7 @@ def _categories(measured: Measured, choice: TunedSetting) -> list[str]:
     lines = [f"  {'category':<{width}}{'true pairs served':<26}traps served"]
     for name, outcome in outcomes.items():
         lines.append(
-            f"  {_short(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
+            f"  {cut(name, width - 2):<{width}}{_count(outcome.recall):<26}{_count(outcome.false)}".rstrip()
         )
     return lines
 
@@ -223,10 +221,6 @@ def _mark(score: float, setting: Setting) -> str:
 
 def _bar(share: CountedShare, drawn: str) -> str:
     return (drawn * round(share.value * _BAR)).ljust(_BAR, ".")
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _count(share: CountedShare) -> str:

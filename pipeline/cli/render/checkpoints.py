@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from pipeline.cli.output import aligned
 from pipeline.plan.checkpoint_summary import CheckpointSummary, named_parameters
 from pipeline.plan.lint import Finding
 from pipeline.plan.memory.tensors import active_parameters, parameter_counts
@@ -22,18 +23,16 @@ _HEADER = (
 )
 
 
-def models_json(found: Sequence[CheckpointSummary]) -> str:
+def models_json(summaries: Sequence[CheckpointSummary]) -> str:
     """Render every figure."""
-    return json.dumps({"schema": 1, "models": [model.document() for model in found]}, indent=2)
+    return json.dumps({"schema": 1, "models": [model.document() for model in summaries]}, indent=2)
 
 
-def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
+def models_lines(summaries: Sequence[CheckpointSummary]) -> Iterator[str]:
     """Render a line for each checkpoint, published figures in brackets, and why others are refused."""
-    rows = [_HEADER, *(_row(model) for model in found if model.sizes is not None)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    for model in found:
+    rows = [_HEADER, *(_row(model) for model in summaries if model.sizes is not None)]
+    yield from aligned(rows)
+    for model in summaries:
         if model.sizes is None:
             yield ""
             yield f"{model.name}: cannot be read"
@@ -42,7 +41,7 @@ def models_lines(found: Sequence[CheckpointSummary]) -> Iterator[str]:
             yield ""
             yield f"{model.name}: {_count(model.findings)}"
             yield from (f"  {finding}" for finding in model.findings)
-    if unread := sum(model.sizes is not None and model.findings is None for model in found):
+    if unread := sum(model.sizes is not None and model.findings is None for model in summaries):
         yield ""
         yield f"Files of weights were not judged of {unread}: no safetensors are there."
 
@@ -61,10 +60,8 @@ def _row(checkpoint: CheckpointSummary) -> tuple[str, ...]:
         f"{each.layers} {each.kind}" + (f" of {each.window}" if each.window else "")
         for each in checkpoint.caches
     )
-    token, state = (
-        sum(each.token_bytes for each in checkpoint.caches),
-        sum(each.state_bytes for each in checkpoint.caches),
-    )
+    token = sum(each.token_bytes for each in checkpoint.caches)
+    state = sum(each.sequence_bytes for each in checkpoint.caches)
     return (
         checkpoint.name,
         total + ("" if named is None else f" ({named / 1e9:g})"),

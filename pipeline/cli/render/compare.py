@@ -13,6 +13,7 @@ from rich.text import Text
 from pipeline.bench.compare.answers import AnswerComparison, QuestionResult
 from pipeline.bench.compare.figures import LoadComparison
 from pipeline.bench.compare.run import CompareResult
+from pipeline.cli.output import cut
 
 _COLORS = {
     "better": "green", "worse": "red", "longer": "yellow", "shorter": "yellow", "no difference": "default",
@@ -92,8 +93,7 @@ def _difference(question: QuestionResult) -> Iterator[str]:
     place = "" if question.first_difference is None else f", from token {question.first_difference}"
     yield f"  {question.question[:_EXCERPT]!r}: {question.similarity:.0%} alike{place}"
     for name, text, fault in (("A", question.a, question.fault_a), ("B", question.b, question.fault_b)):
-        short = text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
-        yield f"    {name}: {short!r}" + (f" (wrong: {fault})" if fault else "")
+        yield f"    {name}: {cut(text, _EXCERPT)!r}" + (f" (wrong: {fault})" if fault else "")
 
 
 def _figure(value: float) -> str:

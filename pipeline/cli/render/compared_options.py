@@ -248,8 +248,8 @@ def comparison_document(comparison: Comparison) -> ComparisonDocument:
 
 
 def _option_row(option: DeploymentOption) -> OptionRow:
-    load, cost, seen = option.best, option.cost, option.forecast
-    serves = load is not None and seen is not None
+    load, cost, forecast = option.best, option.cost, option.forecast
+    serves = load is not None and forecast is not None
     return OptionRow(
         label=option.label,
         gpu=option.gpu,
@@ -262,34 +262,34 @@ def _option_row(option: DeploymentOption) -> OptionRow:
         unverified_rates=option.unverified,
         reasons=list(option.reasons),
         unchecked=list(option.unchecked),
-        load=_load_row(load, seen) if load is not None and seen is not None else None,
-        ended_by=seen.ended_by if serves and seen is not None else None,
-        gpu_seconds_per_million_output=seen.interval(option.gpu_seconds).shortened()
-        if serves and seen is not None
+        load=_load_row(load, forecast) if load is not None and forecast is not None else None,
+        ended_by=forecast.ended_by if serves and forecast is not None else None,
+        gpu_seconds_per_million_output=forecast.interval(option.gpu_seconds).shortened()
+        if serves and forecast is not None
         else None,
         cost=CostRow(
-            seen.interval(cost.per_million_output).shortened(),
+            forecast.interval(cost.per_million_output).shortened(),
             four_digits(cost.input_part),
             four_digits(cost.output_part),
         )
-        if cost is not None and serves and seen is not None
+        if cost is not None and serves and forecast is not None
         else None,
     )
 
 
-def _load_row(load: LoadPoint, seen: Forecast) -> LoadRow:
+def _load_row(load: LoadPoint, forecast: Forecast) -> LoadRow:
     return LoadRow(
         requests=load.batch,
         ttft_p95_ms=four_digits(load.ttft_ms),
-        itl_ms=seen.estimate("tpot", load.itl_ms).shortened(),
+        itl_ms=forecast.estimate("tpot", load.itl_ms).shortened(),
         itl_p95_ms=four_digits(load.itl_p95_ms),
-        tokens_per_s=seen.estimate("throughput", load.tokens_per_s).shortened(),
+        tokens_per_s=forecast.estimate("throughput", load.tokens_per_s).shortened(),
         user_tokens_per_s=four_digits(load.user_tokens_per_s),
     )
 
 
 def _place_row(place: FrontPoint) -> PlaceRow:
-    seen = place.option.forecast
-    assert seen is not None, "it serves"
-    spent = seen.interval(place.spent).shortened()
-    return PlaceRow(place.option.label, _load_row(place.load, seen), spent)
+    forecast = place.option.forecast
+    assert forecast is not None, "it serves"
+    spent = forecast.interval(place.spent).shortened()
+    return PlaceRow(place.option.label, _load_row(place.load, forecast), spent)

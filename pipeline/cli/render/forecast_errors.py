@@ -120,21 +120,23 @@ _UNITS = {"memory": "GB/s", "cache": "GB/s", "arithmetic": "10^9/s", "attention"
 
 def calibration_lines(calibration: BenchCalibration, path: Path | None, width: int) -> Iterator[str]:
     """Yield the page of a calibration in lines of `width` columns; `path` is None where it was not kept."""
-    made = calibration.fit.calibration
-    files = f"{len(made.measured)} file{'s' if len(made.measured) > 1 else ''}"
-    yield f"{made.recipe} on {made.device}, runtime {made.runtime}: constants fitted to {files}"
-    yield from (f"  {name}" for name in made.measured)
+    fitted = calibration.fit.calibration
+    files = f"{len(fitted.measured)} file{'s' if len(fitted.measured) > 1 else ''}"
+    yield f"{fitted.recipe} on {fitted.device}, runtime {fitted.runtime}: constants fitted to {files}"
+    yield from (f"  {name}" for name in fitted.measured)
     yield ""
     yield "  how far forecasts are off (median)   loads   before   fitted   left out"
     yield from (
-        _error_line(FIGURE_NAMES[figure], made.errors[figure]) for figure in FIGURES if figure in made.errors
+        _error_line(FIGURE_NAMES[figure], fitted.errors[figure])
+        for figure in FIGURES
+        if figure in fitted.errors
     )
     yield ""
     yield "  load                                 figure                      measured   before    left out"
     yield from (_calibration_row(row) for row in calibration.fit.rows)
     yield ""
     yield "  constants"
-    yield from _constants(made)
+    yield from _constants(fitted)
     yield ""
     yield from wrapped(
         "left out: each load is forecast from a fit to the others, so that what is said of it was not learned from it.",
@@ -148,7 +150,7 @@ def calibration_lines(calibration: BenchCalibration, path: Path | None, width: i
         yield "next: --output FILE.yaml writes it all the same"
         return
     yield f"wrote {path}"
-    yield f"next: pipeline plan {made.recipe} takes it; with --calibration none it does not"
+    yield f"next: pipeline plan {fitted.recipe} takes it; with --calibration none it does not"
 
 
 def calibration_json(calibration: BenchCalibration, path: Path | None) -> str:
@@ -189,21 +191,25 @@ def _calibration_row(row: FitRow) -> str:
     return f"  {row.load.label:<36} {name:<26} {number(row.measured):>9} {before:>8} {left:>11}"
 
 
-def _constants(made: SpeedCalibration) -> Iterator[str]:
-    for name, value in made.constants.model_dump().items():
-        if isinstance(value, bool) or (name in ("link", "exchange_us") and made.reach.gpus == 1):
+def _constants(fitted: SpeedCalibration) -> Iterator[str]:
+    for name, value in fitted.constants.model_dump().items():
+        if isinstance(value, bool) or (name in ("link", "exchange_us") and fitted.reach.gpus == 1):
             continue
         unit = (
-            "us" if name.endswith("_us") else _UNITS.get(name, "") if made.runtime == "cpu" else "of the peak"
+            "us"
+            if name.endswith("_us")
+            else _UNITS.get(name, "")
+            if fitted.runtime == "cpu"
+            else "of the peak"
         )
         unit = "" if name == "overlap" else unit
-        kept = "   (the loads say nearly nothing of it)" if name in made.undetermined else ""
-        yield f"    {name.removesuffix('_us'):<12} {number(value):>8} {unit}{kept}".rstrip()
+        doubt = "   (the loads say nearly nothing of it)" if name in fitted.undetermined else ""
+        yield f"    {name.removesuffix('_us'):<12} {number(value):>8} {unit}{doubt}".rstrip()
 
 
 def _doubts(calibration: BenchCalibration) -> Iterator[str]:
-    made = calibration.fit.calibration
-    for figure, errors in made.errors.items():
+    fitted = calibration.fit.calibration
+    for figure, errors in fitted.errors.items():
         if errors.left_out is None:
             continue
         if errors.before is not None and errors.left_out > errors.before:
@@ -211,7 +217,7 @@ def _doubts(calibration: BenchCalibration) -> Iterator[str]:
                 f"{FIGURE_NAMES[figure]}: off by {errors.left_out:.0%} where loads are left out, and by "
                 f"{errors.before:.0%} before: the calibration makes it no better"
             )
-    if all(errors.left_out is None for errors in made.errors.values()):
+    if all(errors.left_out is None for errors in fitted.errors.values()):
         yield "with one load alone nothing is left to test the constants on: bench with --load concurrency=1,4,16"
     yield from (f"not used: {text}" for text in calibration.unfit)
 

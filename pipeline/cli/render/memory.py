@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import click
 
+from pipeline.cli.output import cut
 from pipeline.cli.render.speed import wrapped
 from pipeline.plan.memory import Alternative, MemoryLine, MemoryPlan, RankMemory
 
@@ -198,4 +199,4 @@ def _capacity(memory: MemoryPlan) -> Iterator[str]:
 
 
 def _cut(line: str, look: Look) -> str:
-    return line if len(line) <= look.width or not look.cuts else line[: look.width - 1] + "…"
+    return cut(line, look.width) if look.cuts else line

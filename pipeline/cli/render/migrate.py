@@ -27,17 +27,17 @@ _GROUPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def migration_text(found: Migration) -> str:
+def migration_text(migration: Migration) -> str:
     """Write all records and both plans for people."""
-    return "\n".join(line.rstrip() for line in _text(found, Look.of_output().width))
+    return "\n".join(line.rstrip() for line in _text(migration, Look.of_output().width))
 
 
-def migration_markdown(found: Migration) -> str:
+def migration_markdown(migration: Migration) -> str:
     """Write the same as tables."""
-    return "\n".join(_markdown(found)) + "\n"
+    return "\n".join(_markdown(migration)) + "\n"
 
 
-def migration_json(found: Migration, file: Path | None) -> str:
+def migration_json(migration: Migration, file: Path | None) -> str:
     """Write the same as JSON.
 
     Args:
@@ -45,23 +45,23 @@ def migration_json(found: Migration, file: Path | None) -> str:
     """
     document = {
         "schema": SCHEMA,
-        "name": found.after.name,
+        "name": migration.after.name,
         "file": None if file is None else str(file.absolute()),
-        "engines": _release(found.before),
-        "llm_api": _release(found.after),
-        "changes": [asdict(change) for change in found.changes],
-        "figures": [asdict(figure) for figure in figures(found.reports)],
-        "verdicts": [report.verdict for report in found.reports],
-        "refused": [report.refused for report in found.reports],
-        "recipe": found.after.model_dump(mode="json"),
-        "yaml": found.text,
+        "engines": _release(migration.before),
+        "llm_api": _release(migration.after),
+        "changes": [asdict(change) for change in migration.changes],
+        "figures": [asdict(figure) for figure in figures(migration.reports)],
+        "verdicts": [report.verdict for report in migration.reports],
+        "refused": [report.refused for report in migration.reports],
+        "recipe": migration.after.model_dump(mode="json"),
+        "yaml": migration.text,
     }
     return json_text(document, indent=2) + "\n"
 
 
-def _text(found: Migration, width: int) -> Iterator[str]:
-    yield _title(found)
-    for name, records in _groups(found):
+def _text(migration: Migration, width: int) -> Iterator[str]:
+    yield _title(migration)
+    for name, records in _groups(migration):
         yield ""
         yield name
         for reason, alike in groupby(records, key=lambda record: record.reason):
@@ -69,17 +69,17 @@ def _text(found: Migration, width: int) -> Iterator[str]:
             yield from (f"      {line}" for line in textwrap.wrap(reason, width - 6))
     yield ""
     rows = [
-        (_label(figure), _value(figure.before), _value(figure.after)) for figure in figures(found.reports)
+        (_label(figure), _value(figure.before), _value(figure.after)) for figure in figures(migration.reports)
     ]
     yield from aligned([("Plan", *_SIDES), *((f"  {name}", *values) for name, *values in rows)])
     yield ""
-    for side, report in zip(_SIDES, found.reports, strict=True):
+    for side, report in zip(_SIDES, migration.reports, strict=True):
         yield from textwrap.wrap(f"{side}: {report.verdict}", width)
 
 
-def _markdown(found: Migration) -> Iterator[str]:
-    yield f"# {_title(found)}"
-    for name, records in _groups(found):
+def _markdown(migration: Migration) -> Iterator[str]:
+    yield f"# {_title(migration)}"
+    for name, records in _groups(migration):
         yield from ("", f"## {name}", "", "| before | now | why | source |", "| --- | --- | --- | --- |")
         for record in records:
             now = "–" if record.new_key is None else f"`{_pair(record.new_key, record.after)}`"
@@ -91,15 +91,15 @@ def _markdown(found: Migration) -> Iterator[str]:
             )
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
     yield from ("", "## Plan", "", f"| | {' | '.join(_SIDES)} |", "| --- | --- | --- |")
-    for figure in figures(found.reports):
+    for figure in figures(migration.reports):
         yield f"| {_label(figure)} | {_value(figure.before)} | {_value(figure.after)} |"
-    before, after = (report.verdict for report in found.reports)
+    before, after = (report.verdict for report in migration.reports)
     yield f"| verdict | {before} | {after} |"
 
 
-def _title(found: Migration) -> str:
-    before, after = (_release(recipe) for recipe in (found.before, found.after))
-    return f"{found.after.name}: {before['runtime']} {before['version']} to {after['runtime']} {after['version']}"
+def _title(migration: Migration) -> str:
+    before, after = (_release(recipe) for recipe in (migration.before, migration.after))
+    return f"{migration.after.name}: {before['runtime']} {before['version']} to {after['runtime']} {after['version']}"
 
 
 def _release(recipe: Recipe) -> dict[str, str]:
@@ -107,9 +107,11 @@ def _release(recipe: Recipe) -> dict[str, str]:
     return {"runtime": recipe.runtime.kind, "version": recipe.runtime.version, "gpu": recipe.runtime.gpu}
 
 
-def _groups(found: Migration) -> Iterator[tuple[str, list[Change]]]:
+def _groups(migration: Migration) -> Iterator[tuple[str, list[Change]]]:
     for name, (places, effects) in _GROUPS.items():
-        records = [change for change in found.changes if change.place in places and change.effect in effects]
+        records = [
+            change for change in migration.changes if change.place in places and change.effect in effects
+        ]
         if records:
             yield name, records
 

@@ -69,10 +69,10 @@ def plan_table(plan: Plan, store: Store, until: str, findings: Sequence[Finding]
 
 def plan_json(plan: Plan, store: Store, until: str, findings: Sequence[Finding] = ()) -> str:
     """Render the steps as JSON, with all that each key is made from."""
-    said = [asdict(finding) for finding in findings]
+    rows = [asdict(finding) for finding in findings]
     steps = [asdict(row) for row in step_rows(plan, store, until)]
     return json.dumps(
-        {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": said}, indent=2
+        {"recipe": plan.recipe.name, "store": str(store.root), "steps": steps, "findings": rows}, indent=2
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from pipeline.cli.output import cut
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, SpeedCalibration
 from pipeline.plan.performance.estimates import QUANTITY_NAMES, Estimate, Trust
 from pipeline.plan.performance.forecast import Forecast, RatePlan
@@ -42,8 +43,7 @@ def forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
 
     Lines of more than `width` columns are cut and end with an ellipsis.
     """
-    for line in _forecast_lines(forecast, width):
-        yield line if len(line) <= width else f"{line[: width - 1]}…"
+    yield from (cut(line, width) for line in _forecast_lines(forecast, width))
 
 
 def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
@@ -94,9 +94,9 @@ def _forecast_lines(forecast: Forecast, width: int) -> Iterator[str]:
 
 def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
     """Yield the replicas that requests at the day's peak need, with what they take and cost."""
-    asked = f"{plan.requests_per_s:g} requests/s"
+    rate = f"{plan.requests_per_s:g} requests/s"
     if plan.replicas is None or plan.load is None:
-        yield f"  for {asked:<21} no number of replicas: one request alone misses the SLO"
+        yield f"  for {rate:<21} no number of replicas: one request alone misses the SLO"
         return
     gpus = plan.replicas * forecast.gpus
     several = "s" if plan.replicas > 1 else ""
@@ -105,7 +105,7 @@ def _rate_lines(forecast: Forecast, plan: RatePlan) -> Iterator[str]:
         parts.append(f"{number(gpus * forecast.gpu_hour)} an hour")
     if forecast.gpu_w is not None:
         parts.append(f"at most {number(gpus * forecast.gpu_w / 1e3)} kW")
-    yield f"  for {asked:<21} {'; '.join(parts)}"
+    yield f"  for {rate:<21} {'; '.join(parts)}"
     yield f"  ... first token           {_percentiles(plan.load.settled_ttft)}"
     yield f"  ... between tokens        {_percentiles(plan.load.itl)}"
     if plan.split is None:
@@ -127,8 +127,8 @@ def _servers(group: ServerGroup, kind: str) -> str:
     return f"{group.servers} {kind} server{'s' if group.servers > 1 else ''} ({ways})"
 
 
-def _percentiles(found: Percentiles) -> str:
-    return f"mean {number(found.mean)}, p95 {number(found.p95)}, p99 {number(found.p99)} ms"
+def _percentiles(percentiles: Percentiles) -> str:
+    return f"mean {number(percentiles.mean)}, p95 {number(percentiles.p95)}, p99 {number(percentiles.p99)} ms"
 
 
 def basis(width: int, trust: Trust | None = None) -> Iterator[str]:

@@ -305,7 +305,8 @@ class GeneratingEndpoints(EndpointFamily):
 
         def parse() -> _Body:
             parsed = parse_request(kind, body)
-            record.fields["model"] = context.find_model(parsed.model).name
+            model = context.find_model(parsed.model)
+            record.fields |= {"model": model.name, "adapter": model.adapter_of(parsed.model)}
             return parsed
 
         def begin(parsed: _Body) -> _Answer:

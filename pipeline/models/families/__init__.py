@@ -3,9 +3,6 @@
 A class is added by an entry in a table (`transformers`, `hybrids`, `latent`), where it is built of the same parts as
 others; a family with parts of its own is a file. Structures are those of transformers 5.14, with which tests compare
 every weight's shape; of models that the library does not know they follow the code that is published with them.
-
->>> family_of("Qwen3MoeForCausalLM") is not None
-True
 """
 
 from __future__ import annotations
@@ -13,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.models.families.base import Family
-from pipeline.models.families.decilm import FAMILIES as DECILM
 from pipeline.models.families.deepseek_v4 import FAMILIES as DEEPSEEK_V4
 from pipeline.models.families.gemma4 import FAMILIES as GEMMA4
 from pipeline.models.families.hybrids import FAMILIES as HYBRIDS
 from pipeline.models.families.latent import FAMILIES as LATENT
-from pipeline.models.families.minimax_m3 import FAMILIES as MINIMAX_M3
 from pipeline.models.families.nemotron_h import FAMILIES as NEMOTRON_H
 from pipeline.models.families.transformers import FAMILIES as TRANSFORMERS
 
-__all__ = ["FAMILIES", "Family", "family_of"]
+__all__ = ["FAMILIES", "Family"]
 
+# Class ("LlamaForCausalLM") -> family.
 FAMILIES: Mapping[str, Family] = {
-    **TRANSFORMERS, **LATENT, **HYBRIDS, **NEMOTRON_H, **DECILM, **GEMMA4, **DEEPSEEK_V4, **MINIMAX_M3,
+    **TRANSFORMERS, **LATENT, **HYBRIDS, **NEMOTRON_H, **GEMMA4, **DEEPSEEK_V4,
 }  # fmt: skip
-
-
-def family_of(name: str) -> Family | None:
-    """Return the family of a class ("LlamaForCausalLM"), or None if it is not known."""
-    return FAMILIES.get(name)

@@ -209,13 +209,13 @@ def decoder_layer(
 
     def layer(values: ConfigValues, index: int) -> Block:
         hidden = hidden_size(values)
-        said = values.flag("attention_bias", False) if None in (bias, output_bias) else False
-        seen, chunk = window(values, index)
+        default = values.flag("attention_bias", False) if None in (bias, output_bias) else False
+        width, chunk = window(values, index)
         return (
             attention(
-                hidden, *heads_of(values), bias=said if bias is None else bias,
-                output_bias=said if output_bias is None else output_bias,
-                norm=norm, sinks=sinks, window=seen, chunk=chunk,
+                hidden, *heads_of(values), bias=default if bias is None else bias,
+                output_bias=default if output_bias is None else output_bias,
+                norm=norm, sinks=sinks, window=width, chunk=chunk,
             )
             + feed(values, index)
             + norms(hidden, *layer_norms, bias=norm_bias)
@@ -236,7 +236,7 @@ def next_layers(layer: LayerOf, *, copies: bool = True) -> Callable[[ConfigValue
 
     def draft(values: ConfigValues) -> Block:
         hidden, layers = hidden_size(values), hidden_layers(values)
-        found = Block()
+        block = Block()
         for index in range(
             layers, layers + values.size("num_nextn_predict_layers", default=0, least=0, most=64)
         ):
@@ -250,7 +250,7 @@ def next_layers(layer: LayerOf, *, copies: bool = True) -> Callable[[ConfigValue
                         for name in ("embed_tokens", "shared_head.head")
                     )
                 )
-            found += part.at(f"layers.{index}.")
-        return found
+            block += part.at(f"layers.{index}.")
+        return block
 
     return draft

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.models.blocks import Block, Cache, WeightTensor, experts, linear, norms, vector
+from pipeline.models.blocks import W123, Block, Cache, WeightTensor, experts, linear, norms, vector
 from pipeline.models.config_values import ConfigValues
 from pipeline.models.families.base import Family, hidden_layers, hidden_size
 
 _INDEXED = 4  # tokens of an entry, where an indexer chooses
-_W = ("w1", "w3", "w2")
 
 
 def _matrix(name: str, rows: int, columns: int) -> WeightTensor:
@@ -61,11 +60,11 @@ def _mixing(values: ConfigValues, *names: str) -> Block:
     """Weights that mix the residual streams before and after a part of a layer."""
     streams, hidden = values.size("hc_mult", default=4), hidden_size(values)
     count = streams * (streams + 2)
-    found: list[WeightTensor] = []
+    tensors: list[WeightTensor] = []
     for name in names:
-        found += (_matrix(f"{name}_fn", count, streams * hidden), vector("norms", f"{name}_base", count))
-        found.append(vector("norms", f"{name}_scale", 3))
-    return Block(tuple(found))
+        tensors += (_matrix(f"{name}_fn", count, streams * hidden), vector("norms", f"{name}_base", count))
+        tensors.append(vector("norms", f"{name}_scale", 3))
+    return Block(tuple(tensors))
 
 
 def _layer(values: ConfigValues, index: int) -> Block:
@@ -76,7 +75,7 @@ def _layer(values: ConfigValues, index: int) -> Block:
     inner, count = values.size("moe_intermediate_size"), values.size("n_routed_experts")
     is_hashed = index < values.size("num_hash_layers", default=0, least=0)
     feed = experts(
-        hidden, inner, count, name="ffn", projections=_W, score_bias=not is_hashed, score_name="gate.bias",
+        hidden, inner, count, name="ffn", projections=W123, score_bias=not is_hashed, score_name="gate.bias",
         shared=inner * values.size("n_shared_experts", default=0, least=0),
     )  # fmt: skip
     ratio = ratios[index] if index < len(ratios) else 0
@@ -100,12 +99,12 @@ def _outer(values: ConfigValues) -> Block:
 
 
 def _draft(values: ConfigValues) -> Block:
-    hidden, layers, found = hidden_size(values), hidden_layers(values), Block()
+    hidden, layers, block = hidden_size(values), hidden_layers(values), Block()
     for index in range(values.size("num_nextn_predict_layers", default=0, least=0, most=64)):
         part = Block((*linear("mtp", "e_proj", hidden, hidden), *linear("mtp", "h_proj", hidden, hidden)))
         part += norms(hidden, "enorm", "hnorm", "norm") + _layer(values, layers + index) + _outer(values)
-        found += part.at(f"mtp.{index}.")
-    return found
+        block += part.at(f"mtp.{index}.")
+    return block
 
 
 FAMILIES: Mapping[str, Family] = {

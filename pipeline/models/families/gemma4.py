@@ -29,21 +29,21 @@ def _layer(values: ConfigValues, index: int) -> Block:
     inner = values.size("intermediate_size") * (
         2 if is_shared and values.flag("use_double_wide_mlp", False) else 1
     )
-    found = _mixer(values, hidden, is_windowed=is_windowed)
+    layer = _mixer(values, hidden, is_windowed=is_windowed)
     if is_shared:
-        found = Block(tuple(weight for weight in found.weights if not weight.name.startswith(_PAIRS)))
-    found += feed_forward(hidden, inner) + norms(hidden, *_NORMS)
+        layer = Block(tuple(weight for weight in layer.weights if not weight.name.startswith(_PAIRS)))
+    layer += feed_forward(hidden, inner) + norms(hidden, *_NORMS)
     if values.flag("enable_moe_block", False):
-        found += _experts(values, hidden)
+        layer += _experts(values, hidden)
     if each := values.size("hidden_size_per_layer_input", default=0, least=0):
-        found += Block(
+        layer += Block(
             (
                 *linear("mlp", "per_layer_input_gate", each, hidden),
                 *linear("mlp", "per_layer_projection", hidden, each),
             )
         )
-        found += norms(hidden, "post_per_layer_input_norm")
-    return found + Block((vector("norms", "layer_scalar", 1),))
+        layer += norms(hidden, "post_per_layer_input_norm")
+    return layer + Block((vector("norms", "layer_scalar", 1),))
 
 
 _PAIRS = ("self_attn.k_", "self_attn.v_")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from pipeline.models.blocks import (
+    W123,
     Block,
     Cache,
     WeightTensor,
@@ -31,8 +32,6 @@ from pipeline.models.families.base import (
     qwen_experts,
 )
 from pipeline.models.families.latent import latent_sizes
-
-_W = ("w1", "w3", "w2")
 
 
 def _qwen_linear(values: ConfigValues, *, joined: bool) -> Block:
@@ -80,11 +79,11 @@ def _qwen_draft(feed: LayerOf, key: str, count: int = 0) -> Callable[[ConfigValu
         hidden, layers = hidden_size(values), values.size(key, default=count, least=0, most=64)
         if not layers:
             return Block()
-        found = Block((WeightTensor("mtp", hidden, 2 * hidden, name="fc"),))
-        found += norms(hidden, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        block = Block((WeightTensor("mtp", hidden, 2 * hidden, name="fc"),))
+        block += norms(hidden, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         for index in range(layers):
-            found += _full(values, feed, hidden_layers(values) - 1).at(f"layers.{index}.")
-        return found.at("mtp.")
+            block += _full(values, feed, hidden_layers(values) - 1).at(f"layers.{index}.")
+        return block.at("mtp.")
 
     return draft
 
@@ -95,34 +94,34 @@ def _kimi(values: ConfigValues, index: int) -> Block:
     As NVIDIA/TensorRT-LLM's modeling_kimi_k3 has it, which says how many bytes a rank reads of it (file index id
     57357616009).
     """
-    hidden, told = hidden_size(values), values.inner("linear_attn_config")
-    full, delta = told.sizes("full_attn_layers"), told.sizes("kda_layers")
+    hidden, config = hidden_size(values), values.inner("linear_attn_config")
+    full, delta = config.sizes("full_attn_layers"), config.sizes("kda_layers")
     if set(full) | set(delta) != set(range(1, hidden_layers(values) + 1)):
         values.refuse(
             "linear_attn_config", "must say of each layer, from 1, whether it is linear or full attention"
         )
-    found = norms(hidden, *LAYER_NORMS)
+    layer = norms(hidden, *LAYER_NORMS)
     if index + 1 in full:
         heads = values.size("num_attention_heads")
         gate = values.flag("mla_use_output_gate", False)
-        found += latent_attention(hidden, heads, latent_sizes(values), gate=gate)
+        layer += latent_attention(hidden, heads, latent_sizes(values), gate=gate)
     else:
-        found += _kimi_delta(hidden, told)
+        layer += _kimi_delta(hidden, config)
     if values.says("attn_res_block_size"):
-        found += norms(
+        layer += norms(
             hidden,
             *(f"{part}_res_{tensor}" for part in ("self_attention", "mlp") for tensor in ("norm", "proj")),
         )
     if index < values.size("first_k_dense_replace", default=0, least=0):
-        return found + plain_dense(values, index)
-    return found + _kimi_experts(values, hidden)
+        return layer + plain_dense(values, index)
+    return layer + _kimi_experts(values, hidden)
 
 
-def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
+def _kimi_delta(hidden: int, config: ConfigValues) -> Block:
     heads, head_dim, kernel = (
-        told.size("num_heads"),
-        told.size("head_dim"),
-        told.size("short_conv_kernel_size"),
+        config.size("num_heads"),
+        config.size("head_dim"),
+        config.size("short_conv_kernel_size"),
     )
     inner, name = heads * head_dim, "self_attn"
     weights: list[WeightTensor] = []
@@ -138,15 +137,15 @@ def _kimi_delta(hidden: int, told: ConfigValues) -> Block:
         vector("mixers", f"{name}.dt_bias", inner, "rows"),
         vector("norms", f"{name}.o_norm", head_dim),
     )
-    if told.flag("use_full_rank_gate", False):
+    if config.flag("use_full_rank_gate", False):
         weights += linear("mixers", f"{name}.g_proj", inner, hidden, "rows")
     else:
         weights += linear("mixers", f"{name}.g_a_proj", head_dim, hidden)
         weights += linear("mixers", f"{name}.g_b_proj", inner, head_dim, "rows")
     weights += linear("mixers", f"{name}.o_proj", hidden, inner, "columns")
     # TensorRT-LLM keeps as many inputs of the convolutions as their kernel is long (examples/kimi_k3/disagg/README.md).
-    kept = 3 * inner * kernel * 2 + heads * head_dim**2 * 4
-    cache = Cache("linear attention", heads=heads, state=kept, recurrent=heads * head_dim**2)
+    state_bytes = 3 * inner * kernel * 2 + heads * head_dim**2 * 4
+    cache = Cache("linear attention", heads=heads, state=state_bytes, recurrent=heads * head_dim**2)
     return Block(tuple(weights), (cache,))
 
 
@@ -154,20 +153,20 @@ def _kimi_experts(values: ConfigValues, hidden: int) -> Block:
     inner = values.size("moe_intermediate_size")
     latent = values.size("routed_expert_hidden_size", default=0, least=0)
     name = "block_sparse_moe"
-    found = experts(
-        hidden, inner, values.size("num_experts"), name=name, projections=_W, score_bias=True, latent=latent,
+    layer = experts(
+        hidden, inner, values.size("num_experts"), name=name, projections=W123, score_bias=True, latent=latent,
         shared=inner * values.size("num_shared_experts", default=0, least=0),
     )  # fmt: skip
     if latent:
-        found += Block(
+        layer += Block(
             (
                 *linear("experts", f"{name}.routed_expert_down_proj", latent, hidden),
                 *linear("experts", f"{name}.routed_expert_up_proj", hidden, latent),
             )
         )
         if values.flag("latent_moe_use_norm", False):
-            found += norms(latent, f"{name}.routed_expert_norm")
-    return found
+            layer += norms(latent, f"{name}.routed_expert_norm")
+    return layer
 
 
 _KIMI = Family(_kimi)

@@ -55,11 +55,11 @@ def v2_layer(values: ConfigValues, index: int) -> Block:
 
 def _sparse(values: ConfigValues, index: int) -> Block:
     """With an indexer, except in layers that share that of an earlier one."""
-    found, kinds = _layer(values, index), layer_kinds(values, "indexer_types", ("full", "shared"))
+    layer, kinds = _layer(values, index), layer_kinds(values, "indexer_types", ("full", "shared"))
     if kinds and index < len(kinds) and kinds[index] == "shared":
-        return found
+        return layer
     rank = values.size("q_lora_rank")
-    return found + sparse_index(
+    return layer + sparse_index(
         hidden_size(values), rank, values.size("index_n_heads"), values.size("index_head_dim")
     )
 

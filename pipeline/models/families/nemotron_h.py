@@ -43,10 +43,10 @@ def _kinds(
 
 def _layers(values: ConfigValues) -> int:
     kinds = _kinds(values)
-    said = values.get("num_hidden_layers")
+    count = values.get("num_hidden_layers")
     if not kinds:
         values.refuse("hybrid_override_pattern", "must say of each layer what it is")
-    elif said is not None and values.size("num_hidden_layers", most=MAX_LAYERS) != len(kinds):
+    elif count is not None and values.size("num_hidden_layers", most=MAX_LAYERS) != len(kinds):
         values.refuse("num_hidden_layers", f"is not the number of layers in the pattern, {len(kinds)}")
     return len(kinds)
 
@@ -78,19 +78,19 @@ def _mixer(values: ConfigValues, kind: str) -> Block:
 def _experts(values: ConfigValues, hidden: int) -> Block:
     latent = values.size("moe_latent_size", default=0, least=0)
     shared = values.size("moe_shared_expert_intermediate_size", default=0, least=0)
-    found = experts(
+    layer = experts(
         hidden, values.size("moe_intermediate_size"), values.size("n_routed_experts"), name="mixer",
         score_bias=True, projections=PLAIN, latent=latent,
         shared=shared * values.size("n_shared_experts", default=1, least=0),
     )  # fmt: skip
     if latent:
-        found += Block(
+        layer += Block(
             (
                 *linear("experts", "mixer.fc1_latent_proj", latent, hidden),
                 *linear("experts", "mixer.fc2_latent_proj", hidden, latent),
             )
         )
-    return found
+    return layer
 
 
 def _layer(values: ConfigValues, index: int) -> Block:
@@ -102,7 +102,7 @@ def _draft(values: ConfigValues) -> Block:
 
     As NVIDIA/TensorRT-LLM's NemotronHMTPDecoderLayer has them (file index ids 4069946320 and, newer, 51772101214).
     """
-    hidden, found = hidden_size(values), Block()
+    hidden, block = hidden_size(values), Block()
     kinds = _kinds(values, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     for repeat in range(values.size("num_nextn_predict_layers", default=0, least=0, most=64)):
         for index, kind in enumerate(kinds):
@@ -113,8 +113,8 @@ def _draft(values: ConfigValues) -> Block:
                 )
             if index == len(kinds) - 1:
                 part += norms(hidden, "final_layernorm")
-            found += part.at(f"mtp.layers.{repeat * len(kinds) + index}.")
-    return found
+            block += part.at(f"mtp.layers.{repeat * len(kinds) + index}.")
+    return block
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipeline.models.blocks import Block, WeightTensor, attention, experts, feed_forward, linear, norms
-from pipeline.models.config_values import ConfigValues
+from pipeline.models.blocks import (
+    W123,
+    Block,
+    Cache,
+    WeightTensor,
+    attention,
+    experts,
+    feed_forward,
+    linear,
+    norms,
+)
+from pipeline.models.config_values import MAX_LAYERS, ConfigValues
 from pipeline.models.families import vision
 from pipeline.models.families.base import (
     LAYER_NORMS,
@@ -28,12 +38,11 @@ from pipeline.models.families.latent import v2_layer
 
 _FOUR_NORMS = (*LAYER_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _AFTER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
-_W = ("w1", "w3", "w2")
 
 
 def _mixtral_experts(values: ConfigValues, _index: int) -> Block:
     inner, count = values.size("intermediate_size"), values.size("num_local_experts")
-    return experts(hidden_size(values), inner, count, name="block_sparse_moe", projections=_W)
+    return experts(hidden_size(values), inner, count, name="block_sparse_moe", projections=W123)
 
 
 def _mistral3(values: ConfigValues, index: int) -> Block:
@@ -44,7 +53,7 @@ def _mistral3(values: ConfigValues, index: int) -> Block:
 def _minimax_experts(values: ConfigValues, _index: int) -> Block:
     inner, count = values.size("intermediate_size"), values.size("num_local_experts")
     return experts(
-        hidden_size(values), inner, count, name="block_sparse_moe", projections=_W,
+        hidden_size(values), inner, count, name="block_sparse_moe", projections=W123,
         score_bias=values.flag("use_routing_bias", True), score_name="e_score_correction_bias",
     )  # fmt: skip
 
@@ -112,14 +121,14 @@ def _mimo_v2(values: ConfigValues, index: int) -> Block:
 
 def _mimo_draft(values: ConfigValues) -> Block:
     """MiMo-7B: whole layers, each of which joins a token's embedding to the last hidden state."""
-    hidden, found = hidden_size(values), Block()
+    hidden, block = hidden_size(values), Block()
     for index in range(values.size("num_nextn_predict_layers", default=0, least=0, most=64)):
         part = Block(linear("mtp", "input_proj", hidden, 2 * hidden))
         part += norms(hidden, "token_layernorm", "hidden_layernorm", "final_layernorm") + _QWEN2.layer(
             values, index
         )
-        found += part.at(f"mtp_layers.{index}.")
-    return found
+        block += part.at(f"mtp_layers.{index}.")
+    return block
 
 
 def _eagle3(values: ConfigValues, index: int) -> Block:
@@ -145,19 +154,113 @@ _GEMMA3 = Family(
     "gemma3_text", tied=True,
 )  # fmt: skip
 _GLM4_MOE = decoder_layer(feed=deepseek_experts, output_bias=False)
-_GLM45 = Family(_GLM4_MOE, "glm4_moe", draft=next_layers(_GLM4_MOE))
 
 
 def _glm4_moe(values: ConfigValues, index: int) -> Block:
     """GLM 4.5: norms over heads of queries and keys where `use_qk_norm` says so."""
-    found = _GLM4_MOE(values, index)
+    layer = _GLM4_MOE(values, index)
     if not values.flag("use_qk_norm", False):
-        return found
+        return layer
     head_dim = heads_of(values)[2]
-    return found + norms(head_dim, "self_attn.q_norm", "self_attn.k_norm")
+    return layer + norms(head_dim, "self_attn.q_norm", "self_attn.k_norm")
 
 
-_GLM45 = replace(_GLM45, layer=_glm4_moe, draft=next_layers(_glm4_moe))
+_GLM45 = Family(_glm4_moe, "glm4_moe", draft=next_layers(_glm4_moe))
+
+# Nemotron-NAS (DeciLM): a Llama of which each layer was searched for, by `block_configs`. A layer may lack attention or
+# feed-forward, or have one matrix in its place, and chooses its KV heads and the size of its feed-forward by itself. As
+# in NVIDIA/TensorRT-LLM tensorrt_llm/_torch/models/modeling_nemotron_nas.py (file index id 3513435522), which follows
+# modeling_decilm.py of the checkpoints.
+
+_NAS_MULTIPLE = 256  # to which the sizes of feed-forwards are rounded up
+
+
+def _nas_layers(values: ConfigValues) -> int:
+    count, blocks = values.size("num_hidden_layers", most=MAX_LAYERS), values.inners("block_configs")
+    if len(blocks) != count:
+        values.refuse("block_configs", f"must describe each of {count} layers")
+        return 0
+    return count
+
+
+def _nas_layer(values: ConfigValues, index: int) -> Block:
+    hidden = hidden_size(values)
+    block = values.inners("block_configs")[index]
+    return _nas_attention(values, block.inner("attention"), hidden) + _nas_feed_forward(
+        values, block.inner("ffn"), hidden
+    )
+
+
+def _nas_attention(values: ConfigValues, config: ConfigValues, hidden: int) -> Block:
+    if config.flag("no_op", False):
+        return Block()
+    norm = norms(hidden, "input_layernorm")
+    if config.flag("replace_with_linear", False):
+        return norm + Block(linear("attention", "self_attn.linear_attn", hidden, hidden))
+    heads = values.size("num_attention_heads")
+    each = config.size("n_heads_in_group", default=0, least=0)
+    kv_heads = heads // each if each else config.size("num_key_value_heads")
+    window = config.size("window_length", default=0, least=0)
+    bias = values.flag("attention_bias", False)
+    head_dim = values.size("head_dim", default=max(1, hidden // heads))
+    return norm + attention(hidden, heads, kv_heads, head_dim, bias=bias, output_bias=bias, window=window)
+
+
+def _nas_feed_forward(values: ConfigValues, config: ConfigValues, hidden: int) -> Block:
+    if config.flag("no_op", False):
+        return Block()
+    norm = norms(hidden, "post_attention_layernorm")
+    if config.flag("replace_with_linear", False):
+        return norm + Block(linear("mlp", "mlp.linear_mlp", hidden, hidden))
+    if config.says("intermediate_size"):
+        inner = config.size("intermediate_size")
+    else:
+        inner = -(-int(2 * config.number("ffn_mult") * hidden / 3) // _NAS_MULTIPLE) * _NAS_MULTIPLE
+    return norm + feed_forward(hidden, inner, bias=values.flag("mlp_bias", False))
+
+
+# MiniMax M3: attention that sees everything, or blocks of tokens that an indexer chooses; dense layers, then experts.
+# The indexer keeps one key of its own for each token (`sparse_attention_config`, or `index_*` as transformers has it).
+
+_M3_SPARSE = "minimax_m3_sparse"
+
+
+def _is_sparse(values: ConfigValues, config: ConfigValues, index: int) -> bool:
+    kinds = layer_kinds(values, known=("full_attention", _M3_SPARSE))
+    often = config.sizes("sparse_attention_freq")
+    return kinds[index] == _M3_SPARSE if kinds else bool(often[index : index + 1] == [1])
+
+
+def _has_experts(values: ConfigValues, index: int) -> bool:
+    kinds = layer_kinds(values, "mlp_layer_types", ("dense", "sparse"))
+    if kinds or not values.says("moe_layer_freq"):
+        return not kinds or kinds[index] == "sparse"
+    return values.sizes("moe_layer_freq")[index : index + 1] == [1]
+
+
+def _minimax_m3(values: ConfigValues, index: int) -> Block:
+    hidden, config = hidden_size(values), values.inner("sparse_attention_config")
+    layer = attention(hidden, *heads_of(values), norm="head") + norms(hidden, *LAYER_NORMS)
+    heads = config.size("sparse_num_index_heads", default=values.size("index_n_heads"))
+    size = config.size("sparse_index_dim", default=values.size("index_head_dim"))
+    if _is_sparse(values, config, index):
+        name = "self_attn.index"
+        queries = linear("attention", f"{name}_q_proj", heads * size, hidden)
+        layer += Block(
+            (*queries, *linear("attention", f"{name}_k_proj", size, hidden)), (Cache("sparse index", size),)
+        )
+        layer += norms(size, f"{name}_q_norm", f"{name}_k_norm")
+    if not _has_experts(values, index):
+        return layer + feed_forward(hidden, values.size("dense_intermediate_size"))
+    shared = values.size("shared_intermediate_size", default=0, least=0)
+    return layer + experts(
+        hidden, values.size("intermediate_size"), values.size("num_local_experts"), name="block_sparse_moe",
+        projections=W123, score_bias=True, score_name="e_score_correction_bias",
+        shared=shared,
+    )  # fmt: skip
+
+
+_M3 = Family(_minimax_m3, "minimax_m3_vl_text")
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
@@ -190,6 +293,9 @@ FAMILIES: Mapping[str, Family] = {
         decoder_layer(feed=_gpt_oss_experts, window=window_pattern(2), bias=True, output_bias=True, sinks=True),
         "gpt_oss",
     ),
+    "DeciLMForCausalLM": Family(_nas_layer, layers=_nas_layers),
+    "MiniMaxM3SparseForCausalLM": _M3,
+    "MiniMaxM3SparseForConditionalGeneration": replace(_M3, vision=vision.minimax),
     "MiniMaxM2ForCausalLM": Family(
         decoder_layer(feed=_minimax_experts, bias=False, output_bias=False, norm="all"), "minimax_m2"
     ),

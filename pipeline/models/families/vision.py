@@ -31,12 +31,12 @@ def _layer(
     Args:
         projections: Names in the attention; the first of two makes queries, keys and values together.
     """
-    found = Block()
+    layer = Block()
     for projection in projections:
         rows = 3 * width if len(projections) == 2 and projection == projections[0] else width
-        found += _matrix(f"{mixer}.{projection}", rows, width, bias=bias)
-    found += feed_forward(width, inner, name=feed, kind="vision", projections=mlp, bias=mlp_bias)
-    return found + norms(width, *layer_norms, bias=norm_bias)
+        layer += _matrix(f"{mixer}.{projection}", rows, width, bias=bias)
+    layer += feed_forward(width, inner, name=feed, kind="vision", projections=mlp, bias=mlp_bias)
+    return layer + norms(width, *layer_norms, bias=norm_bias)
 
 
 def _four(output: str = "o_proj", suffix: str = "") -> tuple[str, ...]:
@@ -45,10 +45,10 @@ def _four(output: str = "o_proj", suffix: str = "") -> tuple[str, ...]:
 
 
 def _tower(place: str, layers: int, layer: Block) -> Block:
-    found = Block()
+    tower = Block()
     for index in range(layers):
-        found += layer.at(f"{place}.{index}.")
-    return found
+        tower += layer.at(f"{place}.{index}.")
+    return tower
 
 
 def _merger(
@@ -77,12 +77,12 @@ def qwen3_vl(values: ConfigValues) -> Block:
     width, outputs = v.size("hidden_size"), v.size("out_hidden_size", default=hidden_size(values))
     inner = width * v.size("spatial_merge_size") ** 2
     layer = _layer(width, v.size("intermediate_size"), mlp=("linear_fc1", "linear_fc2"))
-    found = _patches(v, width) + _tower("blocks", v.size("depth"), layer)
-    found += Block((vector("vision", "pos_embed", width * v.size("num_position_embeddings")),))
-    found += _merger("merger", inner, outputs, norm=width)
+    tower = _patches(v, width) + _tower("blocks", v.size("depth"), layer)
+    tower += Block((vector("vision", "pos_embed", width * v.size("num_position_embeddings")),))
+    tower += _merger("merger", inner, outputs, norm=width)
     for index in range(len(v.sizes("deepstack_visual_indexes"))):
-        found += _merger(f"deepstack_merger_list.{index}", inner, outputs, norm=inner)
-    return found.at("visual.")
+        tower += _merger(f"deepstack_merger_list.{index}", inner, outputs, norm=inner)
+    return tower.at("visual.")
 
 
 def qwen2_vl(values: ConfigValues) -> Block:
@@ -92,8 +92,8 @@ def qwen2_vl(values: ConfigValues) -> Block:
     outputs = v.size("hidden_size")
     inner = width * v.size("spatial_merge_size") ** 2
     layer = _layer(width, width * v.size("mlp_ratio"))
-    found = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
-    return (found + _merger("merger", inner, outputs, norm=width, names=_QWEN2_MERGER)).at("visual.")
+    tower = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
+    return (tower + _merger("merger", inner, outputs, norm=width, names=_QWEN2_MERGER)).at("visual.")
 
 
 def qwen2_5_vl(values: ConfigValues) -> Block:
@@ -103,9 +103,9 @@ def qwen2_5_vl(values: ConfigValues) -> Block:
     outputs = v.size("out_hidden_size", default=hidden_size(values))
     inner = width * v.size("spatial_merge_size") ** 2
     layer = _layer(width, v.size("intermediate_size"), mlp=GATED, norm_bias=False)
-    found = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
+    tower = _patches(v, width, bias=False) + _tower("blocks", v.size("depth"), layer)
     merger = _merger("merger", inner, outputs, norm=width, norm_bias=False, names=_QWEN2_MERGER)
-    return (found + merger).at("visual.")
+    return (tower + merger).at("visual.")
 
 
 _CLIP: Mapping[str, Any] = {
@@ -123,14 +123,14 @@ def gemma3(values: ConfigValues) -> Block:
     count = (v.size("image_size") // patch) ** 2
     layer = _layer(width, v.size("intermediate_size"), **_CLIP)
     layers = v.size("num_hidden_layers")
-    found = _matrix("embeddings.patch_embedding", width, 3 * patch**2) + _tower(
+    tower = _matrix("embeddings.patch_embedding", width, 3 * patch**2) + _tower(
         "encoder.layers", layers, layer
     )
-    found += Block((vector("vision", "embeddings.position_embedding", count * width),))
-    found += norms(width, "post_layernorm", bias=True)
+    tower += Block((vector("vision", "embeddings.position_embedding", count * width),))
+    tower += norms(width, "post_layernorm", bias=True)
     joined = _matrix("mm_input_projection_weight", width, hidden_size(values), bias=False)
     joined += norms(width, "mm_soft_emb_norm")
-    return found.at("vision_tower.vision_model.") + joined.at("multi_modal_projector.")
+    return tower.at("vision_tower.vision_model.") + joined.at("multi_modal_projector.")
 
 
 def gemma4(values: ConfigValues) -> Block:
@@ -146,14 +146,14 @@ def gemma4(values: ConfigValues) -> Block:
                    mlp_bias=False, norm_bias=False, layer_norms=four)  # fmt: skip
     layer += norms(head, "self_attn.q_norm", "self_attn.k_norm")
     layers = v.size("num_hidden_layers")
-    found = _matrix("patch_embedder.input_proj", width, 3 * v.size("patch_size") ** 2, bias=False)
+    tower = _matrix("patch_embedder.input_proj", width, 3 * v.size("patch_size") ** 2, bias=False)
     positions = 2 * v.size("position_embedding_size") * width
-    found += Block((vector("vision", "patch_embedder.position_embedding_table", positions),))
+    tower += Block((vector("vision", "patch_embedder.position_embedding_table", positions),))
     if v.flag("standardize", False):
-        found += norms(width, "std_bias", "std_scale")
-    found += _tower("encoder.layers", layers, layer)
+        tower += norms(width, "std_bias", "std_scale")
+    tower += _tower("encoder.layers", layers, layer)
     joined = _matrix("embed_vision.embedding_projection", hidden_size(values), width, bias=False)
-    return found.at("vision_tower.") + joined
+    return tower.at("vision_tower.") + joined
 
 
 def llama4(values: ConfigValues) -> Block:
@@ -163,17 +163,17 @@ def llama4(values: ConfigValues) -> Block:
     layers = v.size("num_hidden_layers")
     inner, patch = v.size("intermediate_size"), v.size("patch_size")
     count = (v.size("image_size") // patch) ** 2 + 1
-    found = _matrix("patch_embedding.linear", width, 3 * patch**2, bias=False)
+    tower = _matrix("patch_embedding.linear", width, 3 * patch**2, bias=False)
     positions = vector("vision", "positional_embedding_vlm", count * width)
-    found += Block((vector("vision", "class_embedding", width), positions))
-    found += norms(width, "layernorm_pre", "layernorm_post", bias=True)
+    tower += Block((vector("vision", "class_embedding", width), positions))
+    tower += norms(width, "layernorm_pre", "layernorm_post", bias=True)
     layer = _layer(width, inner, mixer="self_attn", projections=_four(), layer_norms=_LLAMA_NORMS)
-    found += _tower("model.layers", layers, layer)
+    tower += _tower("model.layers", layers, layer)
     joined, outputs = v.size("projector_input_dim"), v.size("projector_output_dim")
-    found += _matrix("vision_adapter.mlp.fc1", joined, inner, bias=False)
-    found += _matrix("vision_adapter.mlp.fc2", outputs, joined, bias=False)
+    tower += _matrix("vision_adapter.mlp.fc1", joined, inner, bias=False)
+    tower += _matrix("vision_adapter.mlp.fc2", outputs, joined, bias=False)
     last = _matrix("linear_1", hidden_size(values), v.size("vision_output_dim"), bias=False)
-    return found.at("vision_model.") + last.at("multi_modal_projector.")
+    return tower.at("vision_model.") + last.at("multi_modal_projector.")
 
 
 def pixtral(values: ConfigValues) -> Block:
@@ -184,13 +184,13 @@ def pixtral(values: ConfigValues) -> Block:
     layer = _layer(width, v.size("intermediate_size"), bias=False, mixer="attention", projections=_four(), mlp=GATED,
                    mlp_bias=False, feed="feed_forward", norm_bias=False,
                    layer_norms=("attention_norm", "ffn_norm"))  # fmt: skip
-    found = _matrix("patch_conv", width, 3 * v.size("patch_size") ** 2, bias=False)
-    found += norms(width, "ln_pre") + _tower("transformer.layers", layers, layer)
+    tower = _matrix("patch_conv", width, 3 * v.size("patch_size") ** 2, bias=False)
+    tower += norms(width, "ln_pre") + _tower("transformer.layers", layers, layer)
     hidden, bias = hidden_size(values), values.flag("multimodal_projector_bias", False)
     merged = values.size("spatial_merge_size", default=2) ** 2 * width
     joined = norms(width, "norm") + _matrix("patch_merger.merging_layer", width, merged, bias=False)
     joined += _matrix("linear_1", hidden, width, bias=bias) + _matrix("linear_2", hidden, hidden, bias=bias)
-    return found.at("vision_tower.") + joined.at("multi_modal_projector.")
+    return tower.at("vision_tower.") + joined.at("multi_modal_projector.")
 
 
 def kimi(values: ConfigValues) -> Block:
@@ -204,23 +204,23 @@ def kimi(values: ConfigValues) -> Block:
     inner = v.size("vt_intermediate_size", "intermediate_size")
     layer += feed_forward(width, inner, kind="vision", projections=("fc0", "fc1"), bias=mlp_bias)
     layer += norms(width, "norm0", "norm1", bias=norm_bias)
-    found = _matrix("patch_embed.proj", width, 3 * v.size("patch_size") ** 2,
+    tower = _matrix("patch_embed.proj", width, 3 * v.size("patch_size") ** 2,
                     bias=v.flag("patch_embed_proj_bias", True))  # fmt: skip
     positions = (
         v.size("init_pos_emb_height", "pos_emb_height")
         * v.size("init_pos_emb_width", "pos_emb_width")
         * width
     )
-    found += Block((vector("vision", "patch_embed.pos_emb", positions),))
-    found += _tower("encoder.blocks", v.size("vt_num_hidden_layers", "num_hidden_layers"), layer)
-    found += norms(width, "encoder.final_layernorm", bias=norm_bias)
+    tower += Block((vector("vision", "patch_embed.pos_emb", positions),))
+    tower += _tower("encoder.blocks", v.size("vt_num_hidden_layers", "num_hidden_layers"), layer)
+    tower += norms(width, "encoder.final_layernorm", bias=norm_bias)
     kernel = v.sizes("merge_kernel_size") or [2, 2]
     merged = width
     for side in kernel:
         merged *= side
     joined = norms(v.size("mm_hidden_size", default=width), "pre_norm", bias=norm_bias)
     joined += _matrix("proj.0", merged, merged) + _matrix("proj.2", hidden_size(values), merged)
-    return found.at("vision_tower.") + joined.at("mm_projector.")
+    return tower.at("vision_tower.") + joined.at("mm_projector.")
 
 
 def minimax(values: ConfigValues) -> Block:
@@ -229,13 +229,13 @@ def minimax(values: ConfigValues) -> Block:
     width, hidden = v.size("hidden_size"), hidden_size(values)
     layer = _layer(width, v.size("intermediate_size"), **_CLIP)
     size = 3 * v.size("temporal_patch_size") * v.size("patch_size") ** 2
-    found = _matrix("embeddings.patch_embedding", width, size, bias=False) + norms(
+    tower = _matrix("embeddings.patch_embedding", width, size, bias=False) + norms(
         width, "pre_layrnorm", bias=True
     )
-    found += _tower("encoder.layers", v.size("num_hidden_layers"), layer)
+    tower += _tower("encoder.layers", v.size("num_hidden_layers"), layer)
     inner = values.size("projector_hidden_size", default=hidden)
     merged = v.size("spatial_merge_size") ** 2 * hidden
     joined = _matrix("linear_1", inner, width) + _matrix("linear_2", hidden, inner)
     merging = _matrix("linear_1", inner, merged) + _matrix("linear_2", hidden, inner)
-    found = found.at("vision_tower.vision_model.")
-    return found + joined.at("multi_modal_projector.") + merging.at("patch_merge_mlp.")
+    tower = tower.at("vision_tower.vision_model.")
+    return tower + joined.at("multi_modal_projector.") + merging.at("patch_merge_mlp.")

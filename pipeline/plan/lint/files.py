@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from pipeline.errors import CheckpointError
 from pipeline.models.folder import CheckpointFolder
 from pipeline.models.header import HeaderEntry, read_entries
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.lint.findings import Finding, index_findings, kv_findings, settings_are_dynamic
+from pipeline.plan.lint.findings import Finding, Severity, index_findings, kv_findings, settings_are_dynamic
 from pipeline.plan.lint.layers import LayerCheck
+from pipeline.plan.lint.layouts import StoredTensors
 from pipeline.plan.lint.scales import ReadPart, scale_values
-from pipeline.plan.lint.stored import StoredTensors
 from pipeline.reading import parse_json
 from pipeline.sources.selection import INDEX, WHOLE
 
@@ -46,17 +46,14 @@ def lint(
     Returns:
         Errors first, then warnings, then what could not be judged.
     """
-    found = [*index_findings(files, index)]
     stored = StoredTensors({entry.name: entry for entries in files.values() for entry in entries})
-    check = LayerCheck(sizes, stored, dynamic_inputs)
-    found += check.findings()
-    found += kv_findings(sizes, stored)
-    for kind, problem, names, served_as in scale_values(files, stored.is_scale, read):
-        found.append(
-            Finding(kind, problem, names, "" if kind == "not judged" else "positive numbers", served_as)
-        )
-    order = ("error", "warning", "not judged")
-    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+    findings = [
+        *index_findings(files, index),
+        *LayerCheck(sizes, stored, dynamic_inputs).findings(),
+        *kv_findings(sizes, stored),
+        *scale_values(files, stored.is_scale, read),
+    ]
+    return tuple(sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity)))
 
 
 class CheckpointFiles(Protocol):
@@ -121,17 +118,16 @@ def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple
         return None
     index: Mapping[str, str] | None = None
     if WHOLE not in present:
-        found = _json(files, present, INDEX).get("weight_map")
-        if not isinstance(found, Mapping) or not all(isinstance(file, str) for file in found.values()):
+        weight_map = _json(files, present, INDEX).get("weight_map")
+        if not isinstance(weight_map, Mapping) or not all(
+            isinstance(file, str) for file in weight_map.values()
+        ):
             return (Finding("error", "has no weight_map, of names of tensors to files", (INDEX,)),)
-        index = found
+        index = weight_map
     names = sorted(set(index.values())) if index is not None else [WHOLE]
     if absent := tuple(name for name in names if name not in present):
-        return (
-            Finding(
-                "error", "is named by the index, and is not there", absent, "a file", "servers refuse it"
-            ),
-        )
+        problem = "is named by the index, and is not there"
+        return (Finding("error", problem, absent, "a file", "servers refuse it"),)
     entries: dict[str, list[HeaderEntry]] = {}
     damaged: list[Finding] = []
     for name in names:
@@ -153,5 +149,5 @@ def lint_files(files: CheckpointFiles, *, quantized_only: bool = False) -> tuple
 def _json(files: CheckpointFiles, present: Mapping[str, int], name: str) -> dict[str, Any]:
     if name not in present:
         return {}
-    found: dict[str, Any] = parse_json(files.part(name, 0, present[name]), name)
-    return found
+    header: dict[str, Any] = parse_json(files.part(name, 0, present[name]), name)
+    return header

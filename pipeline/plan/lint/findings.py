@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from pipeline.errors import SourceError
 from pipeline.models.header import HeaderEntry
+from pipeline.models.published import quantization_settings
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.lint.layouts import served
-from pipeline.plan.lint.stored import StoredTensors
+from pipeline.plan.lint.layouts import StoredTensors, served
 
 Severity = Literal["error", "warning", "not judged"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -41,13 +40,6 @@ class Finding:
         text = f"{self.severity}: {self.problem}" + (f": {shown}{more}" if shown else "")
         text += f" (expected: {self.expected})" if self.expected else ""
         return text + (f"; {self.served}" if self.served else "")
-
-    def document(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
-        return {
-            "severity": self.severity, "problem": self.problem, "names": list(self.names),
-            "expected": self.expected, "served": self.served,
-        }  # fmt: skip
 
 
 def refuse_errors(
@@ -130,7 +122,7 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
         for index in sorted((attention | held[other].keys()) - held[part].keys()):
             if held[part]:
                 like = next(iter(held[part].values()))
-                name = _LAYER.sub(partial(_at_layer, index), like)
+                name = re.sub(r"(?<=layers\.)\d+", str(index), like, count=1)
             else:
                 name = held[other][index].replace(f"{other[0]}_proj", f"{part[0]}_proj").replace(other, part)
             missing.append(name)
@@ -140,23 +132,11 @@ def kv_findings(sizes: ModelSizes, stored: StoredTensors) -> Iterator[Finding]:
         )
 
 
-def _at_layer(index: int, found: re.Match[str]) -> str:
-    return found[0].replace(found[1], str(index))
-
-
 def settings_are_dynamic(config: Mapping[str, Any]) -> bool:
     """Whether quantization settings say that layers scale their inputs themselves, or leave the inputs as they are."""
-    text = config.get("text_config")
-    places = [level for level in (config, text) if isinstance(level, Mapping)]
-    said = [
-        place[key]
-        for place in places
-        for key in ("quantization_config", "compression_config")
-        if place.get(key)
-    ]
-    if not said or not isinstance(said[0], Mapping):
+    settings = quantization_settings(config)
+    if not isinstance(settings, Mapping):
         return False
-    settings: Mapping[str, Any] = said[0]
     if settings.get("activation_scheme") == "dynamic":
         return True
     groups = settings.get("config_groups")

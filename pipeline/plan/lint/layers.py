@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, one by one: what config.json and hf_quant_config.json say, beside what the files hold."""
+"""Each weight of a checkpoint: what config.json and hf_quant_config.json say, beside what the files hold."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from pipeline.models.header import BITS, HeaderEntry
 from pipeline.models.layer_names import bare_name, fused_names
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.lint.findings import Finding, Severity
-from pipeline.plan.lint.layouts import BESIDE, SCALES, Layout, layouts_of, served
-from pipeline.plan.lint.stored import StoredTensors, kind_of, kinds_of, room_of, split_name
+from pipeline.plan.lint.layouts import (
+    BESIDE,
+    SCALES,
+    Layout,
+    StoredTensors,
+    kind_of,
+    kinds_of,
+    layouts_of,
+    room_of,
+    served,
+    split_name,
+)
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -139,7 +149,7 @@ class LayerCheck:
             or "weight of a float type"
         )
         form = " or ".join(sorted(formats))
-        said = (
+        reason = (
             f"{expected}, since the settings say {form}"
             if wanted
             else f"{expected}, since the settings leave it out"
@@ -150,13 +160,13 @@ class LayerCheck:
                     "error",
                     f"is {entry.dtype}",
                     entry.name,
-                    said,
+                    reason,
                     "its bytes are taken for numbers of another format",
                 )
         else:
             first = next(iter(parts.values())).name
             self._add(
-                "error", "is missing, its scales are there", f"{_owner(first, place)}.weight", said,
+                "error", "is missing, its scales are there", f"{_owner(first, place)}.weight", reason,
                 "servers refuse it or leave random numbers",
             )  # fmt: skip
 
@@ -183,11 +193,11 @@ class LayerCheck:
                 f"{sizes} in {layout.format}",
                 "servers refuse it, or read past it",
             )
-        others = parts.keys() - known - BESIDE - {"weight"}
+        unknown = parts.keys() - known - BESIDE - {"weight"}
         for names, kind in layout.scales.items():
             name = next((part for part in names if part in parts), None)
-            if name is None and others:
-                problem = f"{layout.format} with parts that are not known ({', '.join(sorted(others))})"
+            if name is None and unknown:
+                problem = f"{layout.format} with parts that are not known ({', '.join(sorted(unknown))})"
                 self._add("not judged", problem, carrier.name)
             elif name is None:
                 self._add(
@@ -199,13 +209,13 @@ class LayerCheck:
                 )
             elif (counts := layout.counts(kind, weights)) and math.prod(parts[name].shape) not in counts:
                 entry, count = parts[name], math.prod(parts[name].shape)
-                told = " or ".join(map(str, sorted(counts)))
+                wanted = " or ".join(map(str, sorted(counts)))
                 problem = f"has the shape {list(entry.shape)}, {count} scales"
                 self._add(
                     "error",
                     problem,
                     entry.name,
-                    f"{told}, one a {kind} of {layout.format}",
+                    f"{wanted}, one a {kind} of {layout.format}",
                     "scales are misread",
                 )
         if layout.inputs:

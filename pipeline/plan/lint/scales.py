@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.models.header import HeaderEntry
 from pipeline.models.tensors import DTYPES
+from pipeline.plan.lint.findings import Finding, Severity
 
 # Gives bytes of a file, by its name, first byte and end.
 ReadPart = Callable[[str, int, int], bytes]
 MOST_BYTES = 1 << 20  # of scales that are read of a file
 _GAP = 1 << 12  # bytes between two tensors that are read at once
 
-_Told = tuple[Literal["error", "warning", "not judged"], str, tuple[str, ...], str]
 _NOISE = "what it scales is served as nothing, or as no number"
 
 
 def scale_values(
     files: Mapping[str, Sequence[HeaderEntry]], is_scale: Callable[[str], bool], read: ReadPart | None
-) -> Iterator[_Told]:
-    """Yield what is wrong with the values of scales, with the names and what comes of it when served."""
-    wrong: dict[tuple[Literal["error", "warning"], str], list[str]] = defaultdict(list)
+) -> Iterator[Finding]:
+    """Yield what is wrong with the values of scales."""
+    wrong: dict[tuple[Severity, str], list[str]] = defaultdict(list)
     unread: list[str] = []
     for file, entries in files.items():
         scales = [entry for entry in entries if is_scale(entry.name) and entry.dtype in DTYPES]
@@ -42,36 +42,36 @@ def scale_values(
                 part = content[entry.begin - begin : entry.end - begin]
                 if len(part) < entry.end - entry.begin:
                     unread.append(entry.name)
-                elif told := _fault(np.frombuffer(part, DTYPES[entry.dtype])):
-                    wrong[told].append(entry.name)
+                elif fault := _fault(np.frombuffer(part, DTYPES[entry.dtype])):
+                    wrong[fault].append(entry.name)
     for (severity, problem), names in wrong.items():
-        yield severity, problem, tuple(names), _NOISE
+        yield Finding(severity, problem, tuple(names), "positive numbers", _NOISE)
     if unread:
-        yield "not judged", "values of scales, which were not read", tuple(unread), ""
+        yield Finding("not judged", "values of scales, which were not read", tuple(unread))
 
 
 def _chosen(scales: Sequence[HeaderEntry]) -> list[HeaderEntry]:
-    found, total = [], 0
+    smallest, total = [], 0
     for entry in sorted(scales, key=lambda scale: scale.end - scale.begin):
         total += entry.end - entry.begin
         if total > MOST_BYTES:
             break
         if entry.end > entry.begin:
-            found.append(entry)
-    return found
+            smallest.append(entry)
+    return smallest
 
 
 def _neighbours(entries: Sequence[HeaderEntry]) -> list[list[HeaderEntry]]:
-    found: list[list[HeaderEntry]] = []
+    groups: list[list[HeaderEntry]] = []
     for entry in sorted(entries, key=lambda entry: entry.begin):
-        if found and entry.begin - found[-1][-1].end <= _GAP:
-            found[-1].append(entry)
+        if groups and entry.begin - groups[-1][-1].end <= _GAP:
+            groups[-1].append(entry)
         else:
-            found.append([entry])
-    return found
+            groups.append([entry])
+    return groups
 
 
-def _fault(values: NDArray[Any]) -> tuple[Literal["error", "warning"], str] | None:
+def _fault(values: NDArray[Any]) -> tuple[Severity, str] | None:
     if values.dtype.kind in "iub":  # exponents of 8 bits (E8M0): all are powers of two, but the last
         return ("error", "holds scales that are no numbers") if (values == 255).any() else None
     numbers = values.astype(np.float32)

@@ -23,8 +23,8 @@ _SOURCES = ("contracts/data/llmapi.yaml: lora_cache",)
 def lora_targets(version: str, adapters: Iterator[Adapter]) -> list[str]:
     """List upstream's names of the kinds of layers that adapters change; queries, keys and values come together."""
     names = {llmapi.lora_module(version, module.name) for adapter in adapters for module in adapter.modules}
-    found = {name for name in names if name is not None}
-    return sorted(found | set(_QKV) if found & set(_QKV) else found)
+    known = {name for name in names if name is not None}
+    return sorted(known | set(_QKV) if known & set(_QKV) else known)
 
 
 def adapter_lines(demand: AdapterDemand, model: ModelSpec) -> Iterator[MemoryLine]:

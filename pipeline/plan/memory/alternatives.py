@@ -17,7 +17,9 @@ from pipeline.recipe import CpuRuntime, PyTorchRuntime, Recipe, TensorRTRuntime
 
 _FORMATS = ("fp8", "int4_awq", "nvfp4")
 _WAYS = (2, 4, 8)
-_GPUS = 2  # larger ones that are named
+_GPUS = 2  # larger GPUs that are named
+_GpuRuntime = TensorRTRuntime | PyTorchRuntime
+_Change = tuple[tuple[str, ...], DeploymentSpec]  # overrides, and what the deployment is then
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,12 @@ def alternatives(recipe: Recipe, spec: DeploymentSpec) -> tuple[Alternative, ...
     if now.verdict == "fits":
         return ()
     found = [Alternative(overrides, plan_memory(changed)) for overrides, changed in _changes(recipe, spec)]
-    better = [
+    return tuple(
         change for change in found if change.plan.sequences > now.sequences or change.plan.verdict == "fits"
-    ]
-    return tuple(better)
+    )
 
 
-def _changes(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _changes(recipe: Recipe, spec: DeploymentSpec) -> Iterator[_Change]:
     runtime = recipe.runtime
     if isinstance(runtime, CpuRuntime):
         yield from _limits(recipe, spec)
@@ -63,16 +64,13 @@ def _changes(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, 
     yield from _larger_gpus(recipe, runtime, spec)
 
 
-def _tensor_parallel(
-    runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
-) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _tensor_parallel(runtime: _GpuRuntime, spec: DeploymentSpec) -> Iterator[_Change]:
     target = spec.models[0]
     for ways in _WAYS:
         if ways <= target.split.tensor or target.sizes.heads % ways or target.split.expert > 1:
             continue
-        shared = (
-            len(spec.models) if runtime.kind == "pytorch" else 1
-        )  # there, a draft is split like its target
+        # With the LLM API, a draft is split like its target.
+        shared = len(spec.models) if runtime.kind == "pytorch" else 1
         models = tuple(
             replace(model, split=replace(model.split, tensor=ways)) if index < shared else model
             for index, model in enumerate(spec.models)
@@ -80,7 +78,7 @@ def _tensor_parallel(
         yield (f"runtime.tensor_parallel={ways}",), replace(spec, models=models)
 
 
-def _for_llm_api(spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _for_llm_api(spec: DeploymentSpec) -> Iterator[_Change]:
     """Requests of its own for each GPU, and no more than their window of layers that see one."""
     target = spec.models[0]
     if target.split.tensor > 1 and target.sizes.experts and not target.split.attention_dp:
@@ -101,9 +99,7 @@ def _for_llm_api(spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], Deploy
     yield (override,), replace(spec, models=(bounded, *spec.models[1:]))
 
 
-def _formats(
-    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
-) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _formats(recipe: Recipe, runtime: _GpuRuntime, spec: DeploymentSpec) -> Iterator[_Change]:
     chosen, kv_cache = recipe.quantization.format, recipe.quantization.kv_cache
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     for form in _FORMATS:
@@ -119,9 +115,7 @@ def _formats(
         yield overrides, _with_target(spec, **changes)
 
 
-def _kv_cache(
-    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
-) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _kv_cache(recipe: Recipe, runtime: _GpuRuntime, spec: DeploymentSpec) -> Iterator[_Change]:
     chosen = recipe.quantization
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
     keeps = runtime.kind == "pytorch" or chosen.format in kept
@@ -129,7 +123,7 @@ def _kv_cache(
         yield ("quantization.kv_cache=fp8",), _with_target(spec, kv_cache="fp8")
 
 
-def _limits(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _limits(recipe: Recipe, spec: DeploymentSpec) -> Iterator[_Change]:
     """The concurrency that fits; and where nothing does, shorter sequences."""
     now, limits = plan_memory(spec), recipe.limits
     if now.sequences >= 1:
@@ -140,9 +134,7 @@ def _limits(recipe: Recipe, spec: DeploymentSpec) -> Iterator[tuple[tuple[str, .
         yield (f"limits.max_input_tokens={shorter}",), replace(spec, sequence_tokens=shorter + beyond)
 
 
-def _larger_gpus(
-    recipe: Recipe, runtime: TensorRTRuntime | PyTorchRuntime, spec: DeploymentSpec
-) -> Iterator[tuple[tuple[str, ...], DeploymentSpec]]:
+def _larger_gpus(recipe: Recipe, runtime: _GpuRuntime, spec: DeploymentSpec) -> Iterator[_Change]:
     """The smallest that are larger, and on which all of it fits."""
     named = 0
     for larger in sorted(gpus(), key=lambda product: product.driver_mib):
@@ -156,7 +148,7 @@ def _larger_gpus(
             return
 
 
-def _is_supported(runtime: TensorRTRuntime | PyTorchRuntime, form: str, kv_cache: str) -> bool:
+def _is_supported(runtime: _GpuRuntime, form: str, kv_cache: str) -> bool:
     found = format_issues(gpu(runtime.gpu), form, kv_cache, runtime.kind, runtime.version)
     return not any(issue.severity == "error" for issue in found)
 

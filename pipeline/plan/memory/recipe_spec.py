@@ -153,19 +153,22 @@ def _need(recipe: Recipe, role: str, sizes: ModelSizes, limits: StepLimits, bf16
     if own.get("disable_mm_encoder"):
         sizes = replace(sizes, first=tuple(weight for weight in sizes.first if weight.kind != "vision"))
     state = _own(recipe, "kv_cache_config").get("mamba_ssm_cache_dtype", "auto")
-    form = _format(recipe, role, sizes)
+    form, precision = _format(recipe, role, sizes), None
+    if isinstance(runtime, CpuRuntime):
+        precision = _PRECISIONS[engine_memory.cpu_precision(runtime.precision, sizes.hidden, bf16=bf16)]
     return ModelSpec(
         role=role,
         sizes=sizes,
         split=parallelism(recipe, role),
         format=form,
-        kv_cache=_kv_cache(recipe, _chosen(recipe, role), sizes, bf16),
+        kv_cache=precision or _kv_cache(recipe, _chosen(recipe, role), sizes),
         step_tokens=limits.step_tokens,
         block_tokens=limits.block_tokens,
         awq_block=quantization.awq_block_size,
         bits=quantization.auto.effective_bits if quantization.auto is not None else None,
         expert_bytes=engine_memory.cpu_expert_bytes(form) if isinstance(runtime, CpuRuntime) else None,
-        copies_tied=isinstance(runtime, TensorRTRuntime),
+        packed=precision,
+        copies_tied=isinstance(runtime, TensorRTRuntime | CpuRuntime),
         predicts=role == TARGET and _predicts(recipe),
         partition=tuple(own.get("pp_partition") or ()),
         windows=_windows(recipe, role, sizes),
@@ -216,11 +219,8 @@ def _cpu_margin(recipe: Recipe) -> int:
     return drafts + StepLimits().block_tokens - 2 + math.ceil(step / limits.max_concurrency)
 
 
-def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes, bf16: bool) -> str:
-    """An engine takes the type from its calibrated checkpoint; the LLM API is told, or follows the published one; `cpu`
-    keeps its own."""
-    if isinstance(recipe.runtime, CpuRuntime):
-        return _PRECISIONS[engine_memory.cpu_precision(recipe.runtime.precision, sizes.hidden, bf16=bf16)]
+def _kv_cache(recipe: Recipe, form: str, sizes: ModelSizes) -> str:
+    """An engine takes the type from its calibrated checkpoint; the LLM API is told, or follows the published one."""
     asked = recipe.quantization.kv_cache
     if asked == "auto" and isinstance(recipe.runtime, PyTorchRuntime):
         return sizes.kv_cache or sizes.dtype

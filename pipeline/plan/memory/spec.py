@@ -49,7 +49,8 @@ class ModelSpec:
     expert_bytes: float | None = (
         None  # of a weight of an expert, where a runtime unpacks it; None: as it is stored
     )
-    copies_tied: bool = False  # whether an output projection that is the embedding is stored twice
+    packed: str | None = None  # type that linear layers are packed in by the embedded engine; None: as stored
+    copies_tied: bool = False  # whether an output projection that is the embedding is held twice
     predicts: bool = False  # whether layers that predict further tokens (MTP) are loaded
     partition: tuple[int, ...] = ()  # layers of each stage; (): as even as can be
     windows: tuple[

@@ -67,10 +67,10 @@ def parameter_counts(sizes: ModelSizes) -> dict[Kind, int]:
     >>> sum(parameter_counts(known_model("meta-llama/Llama-3.1-8B")).values())
     8030261248
     """
-    found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     for tensor in sizes.weights():
-        found[tensor.kind] += tensor.parameters
-    return found
+        counts[tensor.kind] += tensor.parameters
+    return counts
 
 
 def active_parameters(sizes: ModelSizes) -> int:
@@ -94,8 +94,14 @@ def tensor_bytes(tensor: WeightTensor, model: ModelSpec, *, vocabulary_multiple:
     held = rank_part(tensor, model.split, vocabulary_multiple)
     if model.expert_bytes is not None and tensor.is_expert:
         return int(held.rows * held.columns * held.copies * model.expert_bytes)
+    form = served_format(tensor, model)
+    if _is_packed(model, tensor.kind) and form != "auto":
+        assert model.packed is not None, "or it would be as it is stored"
+        return held.copies * engine_memory.cpu_linear_bytes(
+            held.rows, held.columns, form, model.packed, awq_block=tensor.group or model.awq_block
+        )
     each = engine_memory.linear_bytes(
-        held.rows, held.columns, served_format(tensor, model), awq_block=tensor.group or model.awq_block,
+        held.rows, held.columns, form, awq_block=tensor.group or model.awq_block,
         dtype=model.sizes.dtype, bits=model.bits,
     )  # fmt: skip
     return each * held.copies
@@ -136,20 +142,20 @@ def weight_bytes(model: ModelSpec, stage: int = 0) -> int:
 
 def published_bytes_by_format(tensors: Iterable[WeightTensor], dtype: str) -> dict[str, int]:
     """Sum the bytes of published weights by format; those that are not quantized under their type."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for tensor in tensors:
         each = engine_memory.linear_bytes(
             tensor.rows, tensor.columns, tensor.stored, awq_block=tensor.group or 128, dtype=dtype
         )
         form = dtype if tensor.stored == "none" else tensor.stored
-        found[form] = found.get(form, 0) + each * tensor.copies
-    return found
+        sizes[form] = sizes.get(form, 0) + each * tensor.copies
+    return sizes
 
 
 def mxfp4_padding(model: ModelSpec) -> int:
     """Bytes that experts in MXFP4 may take besides, where kernels round their sizes up; 0 for other formats."""
     multiples = engine_memory.mxfp4_multiples()
-    found = 0
+    padding = 0
     for tensor in _held(model, 0):
         if not tensor.is_expert or tensor.columns == 1 or served_format(tensor, model) != "mxfp4":
             continue
@@ -172,8 +178,8 @@ def mxfp4_padding(model: ModelSpec) -> int:
             stored=tensor.stored,
             group=tensor.group,
         )
-        found += tensor_bytes(padded, model) - tensor_bytes(tensor, model)
-    return found
+        padding += tensor_bytes(padded, model) - tensor_bytes(tensor, model)
+    return padding
 
 
 def stage_layers(model: ModelSpec, stage: int) -> range:
@@ -216,10 +222,17 @@ def _held(model: ModelSpec, stage: int) -> Iterator[WeightTensor]:
 _OF_TARGET = ("embed_tokens", "shared_head.head")
 
 
+def _is_packed(model: ModelSpec, kind: str) -> bool:
+    """Whether the embedded engine's kernels pack weights of a kind for themselves."""
+    return model.packed is not None and kind not in ("embedding", "norms", "experts")
+
+
 def _formula(model: ModelSpec, kind: str, forms: Iterable[str]) -> str:
     ways = model.split.tensor if kind == "experts" else model.split.shared
     spread = f", over {ways} GPUs" if ways > 1 else ", whole on each GPU" if model.split.attention_dp else ""
     quantized = [form for form in forms if form != "none"]
+    if _is_packed(model, kind) and any(engine_memory.cpu_widens(form) for form in forms):
+        return f"rows * columns in {model.packed}, in which the cpu engine multiplies them"
     if kind == "experts" and model.expert_bytes is not None:
         return f"rows * columns of each layer * {model.expert_bytes:g} bytes, as the cpu engine unpacks them"
     if quantized:

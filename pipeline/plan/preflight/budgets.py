@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory import MemoryPlan, StepLimits, deployment_spec, plan_memory
+from pipeline.plan.memory import MemoryPlan, deployment_spec, plan_memory
 from pipeline.plan.plan import TARGET
 from pipeline.plan.preflight.context import Check, Context, Objection
 
@@ -38,10 +38,8 @@ def _large_batch_tokens(context: Context) -> Iterator[Objection]:
 
 
 def _block(context: Context) -> Iterator[Objection]:
-    given, block = (
-        context.recipe.limits.max_batch_tokens,
-        rule("build.max_num_tokens_block").facts["tokens_per_block"],
-    )
+    block = rule("build.max_num_tokens_block").facts["tokens_per_block"]
+    given = context.recipe.limits.max_batch_tokens
     if given is not None and given < block:
         yield Objection(
             (BATCH_TOKENS,),
@@ -114,16 +112,12 @@ def _draft_flags(context: Context) -> Iterator[Objection]:
     if draft is None or TARGET not in engines:
         return
     flags = engines[TARGET]
-    wrong = [
-        *(
-            []
-            if flags["speculative_decoding_mode"] == "draft_tokens_external"
-            else ["speculative_decoding_mode"]
-        ),
-        *([] if flags["use_paged_context_fmha"] == "enable" else ["use_paged_context_fmha"]),
-        *([] if flags["max_draft_len"] >= draft.max_draft_tokens else ["max_draft_len"]),
-    ]
-    if wrong:
+    right = {
+        "speculative_decoding_mode": flags["speculative_decoding_mode"] == "draft_tokens_external",
+        "use_paged_context_fmha": flags["use_paged_context_fmha"] == "enable",
+        "max_draft_len": flags["max_draft_len"] >= draft.max_draft_tokens,
+    }
+    if wrong := [name for name, holds in right.items() if not holds]:
         text = ", ".join(f"{name} {flags[name]}" for name in wrong)
         yield Objection(("draft", "draft.max_draft_tokens"), f"cannot be verified by an engine with {text}")
 
@@ -210,11 +204,9 @@ def _plan(context: Context) -> str:
 def _planned(context: Context) -> MemoryPlan | None:
     """None: sizes, GPU or types are not known, which other rules say where it matters."""
     sizes = {model.role: model.sizes for model in context.models if model.sizes is not None}
-    emitted = context.emitted
-    steps: Mapping[str, StepLimits] = emitted.steps if emitted is not None else {}
+    adapters = context.target.facts.adapters
     try:
-        adapters = context.target.facts.adapters
-        demand = deployment_spec(context.recipe, sizes, steps, adapters=adapters)
+        demand = deployment_spec(context.recipe, sizes, context.emitted.steps, adapters=adapters)
     except UserError:
         return None
     return plan_memory(demand) if demand is not None else None

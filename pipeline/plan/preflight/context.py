@@ -36,7 +36,8 @@ class DatasetFacts:
 class GeneratedConfig:
     """Settings of engines and package, as the runtime works them out."""
 
-    build: Mapping[str, Mapping[str, Json]]  # role -> of its engine; without those that were refused
+    # role -> of its engine; without those that were refused
+    build: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     package: Mapping[str, Json] = field(default_factory=dict)
     refusals: tuple[Fault, ...] = ()  # what kept the runtime from working them out
     dataset: DatasetFacts | None = None  # None: nothing is calibrated
@@ -53,28 +54,28 @@ class GeneratedConfig:
     @property
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of the LLM API; empty for other runtimes."""
-        found = self.build.get(TARGET, {}).get("arguments", {})
-        assert isinstance(found, Mapping), "as the pytorch runtime writes them"
-        return found
+        arguments = self.build.get(TARGET, {}).get("arguments", {})
+        assert isinstance(arguments, Mapping), "as the pytorch runtime writes them"
+        return arguments
 
     @property
     def steps(self) -> dict[str, StepLimits]:
         """Role -> what the runtime asks of its engine, as far as memory depends on it."""
-        found = {
+        steps = {
             role: StepLimits(flags["max_num_tokens"], flags["tokens_per_block"] or StepLimits().block_tokens)
             for role, flags in self.engines
         }
         if self.arguments:
             block = self.arguments["kv_cache_config"].get("tokens_per_block") or StepLimits().block_tokens
             both = StepLimits(int(self.arguments["max_num_tokens"]), int(block))
-            found |= {TARGET: both, DRAFT: both}
-        return found
+            steps |= {TARGET: both, DRAFT: both}
+        return steps
 
     def of_package(self, section: str) -> Mapping[str, Any]:
         """A section of the package's settings, such as "limits" or "requirements"; empty if it has none."""
-        found = self.package.get(section, {})
-        assert isinstance(found, Mapping), "sections are mappings"
-        return found
+        settings = self.package.get(section, {})
+        assert isinstance(settings, Mapping), "sections are mappings"
+        return settings
 
 
 def _words(flags: Json) -> list[str]:
@@ -119,7 +120,7 @@ class Context:
     recipe: Recipe
     models: tuple[RecipeModel, ...]  # the target first
     machine: MachineFacts | None = None
-    emitted: GeneratedConfig | None = None
+    emitted: GeneratedConfig = GeneratedConfig()
 
     @property
     def target(self) -> RecipeModel:
@@ -144,7 +145,7 @@ class Context:
 
     @property
     def gpu(self) -> gpus.Gpu | None:
-        """The recipe's GPU; None if it names none, or one that is not known."""
+        """The recipe's GPU; None if it names none, or a GPU that is not known."""
         runtime = self.gpu_runtime
         return next(
             (product for product in gpus.gpus() if runtime is not None and product.name == runtime.gpu), None
@@ -153,12 +154,12 @@ class Context:
     @property
     def engines(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """Role -> flags of trtllm-build that will be said; nothing where that is not known."""
-        return self.emitted.engines if self.emitted is not None else ()
+        return self.emitted.engines
 
     @property
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of the LLM API that will be written; nothing where that is not known."""
-        return self.emitted.arguments if self.emitted is not None else {}
+        return self.emitted.arguments
 
     @property
     def instances(self) -> int:
@@ -187,6 +188,12 @@ class Context:
         except UserError as error:
             return str(error)
         return ""
+
+    @property
+    def version(self) -> str | None:
+        """Release of TensorRT-LLM; None if the runtime is another, or there is no such release."""
+        runtime = self.gpu_runtime
+        return None if runtime is None or self.release_problem else runtime.version
 
     def without_sizes(self, source_keys: Container[str]) -> Context:
         """Return a copy in which the sizes of the models at some keys are not known."""
@@ -218,7 +225,7 @@ def make_context(
     models = [_target(recipe, facts.get(TARGET, ModelFacts()))]
     if recipe.draft is not None:
         models.append(_draft(recipe, facts.get(DRAFT, ModelFacts())))
-    return Context(recipe, tuple(models), machine, emitted)
+    return Context(recipe, tuple(models), machine, emitted or GeneratedConfig())
 
 
 def _target(recipe: Recipe, facts: ModelFacts) -> RecipeModel:

@@ -24,20 +24,6 @@ KV_CACHE = "quantization.kv_cache"
 def _kv_cache_keeps_context(context: Context) -> Iterator[Objection]:
     """FP8 KV cache beside weights of other formats: the builder turns paged context attention off."""
     kept: list[str] = rule("kvq.weight_combo").facts["kept_with"]
-    for model in context.models:
-        if model.kv_cache != "fp8" or model.format in kept:
-            continue
-        unsure = model.format == "auto" and set(context.layer_formats(model)) & set(kept)
-        yield _context_off(
-            context,
-            (KV_CACHE, model.format_key),
-            f"with {model.format_key} {model.format}",
-            f"set {KV_CACHE} to auto, or {model.format_key} to {' or '.join(kept[:2])}",
-            unsure=bool(unsure),
-        )
-
-
-def _context_off(context: Context, keys: tuple[str, ...], when: str, fix: str, *, unsure: bool) -> Objection:
     recipe = context.recipe
     wanted = {
         "kv_cache.reuse": recipe.kv_cache.reuse,
@@ -45,18 +31,21 @@ def _context_off(context: Context, keys: tuple[str, ...], when: str, fix: str, *
         "draft": recipe.draft is not None,
     }
     needing = [key for key, needs in wanted.items() if needs]
-    text = f"makes the engine builder turn paged context attention off ({when})"
-    if not needing:
-        return Objection(
-            keys, f"{text}; the engine then has no reuse, no chunked context and no draft", fix, "warning"
-        )
-    off = "set " + " and ".join(f"{key} to false" for key in needing) if "draft" not in needing else ""
-    return Objection(
-        (*keys, *needing),
-        f"{text}, and {', '.join(needing)} cannot do without it",
-        f"{fix}; or {off}" if off else fix,
-        "warning" if unsure else None,
-    )
+    for model in context.models:
+        if model.kv_cache != "fp8" or model.format in kept:
+            continue
+        unsure = model.format == "auto" and set(context.layer_formats(model)) & set(kept)
+        keys, when = (KV_CACHE, model.format_key), f"with {model.format_key} {model.format}"
+        fix = f"set {KV_CACHE} to auto, or {model.format_key} to {' or '.join(kept[:2])}"
+        text = f"makes the engine builder turn paged context attention off ({when})"
+        if not needing:
+            text += "; the engine then has no reuse, no chunked context and no draft"
+            yield Objection(keys, text, fix, "warning")
+            continue
+        if "draft" not in needing:
+            fix += "; or set " + " and ".join(f"{key} to false" for key in needing)
+        text += f", and {', '.join(needing)} cannot do without it"
+        yield Objection((*keys, *needing), text, fix, "warning" if unsure else None)
 
 
 def _formats(context: Context) -> Iterator[Objection]:
@@ -64,13 +53,13 @@ def _formats(context: Context) -> Iterator[Objection]:
     for model in context.models:
         known = _known_formats(facts, model, context.kind)
         of = f" for {model.architecture}" if model.architecture and model.format in facts["formats"] else ""
-        others = [form for form in context.layer_formats(model) if form not in known]
+        unknown = [form for form in context.layer_formats(model) if form not in known]
         if model.format not in known:
             yield Objection((model.format_key,), f"cannot be made{of}", f"one of {', '.join(known)}")
-        elif others and model.format == "auto":
+        elif unknown and model.format == "auto":
             yield Objection(
                 ("quantization.auto.formats",),
-                f"has {', '.join(others)}, which cannot be made{of}",
+                f"has {', '.join(unknown)}, which cannot be made{of}",
                 f"formats among {', '.join(form for form in known if form not in ('none', 'auto'))}",
             )
         elif (
@@ -217,17 +206,17 @@ def on_gpu(name: str) -> Check:
     """Make the check of a rule whose limits are data of the GPUs (contracts/data/gpus.yaml)."""
 
     def check(context: Context) -> Iterator[Objection]:
-        for found, model, form in _unsupported(context):
-            if found.rule == name:
+        for issue, model, form in _unsupported(context):
+            if issue.rule == name:
                 published = form in _published(model)
-                text = f"{form}: {found.reason}" if form != model.format else found.reason
+                text = f"{form}: {issue.reason}" if form != model.format else issue.reason
                 text = f"weights are published in {text}" if published else text
                 keys = {
                     "gpu": (GPU, VERSION),
                     "weights": (GPU, model.source_key) if published else (model.format_key, GPU),
                     "kv_cache": (KV_CACHE, GPU),
                 }
-                yield Objection(keys[found.subject], text, "", found.severity, found.sources)
+                yield Objection(keys[issue.subject], text, "", issue.severity, issue.sources)
 
     return check
 
@@ -243,14 +232,13 @@ def _unsupported(context: Context) -> Iterator[tuple[gpus.FormatIssue, RecipeMod
     assert runtime is not None, "the rule is about TensorRT-LLM"
     if context.gpu is None:
         return  # gpu.known says so
-    version = None if context.release_problem else runtime.version
     seen: set[str] = set()
     for model in context.models:
         for form in _published(model) or context.layer_formats(model):
-            for found in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, version):
-                if found.reason not in seen:
-                    seen.add(found.reason)
-                    yield found, model, form
+            for issue in gpus.format_issues(context.gpu, form, model.kv_cache, runtime.kind, context.version):
+                if issue.reason not in seen:
+                    seen.add(issue.reason)
+                    yield issue, model, form
 
 
 _BY_GPU = (

@@ -52,49 +52,53 @@ def _architecture(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection
     used, wanted = _used(needs, here)
     if wanted is None:
         return
-    right = [str(seen.index) for seen in here.gpus or () if seen.sm == wanted.gpu.sm][: wanted.gpus]
-    for sm in sorted({seen.sm for seen in used} - {wanted.gpu.sm}):
-        others = [seen for seen in used if seen.sm == sm]
+    fitting = [str(device.index) for device in here.gpus or () if device.sm == wanted.gpu.sm][: wanted.gpus]
+    for sm in sorted({device.sm for device in used} - {wanted.gpu.sm}):
+        strangers = [device for device in used if device.sm == sm]
         yield Objection(
             (GPU,),
-            f"{_listed(others)}: compute capability {sm / 10:.1f}, it is for {wanted.gpu.capability}",
-            f"--gpus {','.join(right)}" if len(right) == wanted.gpus else _for_this(needs, others[0], wanted),
+            f"{_listed(strangers)}: compute capability {sm / 10:.1f}, it is for {wanted.gpu.capability}",
+            f"--gpus {','.join(fitting)}"
+            if len(fitting) == wanted.gpus
+            else _for_this(needs, strangers[0], wanted),
         )
 
 
 def _chip(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     used, wanted = _used(needs, here)
-    for seen in used:
-        if wanted is not None and seen.sm == wanted.gpu.sm and not has_chip_name(seen, wanted.gpu):
+    for device in used:
+        if wanted is not None and device.sm == wanted.gpu.sm and not has_chip_name(device, wanted.gpu):
             yield Objection(
                 (GPU,),
-                f"{_listed([seen])} is not a {wanted.gpu.name}: it runs there, at another speed than it was tuned for",
-                _for_this(needs, seen, wanted),
+                f"{_listed([device])} is not a {wanted.gpu.name}: it runs there, at another speed than it was tuned "
+                "for",
+                _for_this(needs, device, wanted),
             )
 
 
 def _gpu_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     used, wanted = _used(needs, here)
     facts = rule("host.gpu_memory").facts
-    for seen in used:
+    for device in used:
         assert wanted is not None, "GPUs are used for something"
-        others, least = seen.memory_mib - seen.free_mib, (wanted.rank_bytes or 0) >> 20
-        if seen.memory_mib < wanted.gpu.driver_mib * facts["share"]:
+        used_mib, least = device.memory_mib - device.free_mib, (wanted.rank_bytes or 0) >> 20
+        if device.memory_mib < wanted.gpu.driver_mib * facts["share"]:
             yield Objection(
                 (GPU,),
-                f"{_listed([seen])} has {seen.memory_mib} MiB, the limits were made for {wanted.gpu.driver_mib} MiB",
-                _for_this(needs, seen, wanted),
+                f"{_listed([device])} has {device.memory_mib} MiB, the limits were made for "
+                f"{wanted.gpu.driver_mib} MiB",
+                _for_this(needs, device, wanted),
             )
-        elif seen.free_mib < least:
+        elif device.free_mib < least:
             yield Objection(
                 (GPU,),
-                f"{_listed([seen])} has {seen.free_mib} MiB free, the weights alone need {least} MiB",
+                f"{_listed([device])} has {device.free_mib} MiB free, the weights alone need {least} MiB",
                 "end what else runs on it (nvidia-smi lists it), or name other GPUs with --gpus",
             )
-        elif others > facts["busy_mib"]:
+        elif used_mib > facts["busy_mib"]:
             yield Objection(
                 (GPU,),
-                f"{_listed([seen])}: {others} MiB are in use by others, so that the KV cache will be smaller",
+                f"{_listed([device])}: {used_mib} MiB are in use by others, so that the KV cache will be smaller",
                 "end what else runs on it",
                 "warning",
             )
@@ -104,7 +108,7 @@ def _links(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     used, wanted = _used(needs, here)
     if here.links is None or wanted is None or wanted.tensor < 2:
         return
-    pairs = combinations(sorted(seen.index for seen in used)[: wanted.tensor], 2)
+    pairs = combinations(sorted(device.index for device in used)[: wanted.tensor], 2)
     slow = {
         pair: here.links[pair].path for pair in pairs if pair in here.links and here.links[pair].path != "NV"
     }
@@ -120,7 +124,7 @@ def _links(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 
 def _driver(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     used, wanted = _used(needs, here)
-    for driver in sorted({seen.driver for seen in used}):
+    for driver in sorted({device.driver for device in used}):
         if wanted is not None and version_numbers(driver) < version_numbers(wanted.driver):
             yield Objection(
                 (VERSION,),
@@ -129,13 +133,13 @@ def _driver(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
             )
 
 
-def _for_this(needs: MachineNeeds, seen: GpuFacts, wanted: ServingNeeds) -> str:
-    known = contract_name(seen)
+def _for_this(needs: MachineNeeds, device: GpuFacts, wanted: ServingNeeds) -> str:
+    known = contract_name(device)
     return f"{needs.build} --set {GPU}={known}" if known else f"use a {wanted.gpu.name}"
 
 
-def _listed(seen: list[GpuFacts]) -> str:
-    return f"{seen[0].name} (GPU {', '.join(str(device.index) for device in seen)})"
+def _listed(devices: list[GpuFacts]) -> str:
+    return f"{devices[0].name} (GPU {', '.join(str(device.index) for device in devices)})"
 
 
 DEVICE_CHECKS: Mapping[str, MachineCheck] = {
@@ -178,7 +182,7 @@ def _calibration(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]
             )
         return
     needed = needs.calibrated_weights * facts["gpu_bytes"]
-    on_gpus = sum(seen.free_mib for seen in here.gpus) * _MIB
+    on_gpus = sum(device.free_mib for device in here.gpus) * _MIB
     if on_gpus + free < needed:
         text = _lacks("memory to calibrate", needed, on_gpus + free, "are free on GPUs and host together")
         yield Objection((FORMAT,), text, elsewhere)
@@ -249,8 +253,8 @@ def _locked_memory(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objectio
 def _ports(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     taken = sorted((here.taken_ports or frozenset()) & set(PORTS))
     if taken and needs.where == "anywhere":  # a start names the ports that it takes
-        others = "pipeline serve chooses others, or name them: triton.grpc_port, triton.metrics_port"
-        yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", others)
+        fix = "pipeline serve chooses others, or name them: triton.grpc_port, triton.metrics_port"
+        yield Objection(("name",), f"ports {', '.join(map(str, taken))} are taken by another process", fix)
 
 
 def _spawning(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:

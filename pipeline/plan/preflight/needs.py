@@ -26,7 +26,7 @@ from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_fo
 from pipeline.plan.model_facts import facts_from_sizes
 from pipeline.plan.preflight.context import Context, Objection, RecipeModel, make_context
 from pipeline.recipe import CpuRuntime, Recipe
-from pipeline.recipe.values import RecipeValues
+from pipeline.recipe.sections import RecipeValues
 
 Where = Literal["anywhere", "local", "docker"]
 _GIB = 2**30
@@ -59,7 +59,7 @@ class MachineNeeds:
     name: str  # of the recipe
     kind: str  # runtime.kind
     build: str = "pipeline build RECIPE"  # the command line that builds it, and to which --set may be added
-    serve: str = "pipeline serve RECIPE"  # and the one that serves it
+    serve: str = "pipeline serve RECIPE"  # and the command that serves it
     values: Mapping[str, object] = field(
         default_factory=dict
     )  # keys of the recipe -> what they say, where it is known
@@ -196,9 +196,12 @@ def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
 
 
 def build_bytes(context: Context) -> int | None:
-    """Sum the bytes of disk of all artifacts of a build; None if nothing is known of one of the models."""
+    """Sum the bytes of disk of all artifacts of a build; None if nothing is known of one of the models.
+
+    Adapters count as far as they are here: as they are fetched, and in the package.
+    """
     copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
-    total = 0
+    total = 2 * sum(adapter.file_bytes for adapter in context.target.facts.adapters.values())
     for model in context.models:
         fetched, stored = published_bytes(model), stored_bytes(model)
         if fetched is None or stored is None:

@@ -1,6 +1,8 @@
-"""Rules about what a recipe names: release, GPU, flags and models.
+"""Rules about what a recipe names: release, GPU, flags, models, and features that upstream lists for PyTorch.
 
-Each function is one rule of contracts/data/rules, under its id in RELEASE_CHECKS.
+Each function is one rule of contracts/data/rules, under its id in RELEASE_CHECKS or SUPPORT_CHECKS; sentences about
+support are those of `pipeline.plan.compatibility`. A class that a release does not list may run all the same, and is
+warned about.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from pipeline.contracts.releases import half
 from pipeline.contracts.rules import rule
 from pipeline.contracts.version_range import is_candidate, precedes
 from pipeline.errors import UserError
-from pipeline.plan.preflight.context import Check, Context, Objection
+from pipeline.plan.compatibility import FEATURES, SupportIssue, feature_issue, why_not_listed, why_not_on
+from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
 from pipeline.plan.preflight.formats import on_gpu
 from pipeline.recipe import PyTorchRuntime, TensorRTRuntime
 
@@ -32,14 +35,12 @@ def _frozen(context: Context) -> Iterator[Objection]:  # noqa: ARG001 - true of 
 
 
 def _candidate(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is not None and not context.release_problem and is_candidate(runtime.version):
+    if context.version is not None and is_candidate(context.version):
         yield Objection((VERSION,), "is a release candidate: not final, and not in any Triton container")
 
 
 def _evidence(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is not None and not context.release_problem and (text := llm_args.rests_on(runtime.version)):
+    if context.version is not None and (text := llm_args.rests_on(context.version)):
         yield Objection((VERSION,), f"is judged, as to arguments of the LLM API, by {text}")
 
 
@@ -100,7 +101,7 @@ def _served(context: Context) -> Iterator[Objection]:
 
 def _refused(context: Context) -> Iterator[Objection]:
     """Refusals of the runtime itself, when it worked out its settings."""
-    for fault in context.emitted.refusals if context.emitted is not None else ():
+    for fault in context.emitted.refusals:
         yield Objection((fault.key or KIND,), fault.problem, fault.fix)
 
 
@@ -169,9 +170,9 @@ def _faults_of_value(version: str, name: str, entry: str) -> Iterator[str]:
 def _right_values(version: str, name: str) -> str:
     """How an entry for this flag is written."""
     flag = trtllm_build.flags(version)[name]
-    *others, last = trtllm_build.entries_of(flag)
+    *examples, last = trtllm_build.entries_of(flag)
     any_number = ", or another number of at least 1" if flag.kind == "integer" else ""
-    return f"write {', '.join(others)} or {last}" if others else f"write {last}{any_number}"
+    return f"write {', '.join(examples)} or {last}" if examples else f"write {last}{any_number}"
 
 
 def _right_names(version: str, name: str) -> str:
@@ -195,4 +196,98 @@ RELEASE_CHECKS: Mapping[str, Check] = {
     "llmapi.instances": _instances,
     "known.issue": _known_issue,
     "build.flags": _build_flags,
+}
+
+
+LLM_ARGS, ADAPTERS = "runtime.llm_args", "adapters"
+
+
+def _listed(context: Context) -> Iterator[Objection]:
+    for model, architecture, version in _served_models(context):
+        if (issue := why_not_listed(architecture, version)) is not None:
+            yield _objection((VERSION, model.source_key), issue)
+
+
+def _model_gpu(context: Context) -> Iterator[Objection]:
+    for model, architecture, version in _served_models(context):
+        if (issue := why_not_on(architecture, version, context.gpu)) is not None:
+            yield _objection((GPU, model.source_key), issue)
+
+
+def _features(context: Context) -> Iterator[Objection]:
+    for model, architecture, version in _served_models(context):
+        if model is not context.target:
+            continue
+        runtime = context.recipe.runtime
+        assert isinstance(runtime, PyTorchRuntime), "the rules are about the PyTorch backend"
+        given = [
+            f"{section}.{name}"
+            for section, values in runtime.llm_args.items()
+            if isinstance(values, Mapping)
+            for name in values
+        ]
+        for feature, key in _used(context).items():
+            if (issue := feature_issue(architecture, feature, version, context.gpu, given)) is not None:
+                yield _objection((key, VERSION, GPU), issue)
+
+
+def _together(context: Context) -> Iterator[Objection]:
+    used = _used(context)
+    for first, second in support.untested_together():
+        if first in used and second in used:
+            keys = (used[first], used[second])
+            yield Objection(
+                keys if keys[0] in (LLM_ARGS, ADAPTERS) else keys[::-1],
+                f"upstream has not tested {FEATURES[first].label} together with {FEATURES[second].label}",
+                f"{FEATURES[first].without}, or {FEATURES[second].without}",
+            )
+
+
+def _served_models(context: Context) -> Iterator[tuple[RecipeModel, str, str]]:
+    """The models whose class is known, but heads, with the release that is to serve them."""
+    for model in context.models:
+        if model.architecture and not model.is_head and context.version is not None:
+            yield model, model.architecture, context.version
+
+
+def _used(context: Context) -> dict[str, str]:
+    """Feature that the recipe uses -> the key that says so."""
+    recipe, arguments = context.recipe, context.arguments
+    runtime = recipe.runtime
+    assert isinstance(runtime, PyTorchRuntime), "the rules are about the PyTorch backend"
+    given = runtime.llm_args
+    proposing = (
+        "draft" if recipe.draft is not None else "runtime.speculation" if runtime.speculation else LLM_ARGS
+    )
+    speculation = arguments.get("speculative_config") or {}
+    decoding = speculation.get("decoding_type")
+    features = {
+        "overlap": ("runtime.overlap_scheduler", arguments.get("disable_overlap_scheduler") is False),
+        "attention_dp": ("runtime.attention_dp", runtime.attention_dp),
+        "disaggregation": (LLM_ARGS, given.get("cache_transceiver_config")),
+        "chunked_prefill": ("scheduler.chunked_context", recipe.scheduler.chunked_context),
+        "mtp": (proposing, decoding == "MTP"),
+        "eagle3": (proposing, decoding in ("Eagle", "Eagle3")),
+        "kv_reuse": ("kv_cache.reuse", recipe.kv_cache.reuse),
+        "guided_decoding": ("guided_decoding", recipe.guided_decoding),
+        "lora": (
+            ADAPTERS if recipe.adapters else LLM_ARGS,
+            recipe.adapters or given.get("enable_lora") or given.get("lora_config"),
+        ),
+        "expert_parallel": ("runtime.expert_parallel", (runtime.expert_parallel or 1) > 1),
+        "pipeline_parallel": ("runtime.pipeline_parallel", runtime.pipeline_parallel > 1),
+        "speculation": (proposing, decoding is not None),
+    }
+    return {feature: key for feature, (key, uses) in features.items() if uses}
+
+
+def _objection(keys: tuple[str, ...], issue: SupportIssue) -> Objection:
+    return Objection(keys, issue.problem, issue.fix, issue.severity)
+
+
+SUPPORT_CHECKS: Mapping[str, Check] = {
+    "model.listed": _listed,
+    "model.gpu": _model_gpu,
+    "feature.supported": _features,
+    "feature.together": _together,
 }

@@ -14,7 +14,6 @@ from pipeline.errors import Fault, InvalidInput
 from pipeline.plan.machine_facts import MachineFacts
 from pipeline.plan.model_facts import ModelFacts, offline_facts
 from pipeline.plan.preflight import (
-    adapters,
     budgets,
     formats,
     releases,
@@ -22,22 +21,21 @@ from pipeline.plan.preflight import (
     sourcing,
     speculation,
     splitting,
-    support,
 )
 from pipeline.plan.preflight import machine as machines
 from pipeline.plan.preflight.context import Check, Context, GeneratedConfig, Objection, make_context
 from pipeline.plan.preflight.needs import MachineCheck, MachineNeeds, needs_of
 from pipeline.recipe import Recipe
 from pipeline.recipe.loading import located, shown
+from pipeline.recipe.sections import RecipeValues
 from pipeline.recipe.validators import Problem
-from pipeline.recipe.values import RecipeValues
 from pipeline.store import Json
 from pipeline.store.manifest import FINDINGS
 
 # Group -> checks of a recipe, its models, and what will be written for it.
 RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "releases": releases.RELEASE_CHECKS,
-    "support": support.CHECKS,
+    "support": releases.SUPPORT_CHECKS,
     "formats": formats.FORMAT_CHECKS,
     "splitting": splitting.CHECKS,
     "speculation": speculation.SPECULATION_CHECKS,
@@ -46,7 +44,7 @@ RECIPE_GROUPS: Mapping[str, Mapping[str, Check]] = {
     "memory": budgets.MEMORY_CHECKS,
     "serving": serving.CHECKS,
     "sourcing": sourcing.CHECKS,
-    "adapters": adapters.CHECKS,
+    "adapters": sourcing.ADAPTER_CHECKS,
     "caching": serving.CACHE_CHECKS,
 }
 # Group -> checks of a machine, by what is needed of it.
@@ -198,15 +196,14 @@ def _of_recipe(context: Context) -> list[Finding]:
     classes = [finding for finding in found if finding.rule in _CLASS]
     if not classes:
         return found
-    rest = _checked(context.without_sizes({finding.keys[0] for finding in classes}))
-    return [*classes, *(finding for finding in rest if finding.rule not in _CLASS)]
+    judged = _checked(context.without_sizes({finding.keys[0] for finding in classes}))
+    return [*classes, *(finding for finding in judged if finding.rule not in _CLASS)]
 
 
 def _checked(context: Context) -> Iterator[Finding]:
-    values, runtime = RecipeValues(context.recipe.model_dump(mode="json")), context.gpu_runtime
-    version = runtime.version if runtime is not None and not context.release_problem else None
+    values = RecipeValues(context.recipe.model_dump(mode="json"))
     for checked in rules():
-        if checked.id in RECIPE_CHECKS and checked.concerns(context.kind, version):
+        if checked.id in RECIPE_CHECKS and checked.concerns(context.kind, context.version):
             for objection in RECIPE_CHECKS[checked.id](context):
                 yield _finding(checked, context.kind, objection, values[objection.keys[0]])
 

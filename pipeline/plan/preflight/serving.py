@@ -48,8 +48,8 @@ def _chunks(context: Context) -> Iterator[Objection]:
 
 def _whole_answers(context: Context) -> Iterator[Objection]:
     slo = context.recipe.slo
-    asked = {"slo.ttft_p95_ms": slo.ttft_p95_ms, "slo.itl_p95_ms": slo.itl_p95_ms}
-    keys = [key for key, value in asked.items() if value is not None]
+    goals = {"slo.ttft_p95_ms": slo.ttft_p95_ms, "slo.itl_p95_ms": slo.itl_p95_ms}
+    keys = [key for key, value in goals.items() if value is not None]
     if keys and not context.recipe.serving.decoupled:
         yield Objection(
             ("serving.decoupled", *keys),
@@ -87,8 +87,6 @@ def _not_paged(flags: Mapping[str, Any]) -> str:
 
 
 def _concurrency(context: Context) -> Iterator[Objection]:
-    if context.emitted is None:
-        return
     offered = context.emitted.of_package("limits").get("max_concurrency", 0)
     steps = [flags["max_batch_size"] for _, flags in context.engines]
     steps += [context.arguments["max_batch_size"]] if context.arguments else []
@@ -101,7 +99,7 @@ def _concurrency(context: Context) -> Iterator[Objection]:
 
 
 def _unbatched(context: Context) -> Iterator[Objection]:
-    config = context.emitted.package.get("config") if context.emitted is not None else None
+    config = context.emitted.package.get("config")
     # A config without the field has 0, protobuf's default.
     size = re.search(r"^max_batch_size: (\d+)$", str(config), re.MULTILINE) if config else None
     if size is not None and size[1] != "0":
@@ -109,20 +107,18 @@ def _unbatched(context: Context) -> Iterator[Objection]:
 
 
 def _arguments(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is not None and context.arguments and not context.release_problem:
-        for fault in llm_args.check(runtime.version, context.arguments):
+    if context.version is not None and context.arguments:
+        for fault in llm_args.check(context.version, context.arguments):
             yield Objection((VERSION,), f"has other arguments: {fault}", fault.fix)
 
 
 def _host_tier(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is None or context.release_problem or context.recipe.kv_cache.host_memory_gib:
+    if context.version is None or context.recipe.kv_cache.host_memory_gib:
         return
-    every = not precedes(runtime.version, rule("rt.kv_host_tier").facts["every_model_since"])
+    every = not precedes(context.version, rule("rt.kv_host_tier").facts["every_model_since"])
     yield Objection(
         ("kv_cache.host_memory_gib", VERSION),
-        f"leaves the size of the KV cache in host memory to TensorRT-LLM {runtime.version}, which pins as much as on "
+        f"leaves the size of the KV cache in host memory to TensorRT-LLM {context.version}, which pins as much as on "
         "the GPU and at most half of what is available"
         + ("" if every else ", for models that use KV cache manager V2"),
         "set it to what each rank may pin",
@@ -137,9 +133,8 @@ def _own_arguments(context: Context) -> Iterator[Objection]:
 
 
 def _unverified(context: Context) -> Iterator[Objection]:
-    runtime = context.gpu_runtime
-    if runtime is not None and context.arguments and not context.release_problem:
-        for fault in llm_args.unverified(runtime.version, context.arguments):
+    if context.version is not None and context.arguments:
+        for fault in llm_args.unverified(context.version, context.arguments):
             yield Objection((VERSION,), f"may have other arguments: {fault}")
 
 

@@ -1,36 +1,41 @@
-"""Rules about where checkpoints and samples come from: what the hub answers, and what a local folder holds.
+"""Rules about checkpoints, samples, adapters: what the hub answers, what a local folder holds, what a runtime applies.
 
-Each function is one rule of contracts/data/rules, under its id in CHECKS.
+Each function is one rule of contracts/data/rules, under its id in CHECKS or ADAPTER_CHECKS. An adapter of the Hub is
+judged when the store has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.plan.preflight.context import Check, Context, Objection, RecipeModel
-from pipeline.recipe import HubSource
+from pipeline.contracts import llmapi
+from pipeline.models.folder import ADAPTER_CONFIG, CONFIG
+from pipeline.plan.preflight.context import Check, Context, Objection
+from pipeline.recipe import HubSource, PyTorchRuntime
 
 _REFUSED, _MISSING = (401, 403), (404,)
 DATASET = "quantization.calibration.dataset"
 
 
 def _gated(context: Context) -> Iterator[Objection]:
-    for model, repo, status in _answers(context, _REFUSED):
+    for key, repo, status in _answers(context, _REFUSED):
         why = (
             "is gated, private or not there: without a token" if status == 401 else "is gated: to this token"
         )
         yield Objection(
-            (model.source_key,),
+            (key,),
             f"{why} the hub answers {status}",
             f"accept the conditions at https://huggingface.co/{repo}, and set HF_TOKEN to a token that may read it",
         )
 
 
 def _missing(context: Context) -> Iterator[Objection]:
-    for model, _, _ in _answers(context, _MISSING):
+    for key, _, _ in _answers(context, _MISSING):
+        section = key.removesuffix(".source")
+        name = ADAPTER_CONFIG if section.startswith("adapters.") else CONFIG
         yield Objection(
-            (model.source_key, model.source_key.replace("source", "revision")),
-            "has no config.json on the hub: it answers 404, as it does for a name or a revision that does not exist",
+            (key, f"{section}.revision"),
+            f"has no {name} on the hub: it answers 404, as it does for a name or a revision that does not exist",
             "write another name or revision",
         )
 
@@ -44,8 +49,8 @@ def _files(context: Context) -> Iterator[Objection]:
 def _config(context: Context) -> Iterator[Objection]:
     for model in context.models:
         for fault in model.facts.config_faults if context.is_read(model) else ():
-            said = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
-            yield Objection((model.source_key,), f"config.json: {said}: {fault.problem}", fault.fix)
+            entry = f"{fault.key} = {fault.value}" if fault.value is not None else fault.key
+            yield Objection((model.source_key,), f"config.json: {entry}: {fault.problem}", fault.fix)
 
 
 def _weights(context: Context) -> Iterator[Objection]:
@@ -68,7 +73,7 @@ def _tokenizer(context: Context) -> Iterator[Objection]:
 
 def _template(context: Context) -> Iterator[Objection]:
     """Without one a model completes texts, which is all that a base model does."""
-    model, dataset = context.target, context.emitted.dataset if context.emitted is not None else None
+    model, dataset = context.target, context.emitted.dataset
     if model.facts.has_template is not False:
         return
     if dataset is not None and dataset.conversations:
@@ -87,20 +92,19 @@ def _template(context: Context) -> Iterator[Objection]:
 
 
 def _dataset(context: Context) -> Iterator[Objection]:
-    dataset = context.emitted.dataset if context.emitted is not None else None
+    dataset = context.emitted.dataset
     if dataset is not None and dataset.problem:
         yield Objection((DATASET,), dataset.problem)
 
 
-def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[RecipeModel, str, int]]:
-    """Models of the hub, by their repository and what it answers for them."""
-    recipe, asked = context.recipe, context.machine.hub if context.machine is not None else {}
-    for model, checkpoint in zip(context.models, (recipe.model, recipe.draft), strict=False):
-        if checkpoint is None or not isinstance(checkpoint.source, HubSource):
-            continue
-        status = model.facts.access or asked.get(checkpoint.source.repo)
-        if status in wanted:
-            yield model, checkpoint.source.repo, status
+def _answers(context: Context, wanted: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
+    """Models and adapters of the hub: key of the source, repository, and what the hub answers for it."""
+    statuses = context.machine.hub if context.machine is not None else {}
+    keys = {model.role: model.source_key for model in context.models}
+    for role, asked in context.recipe.sources.items():
+        key = keys.get(role, f"adapters.{role.partition('.')[2]}.source")
+        if isinstance(asked.source, HubSource) and (status := statuses.get(asked.source.repo)) in wanted:
+            yield key, asked.source.repo, status
 
 
 CHECKS: Mapping[str, Check] = {
@@ -112,4 +116,83 @@ CHECKS: Mapping[str, Check] = {
     "source.tokenizer": _tokenizer,
     "source.template": _template,
     "source.dataset": _dataset,
+}
+
+
+def _adapter_files(context: Context) -> Iterator[Objection]:
+    for name, adapter in context.target.facts.adapters.items():
+        for fault in adapter.faults:
+            yield Objection((_key(name),), fault)
+
+
+def _layers(context: Context) -> Iterator[Objection]:
+    sizes = context.target.sizes
+    if sizes is None:
+        return
+    for name, adapter in context.target.facts.adapters.items():
+        for fault in adapter.base_faults(sizes):
+            yield Objection((_key(name), "model.source"), fault)
+
+
+def _release(context: Context) -> Iterator[Objection]:
+    runtime = context.recipe.runtime
+    assert isinstance(runtime, PyTorchRuntime), "the rule is about the PyTorch backend"
+    if context.release_problem:
+        return
+    for name, adapter in context.target.facts.adapters.items():
+        unknown = [
+            module.name
+            for module in adapter.modules
+            if llmapi.lora_module(runtime.version, module.name) is None
+        ]
+        if unknown:
+            yield Objection(
+                (_key(name), "runtime.version"),
+                f"adapts {unknown[0]}, to which TensorRT-LLM {runtime.version} applies no adapters",
+                "another release, or merge the adapter into its base",
+            )
+        if adapter.has_alphas:
+            yield Objection(
+                (_key(name), "runtime.version"),
+                "has alpha_pattern, which TensorRT-LLM does not read: layers would be scaled by lora_alpha",
+                "train it with one lora_alpha, or merge it into its base",
+            )
+
+
+def _base(context: Context) -> Iterator[Objection]:
+    source = context.recipe.model.source
+    base = source.repo if isinstance(source, HubSource) else source.path.name
+    for name, adapter in context.target.facts.adapters.items():
+        trained = adapter.base.rstrip("/")
+        both = "/" in base and trained.count("/") == 1 and not trained.startswith(("/", "."))
+        same = trained.lower() == base.lower() if both else _last_part(trained) == _last_part(base)
+        if trained and not same:
+            yield Objection(
+                (_key(name), "model.source"), f"was trained for {trained[:120]}, and model.source is {base}"
+            )
+
+
+def _graphs(context: Context) -> Iterator[Objection]:
+    runtime = context.recipe.runtime
+    if context.recipe.adapters and isinstance(runtime, PyTorchRuntime) and runtime.cuda_graphs:
+        yield Objection(
+            ("runtime.cuda_graphs", "adapters"),
+            f"is turned off beside adapters: TensorRT-LLM {runtime.version} answered wrongly with both",
+        )
+
+
+def _key(name: str) -> str:
+    return f"adapters.{name}.source"
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2].lower()
+
+
+ADAPTER_CHECKS: Mapping[str, Check] = {
+    "adapter.files": _adapter_files,
+    "adapter.layers": _layers,
+    "adapter.release": _release,
+    "adapter.base": _base,
+    "adapter.graphs": _graphs,
 }

@@ -101,17 +101,16 @@ def _draft_length(context: Context) -> Iterator[Objection]:
 
 def _backend(context: Context) -> Iterator[Objection]:
     """The settings name only ways to propose tokens that the backend has."""
-    runtime = context.gpu_runtime
-    if runtime is None or context.release_problem:
+    if context.version is None:
         return
     engines: list[str] = rule("rt.backend_supports_spec").facts["tensorrt"]
-    known = engines if runtime.kind == "tensorrt" else llm_args.decoding_types(runtime.version)
+    known = engines if context.kind == "tensorrt" else llm_args.decoding_types(context.version)
     chosen = {flags["speculative_decoding_mode"] for _, flags in context.engines}
     chosen.add(_speculation(context.arguments).get("decoding_type"))
-    for way in sorted(chosen - {None, *known}):
+    for decoding in sorted(chosen - {None, *known}):
         yield Objection(
             ("draft.method" if context.draft else "runtime.speculation", "runtime.kind"),
-            f"becomes {way}, which runtime.kind {context.kind} does not have",
+            f"becomes {decoding}, which runtime.kind {context.kind} does not have",
             f"one of {', '.join(known)}",
         )
 
@@ -181,10 +180,10 @@ def _special_tokens(context: Context) -> Iterator[Objection]:
     common = sorted(ours.special.keys() & theirs.special.keys())
     other = [token for token in common if ours.special[token] != theirs.special[token]]
     if other:
-        token, rest = other[0], f", and {len(other) - 1} more" if len(other) > 1 else ""
+        token, more = other[0], f", and {len(other) - 1} more" if len(other) > 1 else ""
         yield Objection(
             keys,
-            f"gives {token} the id {ours.special[token]}, the target {theirs.special[token]}{rest}",
+            f"gives {token} the id {ours.special[token]}, the target {theirs.special[token]}{more}",
             _SAME,
         )
 
@@ -218,10 +217,10 @@ def _tokenizer_files(context: Context) -> Iterator[Objection]:
         if ours.files.get(name) != theirs.files.get(name)
     )
     if names:
-        told = (
+        ids = (
             "; the ids of the corpus are the same" if ours.ids is not None and ours.ids == theirs.ids else ""
         )
-        yield Objection(keys, f"has another {', '.join(names)} than the target{told}")
+        yield Objection(keys, f"has another {', '.join(names)} than the target{ids}")
 
 
 TOKENIZER_CHECKS: Mapping[str, Check] = {

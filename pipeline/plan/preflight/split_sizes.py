@@ -41,8 +41,8 @@ def blocks_split(sizes: ModelSizes, split: Parallelism, block: int) -> bool:
     down_proj).
     """
     attention = sizes.heads * sizes.head_dim
-    inner, rest = inner_per_rank(sizes, split)
-    return attention % (split.shared * block) == 0 and rest == 0 and inner % block == 0
+    inner, remainder = inner_per_rank(sizes, split)
+    return attention % (split.shared * block) == 0 and remainder == 0 and inner % block == 0
 
 
 def padded_features(sizes: ModelSizes, tensor: int, multiple: int) -> dict[str, tuple[int, int]]:

@@ -63,8 +63,8 @@ def _kv_heads_duplicate(context: Context) -> Iterator[Objection]:
 
 def _kv_heads_copied(context: Context) -> Iterator[Objection]:
     for model, sizes in context.sized:
-        copies, rest = divmod(model.split.shared, sizes.kv_heads)
-        if copies > 1 and not rest:
+        copies, remainder = divmod(model.split.shared, sizes.kv_heads)
+        if copies > 1 and not remainder:
             yield Objection(
                 (model.tensor_key,),
                 f"each of the {sizes.kv_heads} key and value heads of {_name(model)} lies on {copies} ranks, "
@@ -276,8 +276,6 @@ def _wide_experts(context: Context) -> Iterator[Objection]:
 
 def _world(context: Context) -> Iterator[Objection]:
     """The settings of a package require the GPUs of its largest model, for each instance."""
-    if context.emitted is None:
-        return
     required = context.emitted.of_package("requirements").get("gpus")
     if required is not None and required != context.world:
         yield Objection(

@@ -18,9 +18,9 @@ from typing import Any
 from pipeline.errors import SourceError, StageError, UserError
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 from pipeline.progress import Progress
-from pipeline.reading import read_tokenizer
+from pipeline.reading import read_tokenizer, sha256_of
 from pipeline.recipe.source import LocalSource, NamedDataset
-from pipeline.sources.dataset import HELDOUT, TRAIN, DatasetFiles, resolve_dataset, sha256_of
+from pipeline.sources.dataset import HELDOUT, TRAIN, DatasetFiles, resolve_dataset
 from pipeline.stages.dataset.rows import DatasetRow, read_rows
 from pipeline.store import Json
 

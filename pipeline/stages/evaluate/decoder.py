@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from pipeline.errors import StageError
 from pipeline.models import Architecture, CheckpointReader, Format, LinearLayer
+from pipeline.models.layers import INPUT_GROUP
 from pipeline.models.rope import Rope
 
 _LOGITS = 1 << 24  # of each model, held at once
@@ -39,7 +40,8 @@ class Decoder:
         device: "cpu" or "cuda".
         kv_scale: Scale of an FP8 cache, in place of those that the checkpoint holds.
         bf16: Round weights, activations, keys and values to bf16, as the `cpu` runtime hands them on (OpenVINO 2026.4);
-            sums and logits stay float32.
+            sums and logits stay float32. Where all weights are integers, inputs and the output projection are rounded
+            to 8 bits, as in its short steps.
         observe: Keep the largest magnitude of each linear layer's inputs in `largest_inputs`.
     """
 
@@ -53,7 +55,7 @@ class Decoder:
         bf16: bool = False,
         observe: bool = False,
     ) -> None:
-        self._bf16 = bf16
+        self._bf16, self._rounds = bf16, bf16 and checkpoint.has_integers
         self._checkpoint, self._device, self._kv_scale = checkpoint, device, kv_scale
         self._architecture: Architecture = checkpoint.architecture
         self._is_gemma = self._architecture.family.startswith("gemma")
@@ -101,12 +103,15 @@ class Decoder:
                     f"{self._checkpoint.directory}: layer {layer} computes values that are not finite"
                 )
             after_layer()
-        return self._norm(x, "model.norm")
+        x = self._norm(x, "model.norm")
+        return round_groups(x) if self._rounds else x
 
     @torch.inference_mode()
     def head(self) -> Tensor:
         """[vocab, hidden]: the output projection, dequantized if it is quantized."""
-        return self._weight(self._checkpoint.linear("lm_head").dequantize())
+        layer = self._checkpoint.linear("lm_head")
+        rounded = self._rounds and layer.format is Format.NONE
+        return self._weight((layer.in_int8() if rounded else layer).dequantize())
 
     def _attention(self, layer: int, x: Tensor) -> Tensor:
         model, block = self._architecture, f"model.layers.{layer}.self_attn."
@@ -204,6 +209,7 @@ class Decoder:
         for rows in torch.split(x, _ROWS):
             rows = rows if smooth is None else rows * smooth
             rows = rows if scale is None else round_input(rows, layer.format, scale)
+            rows = round_groups(rows) if self._rounds else rows
             outputs.append(functional.linear(rows, weight, bias))
         return self._held(torch.cat(outputs))
 
@@ -307,6 +313,13 @@ def round_input(x: Tensor, form: Format, scale: float) -> Tensor:
     if form is Format.NVFP4:
         return round_nvfp4(x, scale)
     return x
+
+
+def round_groups(x: Tensor) -> Tensor:
+    """Round x to 8 bits by the largest magnitude of each `INPUT_GROUP` neighbours."""
+    groups = x.reshape(-1, INPUT_GROUP) if x.shape[-1] % INPUT_GROUP == 0 else x
+    step = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
+    return ((groups / step).round() * step).reshape(x.shape)
 
 
 def round_e4m3(x: Tensor, scale: float | Tensor) -> Tensor:

@@ -81,15 +81,15 @@ def _planned(known: dict[str, Adapter], **runtime: Any) -> MemoryPlan:
 
 def test_a_plan_counts_those_of_a_batch_on_the_gpu_and_all_on_the_host() -> None:
     known = {name: _adapter(16, "q_proj", "v_proj") for name in ("a", "b", "c")}
-    one = 3072 * 5120 * 2
+    adapter_line = 3072 * 5120 * 2
     memory = _planned(known)
     (line,) = [line for line in memory.ranks[0].lines if line.name == "adapters"]
-    assert line.bytes == 2 * one  # as many as requests run at a time
-    assert memory.adapter_host_bytes == 3 * one
+    assert line.bytes == 2 * adapter_line  # as many as requests run at a time
+    assert memory.adapter_host_bytes == 3 * adapter_line
     assert memory.spec.graph_sizes == ()  # TensorRT-LLM 1.2.1 replays no graphs with adapters
     own = _planned(known, llm_args={"lora_config": {"max_loras": 1, "max_cpu_loras": 8}})
     (line,) = [line for line in own.ranks[0].lines if line.name == "adapters"]
-    assert (line.bytes, own.adapter_host_bytes) == (one, 8 * one)
+    assert (line.bytes, own.adapter_host_bytes) == (adapter_line, 8 * adapter_line)
     assert own.tokens > memory.tokens
 
 

@@ -32,7 +32,7 @@ from pipeline.recipe.library import packaged
 from tests.support import LLAMA_DRAFT
 
 GIB = 2**30
-NAMES = [one.name for one in gpus()]
+NAMES = [product.name for product in gpus()]
 ON_GPUS = [name for name in packaged() if name != "tiny-cpu"]
 
 
@@ -109,7 +109,7 @@ def test_a_larger_gpu_never_holds_less(capacity: int, more: int) -> None:
 @given(layers=st.integers(1, 100), split=st.sampled_from([1, 2, 4, 8, 16]))
 @settings(max_examples=30)
 def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: int) -> None:
-    one, many = (
+    single, many = (
         kv_token_bytes(
             ModelSpec(
                 "target",
@@ -119,8 +119,8 @@ def test_a_token_costs_as_much_as_it_has_layers_and_heads(layers: int, split: in
         )
         for count in (1, layers)
     )
-    assert many == layers * one
-    assert one == 2 * max(1, 8 // split) * 128 * 2  # beyond eight GPUs, each KV head is on several
+    assert many == layers * single
+    assert single == 2 * max(1, 8 // split) * 128 * 2  # beyond eight GPUs, each KV head is on several
 
 
 def test_a_token_of_latent_attention_is_the_same_on_every_rank() -> None:
@@ -182,9 +182,9 @@ def test_what_is_named_instead_holds_more(name: str) -> None:
     assert asked is not None
     now = plan_memory(asked)
     found = alternatives(recipe, asked)
-    for one in found:
-        assert one.plan.sequences > now.sequences or one.plan.verdict == "fits"
-        assert all(override.partition("=")[2] for override in one.overrides)
+    for alternative in found:
+        assert alternative.plan.sequences > now.sequences or alternative.plan.verdict == "fits"
+        assert all(override.partition("=")[2] for override in alternative.overrides)
     assert found or now.verdict == "does not fit"
 
 
@@ -198,13 +198,13 @@ def test_a_model_that_is_not_known_makes_no_demand() -> None:
 
 def test_a_type_that_is_not_known_is_refused() -> None:
     recipe = load_recipe("phi-4-fp8")
-    sizes = {role: replace(one, dtype="float128") for role, one in offline_sizes(recipe).items()}
+    sizes = {role: replace(known, dtype="float128") for role, known in offline_sizes(recipe).items()}
     with pytest.raises(UserError, match="target: float128; known: float16"):
         deployment_spec(recipe, sizes)
 
 
 def test_a_recipe_says_the_same_as_the_measurement_that_it_repeats() -> None:
-    point = next(one for one in capacity_points() if one.model == "Qwen/Qwen3-32B-FP8")
+    point = next(point for point in capacity_points() if point.model == "Qwen/Qwen3-32B-FP8")
     recipe = load_recipe(
         "llama-3.3-70b-nvfp4",
         (
@@ -231,6 +231,28 @@ def test_the_embedded_engine_takes_what_its_limits_need() -> None:
     assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
 
 
+@pytest.mark.parametrize(("form", "times"), [("none", 2), ("fp8", 2), ("int8_sq", 1), ("int4_awq", 1)])
+def test_the_embedded_engine_widens_what_it_has_no_products_for(form: str, times: int) -> None:
+    given = (
+        "" if form == "none" else ", calibration: {dataset: support, samples: 16, allow_sample_count: true}"
+    )
+    recipe = load_recipe("tiny-cpu", (f"quantization={{format: {form}{given}}}",))
+
+    def lines(*, bf16: bool) -> dict[str, int]:
+        asked = deployment_spec(
+            recipe, {"target": LLAMA_8B, "draft": LLAMA_1B}, ram_bytes=64 * GIB, bf16=bf16
+        )
+        assert asked is not None
+        return {line.key: line.bytes for line in plan_memory(asked).ranks[0].lines}
+
+    exact, rounded = lines(bf16=False), lines(bf16=True)
+    assert exact["weights.target.mlp"] == times * rounded["weights.target.mlp"]
+    assert exact["weights.target.lm_head"] == 2 * rounded["weights.target.lm_head"]
+    assert exact["weights.target.embedding"] == rounded["weights.target.embedding"]
+    # It is the embedding, which is read from the file, and packed for its products.
+    assert rounded["weights.draft.lm_head"] == rounded["weights.draft.embedding"]
+
+
 def test_the_embedded_engine_s_own_bound_is_the_one_that_is_planned_with() -> None:
     pytest.importorskip("openvino")
     from pipeline.runtimes.cpu.engine import EngineSettings, core
@@ -249,7 +271,7 @@ def test_the_embedded_engine_s_windows_are_planned_as_it_counts_them() -> None:
     recipe = load_recipe("tiny-cpu", (limits,))
     cache = replace(LLAMA_8B.blocks[0].caches[0], kind="sliding window", window=512)
     near = replace(LLAMA_8B.blocks[0], caches=(cache,))
-    blocks = tuple(near if index % 6 < 5 else one for index, one in enumerate(LLAMA_8B.blocks))
+    blocks = tuple(near if index % 6 < 5 else block for index, block in enumerate(LLAMA_8B.blocks))
     sizes = replace(LLAMA_8B, blocks=blocks)
     asked = deployment_spec(recipe, {"target": sizes, "draft": sizes}, ram_bytes=64 * GIB)
     assert asked is not None

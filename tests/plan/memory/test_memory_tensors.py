@@ -195,12 +195,12 @@ def test_latent_attention_and_experts_as_deepseek_v3_has_them() -> None:
 def test_more_gpus_never_hold_more_each_and_together_never_less(
     sizes: ModelSizes, form: str, split: int
 ) -> None:
-    one, many = (
+    single, many = (
         weight_bytes(ModelSpec("target", sizes, Parallelism(tensor=tensor), form))
         for tensor in (split, 2 * split)
     )
-    assert many <= one + 64 * split * sizes.hidden  # a vocabulary is padded for more ranks
-    assert 2 * many >= one
+    assert many <= single + 64 * split * sizes.hidden  # a vocabulary is padded for more ranks
+    assert 2 * many >= single
 
 
 @given(sizes=models, form=st.sampled_from(FORMATS), split=ways)
@@ -209,8 +209,8 @@ def test_quantized_is_smaller_and_four_bits_are_smaller_than_eight(
     sizes: ModelSizes, form: str, split: int
 ) -> None:
     sized = {
-        one: weight_bytes(ModelSpec("target", sizes, Parallelism(tensor=split), one))
-        for one in ("none", "fp8", form)
+        weights: weight_bytes(ModelSpec("target", sizes, Parallelism(tensor=split), weights))
+        for weights in ("none", "fp8", form)
     }
     # AWQ pads vocabularies to a multiple of 64, of embedding and projection
     padding = 2 * 2 * 64 * sizes.hidden

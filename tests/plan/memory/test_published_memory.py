@@ -79,7 +79,7 @@ def test_kimi_k3_on_16_gpus() -> None:
     assert experts(shared_out) == experts(alone)
     assert (weight_bytes(alone) - experts(alone)) / 1e9 == pytest.approx(114, rel=0.06)
     # "~61 GB/rank" of linear attention, by the comment in modeling_kimi_k3 (file index id 57357616009)
-    linear = sum(tensor_bytes(one, alone) for one in alone.sizes.weights() if one.kind == "mixers")
+    linear = sum(tensor_bytes(weight, alone) for weight in alone.sizes.weights() if weight.kind == "mixers")
     assert linear / 1e9 == pytest.approx(61, rel=0.01)
     needed = plan(K3, "gb200-186g", tensor_parallel=16, expert_parallel=16)
     buffers = needed.ranks[0].used - needed.ranks[0].group("kv_cache")
@@ -202,7 +202,7 @@ def test_arguments_of_ones_own_that_bound_memory_are_counted() -> None:
     assert not any(line.name == "vision" for line in blind.ranks[0].lines)
     assert any(line.name == "vision" for line in plain.ranks[0].lines)
     half = with_own(QWEN35, kv_cache_config={"mamba_ssm_cache_dtype": "bfloat16"})
-    halved, full = (sequence_state_bytes(one.spec.models[0]) for one in (half, plain))
+    halved, full = (sequence_state_bytes(plan.spec.models[0]) for plan in (half, plain))
     assert full / 2 < halved < 0.6 * full
     drafting = with_own(QWEN35, speculative_config={"decoding_type": "MTP", "max_draft_len": 1})
     assert any(line.name == "mtp" for line in drafting.ranks[0].lines)
@@ -225,8 +225,10 @@ def test_what_would_hold_more_is_attention_dp_and_windows() -> None:
         asked, changed = (
             recipe("h200-sxm-141g", length=32_768, cuda_graphs=False, **many, **more) for more in ({}, change)
         )
-        before, after = (deployment_spec(one, {"target": sizes_of(name)}) for one in (asked, changed))
+        before, after = (deployment_spec(spec, {"target": sizes_of(name)}) for spec in (asked, changed))
         assert before is not None
         assert after is not None
-        found = {one.overrides: one.plan.sequences for one in alternatives(asked, before)}
+        found = {
+            alternative.overrides: alternative.plan.sequences for alternative in alternatives(asked, before)
+        }
         assert found[(override,)] == plan_memory(after).sequences > plan_memory(before).sequences

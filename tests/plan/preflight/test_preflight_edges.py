@@ -57,12 +57,12 @@ PROOFS = {
 def test_edges(case: Case) -> None:
     found = case.findings()
     assert (found[0].severity if found else None) == case.says  # the gravest comes first
-    for one in found:
-        fields = {one.keys[0], one.keys[0].partition(".")[0]} & {*rule(case.rule).fields}
+    for finding in found:
+        fields = {finding.keys[0], finding.keys[0].partition(".")[0]} & {*rule(case.rule).fields}
         assert fields or case.rule in ("runtime.refuses", "known.issue")
-        assert one.problem
-        assert one.reason
-        assert all(source(name) for name in one.sources)
+        assert finding.problem
+        assert finding.reason
+        assert all(source(name) for name in finding.sources)
 
 
 def test_every_rule_has_cases_on_both_sides_of_its_edge() -> None:
@@ -75,28 +75,28 @@ def test_every_rule_is_checked_in_the_module_of_its_group_or_held() -> None:
     groups = {**RECIPE_GROUPS, **MACHINE_GROUPS}
     assert set(groups) == set(GROUPS)
     for group, checks in groups.items():
-        assert set(checks) == {one.id for one in rules() if one.group == group and not one.held}, group
+        assert set(checks) == {rule.id for rule in rules() if rule.group == group and not rule.held}, group
 
 
 def test_what_a_rule_says_of_itself() -> None:
-    for one in rules():
-        assert all(source(name) for name in one.sources), one.id
-        assert set(one.severities) == set(one.runtimes), one.id
-        assert all((one.fields, one.when, one.check, one.reason)), one.id
-        assert bool(one.held) == bool(one.by), one.id
-        assert one.gravest == "error" or not one.never_allowed, one.id
+    for each in rules():
+        assert all(source(name) for name in each.sources), each.id
+        assert set(each.severities) == set(each.runtimes), each.id
+        assert all((each.fields, each.when, each.check, each.reason)), each.id
+        assert bool(each.held) == bool(each.by), each.id
+        assert each.gravest == "error" or not each.never_allowed, each.id
 
 
 def test_held_rules_are_proved_by_a_test() -> None:
-    assert {one.id for one in rules() if one.held} == set(PROOFS)
+    assert {rule.id for rule in rules() if rule.held} == set(PROOFS)
     for tests in PROOFS.values():
         for test in tests:
             file, _, name = test.partition("::")
             assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test
-    for one in rules():
-        file, _, name = one.by.partition(":")
-        assert not one.by or (ROOT / file).is_file(), one.by
-        assert not name or f"def {name}(" in (ROOT / file).read_text(), one.by
+    for each in rules():
+        file, _, name = each.by.partition(":")
+        assert not each.by or (ROOT / file).is_file(), each.by
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), each.by
 
 
 OLD_GPUS = {"sm.bf16"}  # whose edge is below all GPUs that are known
@@ -104,12 +104,12 @@ OLD_GPUS = {"sm.bf16"}  # whose edge is below all GPUs that are known
 
 @pytest.mark.parametrize("sm", [75, 80])
 def test_gpus_that_are_older_than_all_that_are_known(monkeypatch: pytest.MonkeyPatch, sm: int) -> None:
-    old = tuple(replace(one, sm=sm) if one.name == "a10-24g" else one for one in gpus.gpus())
+    old = tuple(replace(product, sm=sm) if product.name == "a10-24g" else product for product in gpus.gpus())
     monkeypatch.setattr(gpus, "gpus", lambda: old)
     says: Severity | None = "error" if sm < 80 else None
     plain = Case("sm.bf16", says, AWQ, ("quantization={}", "runtime.gpu=a10-24g")).findings()
     drafted = Case("rt.spec_sm", says, FP8, ("quantization={}", "runtime.gpu=a10-24g")).findings()
-    assert [one.severity for one in (*plain, *drafted)] == ([says, says] if says else [])
+    assert [recipe.severity for recipe in (*plain, *drafted)] == ([says, says] if says else [])
 
 
 def test_rules_of_recipes_that_are_rules_of_preflight() -> None:

@@ -191,20 +191,25 @@ def test_one_that_is_explained_is_not_said_again_by_the_runtime() -> None:
     written = read_settings(recipe)
     assert written.refusals
     found = findings(recipe, emitted=written)
-    assert [one.rule for one in found if one.severity == "error"] == ["kvq.weight_combo"]
+    assert [finding.rule for finding in found if finding.severity == "error"] == ["kvq.weight_combo"]
 
 
 def test_a_finding_says_all() -> None:
-    (one,) = Case("tp.attention_heads", "error", PHI, (f"{TP}=16",)).findings()
-    assert (one.rule, one.keys[0], one.value, one.sources) == ("tp.attention_heads", TP, 16, ("attn",))
-    assert one.problem == "must divide the 40 attention heads of the target"
-    assert one.reason == "each rank computes whole heads"
-    assert one.fix == "set runtime.tensor_parallel to 1 or 2 or 5 or 10 or 20 or 40"
+    (finding,) = Case("tp.attention_heads", "error", PHI, (f"{TP}=16",)).findings()
+    assert (finding.rule, finding.keys[0], finding.value, finding.sources) == (
+        "tp.attention_heads",
+        TP,
+        16,
+        ("attn",),
+    )
+    assert finding.problem == "must divide the 40 attention heads of the target"
+    assert finding.reason == "each rank computes whole heads"
+    assert finding.fix == "set runtime.tensor_parallel to 1 or 2 or 5 or 10 or 20 or 40"
 
 
 def test_what_may_be_allowed_hides_no_refusal_of_the_runtime() -> None:
     recipe = load_recipe(FP8, ("runtime.gpu=a100-sxm-80g",))  # whose builder would turn attention in FP8 off
     found = allow(findings(recipe, emitted=read_settings(recipe)), frozenset({"sm.fp8"}))
-    assert [one.rule for one in found if one.stops] == ["runtime.refuses"]
+    assert [finding.rule for finding in found if finding.stops] == ["runtime.refuses"]
     with pytest.raises(InvalidInput, match=r"\[runtime\.refuses\]"):
         refuse(recipe, found)

@@ -24,6 +24,7 @@ _SPACE = re.compile(r"\s*")
 _JUNK = re.compile(r"[^<{]*")
 _KEY = re.compile(r"""\s*["']?([^"'<>\n]{1,256})["']?(?:\s+(?:string|type)=["']?(\w+)["']?)?\s*""")
 _MAX_KEY = 400  # characters of a key with all that stands around it
+_WORD, _MAX_WORD = re.compile(r"[^\s,:{}\[\]<][^,:{}\[\]<]*"), 1000  # without quotation marks
 
 
 class Step(NamedTuple):
@@ -46,6 +47,8 @@ class ArgumentReader(Protocol):
 
 def argument_reader(dialect: ToolDialect, function: Mapping[str, Any]) -> ArgumentReader:
     """Make the reader of a call whose head was read."""
+    if dialect.form == "unquoted":
+        return UnquotedArguments(dialect)
     return XmlArguments(dialect, function) if dialect.form == "xml" else JsonArguments(dialect)
 
 
@@ -253,6 +256,93 @@ class XmlArguments:
             rest = rest.removesuffix("\n") if self._dialect.trim else rest
             return self._take(rest) if self._streams else ""
         return self._close_value(rest) + self._close()
+
+
+class UnquotedArguments:
+    """Arguments like JSON, with keys without quotation marks, and marks of their own around texts.
+
+    {city:<|"|>Oslo<|"|>,days:3}      {"city": "Oslo", "days": 3}
+    """
+
+    def __init__(self, dialect: ToolDialect) -> None:
+        self._quote, self._quotes = dialect.value[0], marks_of(dialect.value[:1])
+        self._ends = dialect.ends
+        self._marks = marks_of((*dialect.ends, dialect.head[0]))
+        self._open: list[str] = []  # brackets that are to be closed, the innermost last
+        self._in_text = self._over = False
+        self._wanted = False  # whether the value of a key is still to come
+
+    def read(self, text: str) -> Step:
+        out, at = list[str](), 0
+        while at < len(text):
+            if self._over:
+                mark = self._marks.search(text, at)
+                if mark is None:
+                    return Step("".join(out), len(text) - self._marks.held(text[at:]))
+                return Step("".join(out), mark.end() if mark[0] in self._ends else mark.start(), over=True)
+            if self._in_text:
+                end = text.find(self._quote, at)
+                stop = end if end >= 0 else max(at, len(text) - self._quotes.held(text))
+                out.append(json.dumps(text[at:stop], ensure_ascii=False)[1:-1])
+                if end < 0:
+                    return Step("".join(out), stop)
+                out.append('"')
+                self._in_text, at = False, end + len(self._quote)
+                continue
+            used = self._outside(out, text, at)
+            if not used and not self._over:
+                break
+            at += used
+        return Step("".join(out), at)
+
+    def _outside(self, out: list[str], text: str, at: int) -> int:
+        """Read on outside of texts; return how many characters, 0 if more are needed to tell."""
+        char, rest = text[at], text[at : at + len(self._quote)]
+        if rest == self._quote:
+            out.append('"')
+            self._in_text, self._wanted = True, False
+            return len(self._quote)
+        if any(mark.startswith(text[at:]) for mark in (self._quote, *self._ends)):
+            return 0
+        if any(text.startswith(mark, at) for mark in self._ends):
+            out.append(self._close())
+            self._over = True
+            return 0
+        if word := _WORD.match(text, at):
+            if word.end() == len(text) and len(word[0]) < _MAX_WORD:
+                return 0
+            out.append(self._word(word[0]))
+            return len(word[0])
+        if char in "{[":
+            self._open.append("}" if char == "{" else "]")
+            self._wanted = False
+            out.append(char)
+        elif char in "}]" and self._open and char == self._open[-1]:
+            out.append(('""' if self._wanted else "") + self._open.pop())
+            self._over, self._wanted = not self._open, False
+        elif char in ",:":
+            out.append(('"", ' if self._wanted else ", ") if char == "," else ": ")
+            self._wanted = char == ":"
+        return 1
+
+    def _word(self, word: str) -> str:
+        """A key, or a value that is no text."""
+        is_key = bool(self._open) and self._open[-1] == "}" and not self._wanted
+        self._wanted = False
+        return json.dumps(word.strip(), ensure_ascii=False) if is_key else typed_value(word, frozenset())
+
+    def _close(self) -> str:
+        closed = ('"' if self._in_text else '""' if self._wanted else "") + "".join(reversed(self._open))
+        self._open, self._in_text, self._wanted = [], False, False
+        return closed
+
+    def finish(self, text: str, *, cut: bool) -> str:
+        if cut or self._over:
+            return ""
+        if self._in_text:
+            return json.dumps(text, ensure_ascii=False)[1:-1] + self._close()
+        word = _WORD.match(text)
+        return (self._word(word[0]) if word else "") + self._close()
 
 
 def _space_end(text: str, at: int) -> int:

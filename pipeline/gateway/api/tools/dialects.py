@@ -65,7 +65,7 @@ class ToolDialect(_Entry):
 
     name: str
     marks: tuple[str, ...]
-    form: Literal["json", "named", "xml", "python", "channels"]
+    form: Literal["json", "named", "xml", "python", "channels", "unquoted"]
     source: str
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import mmap
 from collections import abc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,15 +30,18 @@ from openvino._offline_transformations import paged_attention_transformation
 from .adapters import ADAPTER_INPUTS, AdapterStack
 from .block_manager import BlockTable
 from .capped_attention import cap_paged_attention, uncap_attention
-from .processor import chosen_precision, integer_options
+from .processor import chosen_precision, integer_options, settle_memory
 from .settings import EngineSettings
 
+LOGITS = ("logits", "logits.int8")  # outputs: as stored, and by an output projection in 8 bits
 LONG = "rope.long"  # name of a constant of the graph: whether longrope's long factors hold
 MODEL_FILE, WEIGHTS_FILE, FACTS_FILE = "openvino_model.xml", "openvino_model.bin", "engine.json"
 _INPUTS = ("input_ids", "position_ids", "subsequence_begins", "logits_rows")
 # Inputs that layers with a window have apart from the others, and their places at PagedAttention.
 _PLACES = {"past_lens": 5, "block_indices": 7, "block_indices_begins": 8, "max_context_len": 12}
 _KEY_CACHE, _VALUE_CACHE, _WINDOW = 3, 4, 10
+SHORT_STEP = 32  # tokens of a step up to which the model for short steps is the faster one
+INPUT_GROUP = 32  # numbers of an input that share a scale in it, as in llama.cpp's Q8_0
 
 
 class StepFailed(RuntimeError):
@@ -54,6 +56,18 @@ class TokenSlice(NamedTuple):
     tables: abc.Sequence[BlockTable]  # the sequence's blocks in each group, enough for past and tokens
     rows: int  # logits wanted: those after the last `rows` tokens
     adapter: int = 0  # number of the LoRA adapter, from 1; 0: the base
+
+
+class _Step(NamedTuple):
+    """A compiled model, and its inputs of a step."""
+
+    request: ov.InferRequest
+    inputs: Mapping[str, ov.Tensor]
+
+    @classmethod
+    def of(cls, compiled: ov.CompiledModel, names: abc.Iterable[str]) -> _Step:
+        request = compiled.create_infer_request()
+        return cls(request, {name: request.get_tensor(name) for name in names})
 
 
 class PagedModel:
@@ -74,28 +88,11 @@ class PagedModel:
         self.vocab_size: int = facts["vocab_size"]
         with signal_stack_kept():
             self.precision, self.reason = chosen_precision(settings.precision, gains=facts["bf16_pays"])
-            core = ov.Core()
-            model = core.read_model(folder / MODEL_FILE)
             self._stack = AdapterStack(adapters) if adapters else None
-            if self._stack:
-                self._stack.join(model, facts["linears"])
-            # A sequence must not change its rotation as it grows, nor differ from those whose blocks it takes. So one
-            # choice holds for all, as in TensorRT-LLM (RopeEmbeddingUtils, by max_seq_len).
+            rounds = facts["rounds_short_steps"] and self.precision == "bf16"
             longest = min(self.max_positions, settings.max_sequence_tokens or self.max_positions)
-            if facts.get("long_from") and longest > facts["long_from"]:
-                turn_long(model)
-            cap: float | None = facts.get("attention_cap")
-            if cap is not None:
-                uncap_attention(model)
-            paged_attention_transformation(model)
-            groups = part_windows(model, longest)
-            if cap is not None:
-                cap_paged_attention(model, cap)
-            _gather_rows(model)
-            _part_feed_forward(model)
-            compiled = core.compile_model(
-                model, "CPU", _properties(settings, self.precision, integer_options(model))
-            )
+            compiled, groups = self._compile(folder, facts, settings, longest, rounds=rounds)
+            short = self._compile(folder, facts, settings, longest, short=True)[0] if rounds else None
         self._caches = {
             port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
             for port in compiled.inputs
@@ -104,10 +101,55 @@ class PagedModel:
         self.block_size: int = next(iter(self._caches.values()))[1][1]
         self.windows = tuple(groups)  # of each group of layers: tokens that are seen; None: all
         self._groups = tuple(groups.values())  # names of their caches
-        self._request = compiled.create_infer_request()
         names = [*_INPUTS, *(ADAPTER_INPUTS if self._stack else ())]
         names += [_name(name, group) for name in _PLACES for group in range(len(self._groups))]
-        self._inputs = {name: self._request.get_tensor(name) for name in names}
+        self._long = self._step = _Step.of(compiled, names)
+        self._short = self._long if short is None else _Step.of(short, names)
+
+    def _compile(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        settings: EngineSettings,
+        longest: int,
+        *,
+        rounds: bool = True,
+        short: bool = False,
+    ) -> tuple[ov.CompiledModel, dict[int | None, list[str]]]:
+        """Compile the model for steps of any size, or for `short` ones; see `part_windows` for what else it returns.
+
+        Args:
+            longest: Tokens of the longest sequence.
+            rounds: Take the output projection in 8 bits.
+        """
+        core = ov.Core()
+        model = core.read_model(folder / MODEL_FILE)
+        for output in model.outputs[:]:
+            if len(model.outputs) > 1 and output.any_name != LOGITS[rounds]:
+                model.remove_result(output.get_node())
+        if self._stack:
+            self._stack.join(model, facts["linears"])
+        # A sequence must not change its rotation as it grows, nor differ from those whose blocks it takes. So one
+        # choice holds for all, as in TensorRT-LLM (RopeEmbeddingUtils, by max_seq_len).
+        if facts.get("long_from") and longest > facts["long_from"]:
+            turn_long(model)
+        cap: float | None = facts.get("attention_cap")
+        if cap is not None:
+            uncap_attention(model)
+        paged_attention_transformation(model)
+        groups = part_windows(model, longest)
+        if cap is not None:
+            cap_paged_attention(model, cap)
+        _gather_rows(model)
+        _part_feed_forward(model)
+        options = _properties(settings, self.precision, integer_options(model))
+        if short:
+            attend_in_bf16(model)
+            options |= {
+                "INFERENCE_PRECISION_HINT": "f32",
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(INPUT_GROUP),
+            }
+        return core.compile_model(model, "CPU", options), groups
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -128,11 +170,12 @@ class PagedModel:
                 kind, shape = self._caches[name]
                 cache = ov.Tensor(kind, ov.Shape([count + 1, *shape]))
                 cache.data[...] = 0  # attention reads whole blocks; what it masks must be finite
-                self._request.set_tensor(name, cache)
+                for step in (self._long, self._short):
+                    step.request.set_tensor(name, cache)
         tables = [BlockTable(np.zeros(2, np.int32)) for _ in self._groups]
         for length in (1, 2 * self.block_size):  # the first step of a kind is ten times as slow
             self.forward([TokenSlice([0] * length, 0, tables, 1)])
-        _drop_pages(self._weights)
+        settle_memory(self._weights)
 
     def forward(self, slices: abc.Sequence[TokenSlice]) -> npt.NDArray[np.float32]:
         """Logits [rows of all slices, vocab_size]; the array is overwritten by the next call."""
@@ -148,6 +191,7 @@ class PagedModel:
             positions += range(past, past + len(tokens))
             begins.append(len(ids))
             rows += range(len(ids) - wanted, len(ids))
+        self._step = self._short if len(ids) <= SHORT_STEP else self._long
         num_rows = len(rows)
         # never empty: OpenVINO wants a row to multiply
         rows += [0] * (_padded(max(1, num_rows)) - num_rows)
@@ -159,13 +203,13 @@ class PagedModel:
             self._set_tables(group, slices)
         if self._stack:
             for name, array in zip(ADAPTER_INPUTS, self._stack.select(adapters), strict=True):
-                self._inputs[name].shape = array.shape
-                self._inputs[name].data[...] = array
+                self._step.inputs[name].shape = array.shape
+                self._step.inputs[name].data[...] = array
         try:
-            self._request.infer()
+            self._step.request.infer()
         except RuntimeError as error:
             raise StepFailed(f"OpenVINO failed on a step of {len(ids)} tokens: {error}") from error
-        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+        logits: npt.NDArray[np.float32] = self._step.request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)[:num_rows]
 
     def _set_tables(self, group: int, slices: abc.Sequence[TokenSlice]) -> None:
@@ -185,7 +229,7 @@ class PagedModel:
         self._set(_name("past_lens", group), pasts)
         self._set(_name("block_indices", group), np.concatenate(blocks) if len(blocks) > 1 else blocks[0])
         self._set(_name("block_indices_begins", group), begins)
-        self._inputs[_name("max_context_len", group)].data[...] = longest
+        self._step.inputs[_name("max_context_len", group)].data[...] = longest
 
     def _padding(self, num_tokens: int) -> Iterator[TokenSlice]:
         """Sequences whose results are thrown away, to fill up a step of `num_tokens`.
@@ -197,7 +241,7 @@ class PagedModel:
             yield TokenSlice([0] * min(self.block_size, missing - begin), 0, self._spare, 0)
 
     def _set(self, name: str, values: list[int] | npt.NDArray[np.int32]) -> None:
-        tensor = self._inputs[name]
+        tensor = self._step.inputs[name]
         tensor.shape = [len(values)]
         tensor.data[:] = values
 
@@ -267,6 +311,21 @@ def part_windows(model: ov.Model, longest: int) -> dict[int | None, list[str]]:
     }
 
 
+def attend_in_bf16(model: ov.Model) -> None:
+    """Let attention read and write a cache in bf16, whatever the rest of the model computes in."""
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            for place in range(3):  # query, key, value
+                node.input(place).replace_source_output(
+                    ops.convert(node.input_value(place), ov.Type.bf16).output(0)
+                )
+            targets = node.output(0).get_target_inputs()
+            widened = ops.convert(node.output(0), ov.Type.f32)
+            for target in targets:
+                target.replace_source_output(widened.output(0))
+    model.validate_nodes_and_infer_types()
+
+
 def _product(node: ov.Node) -> int:
     """Value of a constant, or of converted constants that are multiplied, as the transformation writes windows."""
     if node.get_type_name() == "Constant":
@@ -305,20 +364,6 @@ def _part_feed_forward(model: ov.Model) -> None:
             for target in node.output(0).get_target_inputs():
                 target.replace_source_output(same.output(0))
     model.validate_nodes_and_infer_types()
-
-
-def _drop_pages(file: Path) -> None:
-    """Give back the pages of a mapped file that were read; the system reads those again that are asked for.
-
-    Kernels pack the weights of products into memory of their own; only rows of embeddings are still read here.
-    """
-    libc = ctypes.CDLL(None)
-    path = str(file.resolve())
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        area, access, *_, name = line.split(maxsplit=5)
-        if name == path and "w" not in access:
-            begin, end = (int(address, 16) for address in area.split("-"))
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def _properties(settings: EngineSettings, precision: str, further: Mapping[str, str]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def build_ir(
     facts = {
         **_facts(checkpoint),
         "simulate_activations": simulate_activations,
+        "rounds_short_steps": weights.rounds,
         "compile_options": OPTIONS,
         "weights": weights.constants.census(),
         "bytes": {name: (into / name).stat().st_size for name in (MODEL, WEIGHTS)},

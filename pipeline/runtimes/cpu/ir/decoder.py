@@ -1,7 +1,8 @@
 """The decoder: embedding, layers and head as one stateful OpenVINO model.
 
 Inputs: input_ids [batch, tokens], attention_mask [batch, context], position_ids [batch, tokens] (i64), beam_idx
-[batch] (i32). Output: logits [batch, tokens, vocab] f32. Keys and values are the state of the model.
+[batch] (i32). Outputs: logits [batch, tokens, vocab] f32, and where weights are integers the same by an output
+projection in 8 bits (`LOGITS`). Keys and values are the state of the model.
 
 `Decoder` is Llama, Mistral and dense Qwen. Another family is a file in `families` with a class derived from it.
 """
@@ -20,10 +21,9 @@ from openvino.utils.node_factory import NodeFactory
 from pipeline.models import Architecture, Rope
 from pipeline.progress import Task
 from pipeline.runtimes.cpu.engine.capped_attention import CAPPED
-from pipeline.runtimes.cpu.engine.paged_model import LONG
-from pipeline.runtimes.cpu.ir.weights import (
+from pipeline.runtimes.cpu.engine.paged_model import LOGITS, LONG
+from pipeline.runtimes.cpu.ir.nodes import (
     Node,
-    Weights,
     f32,
     i64,
     name_nodes,
@@ -32,6 +32,7 @@ from pipeline.runtimes.cpu.ir.weights import (
     split_heads,
     swap_heads,
 )
+from pipeline.runtimes.cpu.ir.weights import Weights
 
 
 class Decoder:
@@ -53,11 +54,14 @@ class Decoder:
         for layer in range(self.arch.layers):
             hidden = self.block(hidden, layer)
             task.advance()
-        logits = self.logits(self.norm(hidden, "model.norm"))
-        logits.output(0).get_tensor().set_names({"logits"})
-        result = ops.result(logits)
-        result.set_friendly_name("logits")
-        model = ov.Model([result], self.attention.assignments, self.inputs.parameters, self.arch.class_name)
+        hidden = self.norm(hidden, "model.norm")
+        results = []
+        for name, projected in zip(LOGITS, self.weights.heads(hidden), strict=False):
+            logits = self.capped(projected)
+            logits.output(0).get_tensor().set_names({name})
+            results.append(ops.result(logits))
+            results[-1].set_friendly_name(name)
+        model = ov.Model(results, self.attention.assignments, self.inputs.parameters, self.arch.class_name)
         name_nodes(model)
         return model
 
@@ -110,9 +114,8 @@ class Decoder:
         """RMS norm over the last axis."""
         return rms_norm(x, self.weights.vector(f"{name}.weight"), self.arch.norm_epsilon)
 
-    def logits(self, x: Node) -> Node:
-        """[batch, tokens, hidden] -> [batch, tokens, vocab]."""
-        logits = self.weights.head(x)
+    def capped(self, logits: Node) -> Node:
+        """Logits as the family caps them."""
         return logits if self.arch.logits_cap is None else capped(logits, self.arch.logits_cap)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import openvino.opset15 as ops
 
-from pipeline.runtimes.cpu.ir.weights import Node, f32, i64
+from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64
 
 
 def route(logits: Node, top: int, *, renormalize: bool) -> tuple[Node, Node]:

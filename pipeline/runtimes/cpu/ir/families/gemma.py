@@ -9,7 +9,7 @@ from __future__ import annotations
 import openvino.opset15 as ops
 
 from pipeline.runtimes.cpu.ir.decoder import Decoder
-from pipeline.runtimes.cpu.ir.weights import Node, f32, rms_norm
+from pipeline.runtimes.cpu.ir.nodes import Node, f32, rms_norm
 
 
 class Gemma(Decoder):

@@ -9,7 +9,7 @@ import openvino.opset15 as ops
 
 from pipeline.runtimes.cpu.ir.decoder import Decoder
 from pipeline.runtimes.cpu.ir.experts import route, routed
-from pipeline.runtimes.cpu.ir.weights import Node, f32, i64
+from pipeline.runtimes.cpu.ir.nodes import Node, f32, i64
 
 ALPHA, LIMIT = 1.702, 7.0  # transformers 5.14, models/gpt_oss/modeling_gpt_oss.py: GptOssExperts
 

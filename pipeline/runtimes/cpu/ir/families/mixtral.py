@@ -6,7 +6,7 @@ import openvino.opset15 as ops
 
 from pipeline.runtimes.cpu.ir.decoder import Decoder
 from pipeline.runtimes.cpu.ir.experts import route, routed
-from pipeline.runtimes.cpu.ir.weights import Node, i64
+from pipeline.runtimes.cpu.ir.nodes import Node, i64
 
 
 class Mixtral(Decoder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openvino.opset15 as ops
 
 from pipeline.runtimes.cpu.ir.decoder import Decoder, parts
-from pipeline.runtimes.cpu.ir.weights import Node
+from pipeline.runtimes.cpu.ir.nodes import Node
 
 
 class Phi3(Decoder):
