@@ -154,6 +154,12 @@ MEASUREMENTS = {
         "the engine alone: tokens/s and TTFT for 1, 8, 16 streams, with and without draft",
         2,
     ),
+    "served": Measurement(
+        "python benchmarks/served.py --json",
+        "--rounds 1 --tokens 16 --streams 1 2",
+        "what Triton and its entry models take from the cpu engine, at 1, 8 and 16 streams",
+        2,
+    ),
     "cpu_peers": Measurement(
         "python benchmarks/cpu_peers.py --json",
         "--rounds 1 --only ours:bf16",

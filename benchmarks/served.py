@@ -31,6 +31,7 @@ from benchmarks.common import in_turns, markdown, serving
 from benchmarks.cpu_engine import Stream
 from pipeline.bench.targets import TritonTarget
 from pipeline.bench.workload import ScriptedConversation, Turn, Words
+from pipeline.recipe import load_recipe
 from pipeline.runtimes.cpu.engine import Engine, EngineSettings
 from pipeline.runtimes.cpu.model_repository import DRAFT, TARGET
 from pipeline.store import Store
@@ -114,11 +115,11 @@ def processor_s(pids: tuple[int, ...]) -> float:
 
 def run(chosen: argparse.Namespace) -> dict[str, Any]:
     """Serve the recipe, and measure all ways."""
-    rows = []
+    rows, recipe = [], load_recipe(chosen.recipe)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(
-            (chosen.recipe, "--build", "--no-gateway"), chosen.recipe, Store.at(None), Path(folder)
+            (chosen.recipe, "--build", "--no-gateway"), recipe.name, Store.at(None), Path(folder)
         ) as deployment,
     ):
         record, package = deployment.record, deployment.record.deployment.parent
@@ -148,7 +149,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
                     }
                 )
         engine.close()
-    return {"recipe": chosen.recipe, "prompt": chosen.prompt, "tokens": chosen.tokens, "rows": rows}
+    return {"recipe": recipe.name, "prompt": chosen.prompt, "tokens": chosen.tokens, "rows": rows}
 
 
 def table(result: Any) -> str:

@@ -72,9 +72,11 @@ def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_
     """
     if cpu_widens(form):
         return rows * columns * dtype_bytes(precision)
-    if each := _data()["cpu_linear"]["values"].get(form):
+    facts = _data()["cpu_linear"]
+    if each := facts["values"].get(form):
         return math.ceil(rows * columns * float(each))
-    return linear_bytes(rows, columns, form, awq_block=awq_block)
+    times = 2 if precision == "bfloat16" and form in facts["twice"] else 1
+    return times * linear_bytes(rows, columns, form, awq_block=awq_block)
 
 
 def cpu_widens(form: str) -> bool:

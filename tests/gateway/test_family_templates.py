@@ -13,7 +13,7 @@ from pipeline.client import ChatTemplate, TemplateError
 from pipeline.client.testing import Received, Reply
 from pipeline.gateway.api.tools.history import template_messages
 from pipeline.gateway.api.tools.parser import AnswerParser
-from pipeline.gateway.api.tools.prompt import answer_format
+from pipeline.gateway.api.tools.prompt import answer_format, load_chat_template
 from pipeline.models.chat_template import template_sources
 from pipeline.plan.model_facts import read_model_facts
 from pipeline.resources import parse_yaml
@@ -143,6 +143,71 @@ def test_thinking_by_default_and_on_request(start: Start, tmp_path: Path) -> Non
             message: Any = running.same_client().chat.completions.create(**asked).choices[0].message
             assert message.content == "Hi"
             assert getattr(message, "reasoning_content", None) == ("So." if expected else None), fields
+
+
+DECLARED = """# Tools
+
+## functions
+namespace functions {
+// A place.
+interface Place {
+  name: string,
+  // maximum: 90, minimum: -90
+  lat?: number,
+  nick?: string | null,
+  [k: string]: never
+}
+// Find a way.
+
+// By land.
+type route = (_: {
+  to: Place,
+  // by
+  by?: Array<
+    // One of them.
+    "car" | "train"
+  >,
+  // Default: True
+  fast?: boolean,
+  stops?: {}
+}) => any;
+type wait = (_: {}) => any;
+}
+"""
+
+
+def test_kimi_k25_reads_tools_in_typescript(tmp_path: Path) -> None:
+    """As tool_declaration_ts.py of its checkpoints writes them (the copy that pipeline/…/typescript.py names)."""
+    place = {"type": "object", "description": "A place.", "additionalProperties": False, "required": ["name"],
+             "properties": {"name": {"type": "string"}, "nick": {"type": ["string", "null"]},
+                            "lat": {"type": "number", "minimum": -90, "maximum": 90}}}  # fmt: skip
+    by = {
+        "type": "array",
+        "description": "by",
+        "items": {"enum": ["car", "train"], "description": "One of them."},
+    }
+    parameters = {
+        "type": "object",
+        "properties": {
+            "stops": {"type": "object"},
+            "by": by,
+            "fast": {"type": "boolean", "default": True},
+            "to": {"$ref": "#/$defs/Place"},
+        },
+        "required": ["to"],
+        "$defs": {"Place": place},
+    }
+    route = {"name": "route", "description": "Find a way.\n\nBy land.", "parameters": parameters}
+    tools: list[Any] = [{"type": "function", "function": one} for one in (route, {"name": "wait"})]
+    (tmp_path / "chat_template.jinja").write_text("{{ tools_ts_str or tools | tojson }}")
+    template = load_chat_template(tmp_path, tool_section=True)
+    assert template is not None
+    ask = [{"role": "user", "content": "Hi"}]
+    assert template.render(ask, tools=tools) == DECLARED
+    # A schema that has no such form: the template's own way, with keys in order.
+    place["properties"] = {"name": {"title": "any"}}
+    assert json.loads(template.render(ask, tools=tools)) == tools
+    assert template.render(ask) == "null"
 
 
 def _answers(thought: Reply, opening: str) -> Callable[[Received], Reply]:

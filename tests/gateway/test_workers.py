@@ -201,8 +201,8 @@ def test_workers_share_the_places_of_the_model(served: Served) -> None:
 def test_pages_are_the_same_on_each_worker(served: Served) -> None:
     first, second = served.clients()
     before = served.metrics(first)
-    chats, tiny = ("endpoint", "/v1/chat/completions"), ("model", "tiny")
-    asked = ("pipeline_requests_total", chats, tiny, ("status", "200"))
+    base, chats, tiny = ("adapter", ""), ("endpoint", "/v1/chat/completions"), ("model", "tiny")
+    asked = ("pipeline_requests_total", base, chats, tiny, ("status", "200"))
     for client, times in ((first, 2), (second, 3)):
         for _ in range(times):
             assert client.post(**chat("Hello there", cache=False)).status_code == 200
@@ -210,8 +210,8 @@ def test_pages_are_the_same_on_each_worker(served: Served) -> None:
     wait_for(lambda: served.metrics(second)[asked] == before[asked] + 5, "all are counted", LOST_S)
     counts = [served.metrics(client) for client in (first, second)]
     assert counts[0] == counts[1]
-    tokens = ("pipeline_generation_tokens_total", tiny)
-    ttft = ("pipeline_time_to_first_token_seconds_count", tiny)
+    tokens = ("pipeline_generation_tokens_total", base, tiny)
+    ttft = ("pipeline_time_to_first_token_seconds_count", base, tiny)
     assert (counts[0][tokens] - before[tokens], counts[0][ttft] - before[ttft]) == (5, 5)
     assert counts[0]["pipeline_workers",] == 2
     assert first.get("/readyz").json() == second.get("/readyz").json()

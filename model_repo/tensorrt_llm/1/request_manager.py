@@ -29,7 +29,7 @@ from shared.token_socket import PARAMETER, TokenSender, TokenTarget
 _MAX_RESPONSES_PER_S = 1200
 _IDLE_S = 0.01  # after this long without news from the engine, nothing waits any longer
 # Periods after which a request of the text model is asked about. That model watches its client, and stops the request.
-_TEXT_MODEL_PERIODS = 10
+_TEXT_MODEL_PERIODS = 3
 
 
 class RequestManager:

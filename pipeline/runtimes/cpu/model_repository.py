@@ -89,7 +89,7 @@ class CpuSettings:
     guided_decoding: bool = False  # answers that have a form, for requests that ask for one
     max_queue_size: int = 0  # 0: no limit
     max_queue_delay_us: int = 0
-    cancellation_check_period_ms: int = 20
+    cancellation_check_period_ms: int = 100
     stats_check_period_ms: int = 500
     decoupled: bool = True  # an answer may come in many responses; else in one
     adapters: tuple[str, ...] = ()  # LoRA adapters that requests may name

@@ -231,8 +231,8 @@ def test_the_embedded_engine_takes_what_its_limits_need() -> None:
     assert plan_memory(few).ranks[0].group("kv_cache") <= 8 * 2**20
 
 
-@pytest.mark.parametrize(("form", "times"), [("none", 2), ("fp8", 2), ("int8_sq", 1), ("int4_awq", 1)])
-def test_the_embedded_engine_widens_what_it_has_no_products_for(form: str, times: int) -> None:
+@pytest.mark.parametrize(("form", "times"), [("none", 2), ("fp8", 2), ("int8_sq", 0.5), ("int4_awq", 0.5)])
+def test_the_embedded_engine_widens_or_packs_twice(form: str, times: float) -> None:
     given = (
         "" if form == "none" else ", calibration: {dataset: support, samples: 16, allow_sample_count: true}"
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.gateway.api.tools.dialects import AnswerFormat, ToolDialect, reasoning_of, written_dialect
+from pipeline.gateway.api.tools.typescript import typescript_tools, with_sorted_keys
 from pipeline.models.chat_template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("pipeline.gateway")
@@ -32,6 +33,7 @@ To call one, answer only with its name and arguments as JSON, once for each call
 {{"name": "tool", "arguments": {{"key": "value"}}}}
 </tool_call>
 Results come in a <tool_response>. If you need no tool, answer in plain words."""
+_TYPESCRIPT = "tools_ts_str"  # variable of templates
 _DESCRIBED = ("name", "description", "parameters")  # keys of a function that the model is told
 # Keys of a JSON schema that tell a model nothing, and that it would read in each request.
 _SILENT = ("$schema", "additionalProperties", "title")
@@ -59,6 +61,26 @@ class ToolSectionTemplate(ChatTemplate):
         if tools or any(message.get("role") == "tool" or message.get("tool_calls") for message in messages):
             messages = with_tool_section(messages, tools or ())
         return super().render(messages, **variables)
+
+
+class TypeScriptToolsTemplate(ChatTemplate):
+    """A chat template that takes tools in TypeScript, which its tokenizer's own code makes (Kimi K2.5 to K2.7)."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        super().__init__(template.sources, template.special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Render messages and tools; see `ChatTemplate.render` and `typescript_tools`."""
+        if tools:
+            tools = with_sorted_keys(list(tools))
+            variables = {_TYPESCRIPT: typescript_tools(tools), **variables}
+        return super().render(messages, tools=tools, **variables)
 
 
 def with_tool_section(
@@ -174,6 +196,8 @@ def load_chat_template(tokenizer: Path, *, tool_section: bool) -> ChatTemplate |
     except TemplateError as error:
         _log.warning("no chats: %s", error)
         return None
+    if _TYPESCRIPT in template.words:
+        return TypeScriptToolsTemplate(template)
     return ToolSectionTemplate(template) if tool_section and not takes_tools(template) else template
 
 
