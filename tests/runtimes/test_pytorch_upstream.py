@@ -44,7 +44,10 @@ def test_another_recipe_follows_the_first_configuration_of_its_model() -> None:
     found = compare_with_upstream(mine)
     assert found.configuration is not None
     assert "openai/gpt-oss-120b" in found.configuration.models
-    assert [one.key for one in found.differences if not one.why] == ["max_batch_size"]
+    assert [difference.key for difference in found.differences if not difference.why] == [
+        "max_batch_size",
+        "attention_dp_config.batching_wait_iters",
+    ]
 
 
 def test_there_is_none_for_other_models_and_runtimes() -> None:
