@@ -10,6 +10,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+# First: it says how gRPC is to work, as for the command.
+import pipeline.cli.gateway  # noqa: F401
 from pipeline.client import AsyncClient, ChatTemplate, PromptLimit
 from pipeline.gateway.app import Gateway, GatewayServer
 from pipeline.gateway.context import GatewayParts

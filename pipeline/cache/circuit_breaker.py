@@ -41,7 +41,12 @@ class CircuitBreaker:
         # Requests that are under way together all fail: they count as one.
         trial = self._failures > 0
         if trial:
-            self._take_turn()
+            # One request tries when the pause is over; the others are refused until it has an answer.
+            with self._lock:
+                now = self._clock()
+                if now < self._until:
+                    raise BackendDown(f"{self._why}; asked again in {self._until - now:.1f} s")
+                self._until = now + self._length()
         try:
             yield
         except ServerUnreachable as error:
@@ -59,14 +64,6 @@ class CircuitBreaker:
 
     def _close(self) -> None:
         self._failures, self._until = 0, 0.0
-
-    def _take_turn(self) -> None:
-        """Let one request try when the pause is over; the others are refused until it has an answer."""
-        with self._lock:
-            now = self._clock()
-            if now < self._until:
-                raise BackendDown(f"{self._why}; asked again in {self._until - now:.1f} s")
-            self._until = now + self._length()
 
     def _length(self) -> float:
         return float(min(_FIRST_S * 2 ** max(0, self._failures - 1), _LONGEST_S))

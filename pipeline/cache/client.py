@@ -111,7 +111,34 @@ class AsyncCachingClient:
             return stream.answer()
 
 
-class AsyncCachedStream:
+class _StreamView:
+    """A stream that reads another, and shows its answer."""
+
+    @property
+    def _source(self) -> Replay | Subscriber | AsyncStream | AsyncCachedStream:
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._source.text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended; None until it has."""
+        return self._source.finish_reason
+
+    @property
+    def stats(self) -> Stats:
+        """Figures so far; `stats.cached` tells where the answer came from."""
+        return self._source.stats
+
+    def answer(self) -> Answer:
+        """Return the complete answer, once all chunks have been read."""
+        return self._source.answer()
+
+
+class AsyncCachedStream(_StreamView):
     """The chunks of one answer: from the cache, from an equal request that is running, or from the model."""
 
     def __init__(self, client: AsyncCachingClient, prompt: Prompt, request: CachedRequestOptions) -> None:
@@ -150,25 +177,6 @@ class AsyncCachedStream:
 
     async def __anext__(self) -> Chunk:
         return await anext(self._chunks)
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return self._source.text
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None until it has."""
-        return self._source.finish_reason
-
-    @property
-    def stats(self) -> Stats:
-        """Figures so far; `stats.cached` tells where the answer came from."""
-        return self._source.stats
-
-    def answer(self) -> Answer:
-        """Return the complete answer, once all chunks have been read."""
-        return self._source.answer()
 
     def cancel(self) -> None:
         """Stop the answer; on the server too, unless others wait for it."""
@@ -210,7 +218,8 @@ class AsyncCachedStream:
     async def _replay(self, question: Question) -> Replay | None:
         cache = self._client.cache
         with cache.contained("lookup"):
-            waits = cache.may_wait(question)
+            # It asks a server, or embeds the question: too long for an event loop.
+            waits = cache.backend.remote or (cache.semantic is not None and question.comparable)
             hit = await asyncio.to_thread(cache.lookup, question) if waits else cache.lookup(question)
             if hit is not None:
                 return Replay(hit, self.request_id, self._client.pace)
@@ -318,7 +327,7 @@ class CachingClient:
             await asyncio.gather(*late, return_exceptions=True)
 
 
-class CachedStream:
+class CachedStream(_StreamView):
     """An `AsyncCachedStream` for threads, made by `CachingClient.stream`. Read by one thread, cancelled from any."""
 
     def __init__(self, client: CachingClient, stream: AsyncCachedStream) -> None:
@@ -349,31 +358,16 @@ class CachedStream:
             raise StopIteration
         return chunk
 
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return self._stream.text
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None until it has."""
-        return self._stream.finish_reason
-
-    @property
-    def stats(self) -> Stats:
-        """Figures so far; `stats.cached` tells where the answer came from."""
-        return self._stream.stats
-
-    def answer(self) -> Answer:
-        """Return the complete answer, once all chunks have been read."""
-        return self._stream.answer()
-
     def cancel(self) -> None:
         """Stop the answer; on the server too, unless others wait for it."""
         self._client.call_soon(self._stream.cancel)
 
+    @property
+    def _source(self) -> AsyncCachedStream:
+        return self._stream
+
     async def _next(self) -> Chunk | None:
-        return await anext(self._stream, None)
+        return await anext(self._source, None)
 
     def _run(self, step: Callable[[], Awaitable[T]]) -> T:
         async def run() -> T:

@@ -96,7 +96,7 @@ def make_question(
     """
     history, turn = _split(prompt)
     present = {name: value for name, value in sampling.items() if value is not None}
-    greedy = is_greedy(present)
+    greedy = present.get("temperature") == 0 or present.get("top_k") == 1
     scope = {
         "origin": [origin.deployment, origin.model, origin.tenant],
         "history": history,
@@ -125,11 +125,6 @@ def engine_id(deployment: str, model: str = "") -> bytes:
 def tenant_id(tenant: str) -> bytes:
     """Return the identifier by which all answers of a tenant are found and removed, 8 bytes."""
     return blake2b(tenant.encode(), digest_size=ID_BYTES).digest()
-
-
-def is_greedy(sampling: Mapping[str, Any]) -> bool:
-    """Whether sampling parameters ask for the most probable token each time."""
-    return sampling.get("temperature") == 0 or sampling.get("top_k") == 1
 
 
 def _split(prompt: Prompt) -> tuple[Any, str | None]:

@@ -136,9 +136,14 @@ class NearHitLog:
         One that was served and wrong is counted by the gateway, whenever it is asked for its metrics.
         """
         if wrong and not hit.shadow:
-            asked = hit.question
+            question = hit.question
             mark = Question(
-                _MARKS, asked.engine, asked.tenant, asked.key.hex(), comparable=False, repeatable=True
+                _MARKS,
+                question.engine,
+                question.tenant,
+                question.key.hex(),
+                comparable=False,
+                repeatable=True,
             )
             self._put(mark, "{}", now, _MARK_KEPT_S)
         # This comes last: that something was removed is what `take_marks` looks for.
@@ -192,10 +197,12 @@ class NearHitLog:
 def sample_hits(hits: Sequence[NearHit], limit: int) -> list[tuple[NearHit, Sample]]:
     """Draw a random sample of all near hits, in turns with the most similar of the others."""
     drawn = random.sample(hits, min(len(hits), limit) // 2)
-    taken = {hit.question.key for hit in drawn}
+    drawn_keys = {hit.question.key for hit in drawn}
     others = sorted(
-        (hit for hit in hits if hit.question.key not in taken), key=lambda hit: hit.similarity, reverse=True
+        (hit for hit in hits if hit.question.key not in drawn_keys),
+        key=lambda hit: hit.similarity,
+        reverse=True,
     )
     similar: list[tuple[NearHit, Sample]] = [(hit, "most similar") for hit in others[: limit - len(drawn)]]
     sample: list[tuple[NearHit, Sample]] = [(hit, "random") for hit in drawn]
-    return [each for each in chain.from_iterable(zip_longest(similar, sample)) if each is not None]
+    return [entry for entry in chain.from_iterable(zip_longest(similar, sample)) if entry is not None]

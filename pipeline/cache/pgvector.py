@@ -167,8 +167,15 @@ class PgvectorBackend(PackedBackend):
         )
 
     def _prepare(self, connection: Any) -> None:
+        """Make the tables if they are not there, and refuse a pgvector that is too old."""
         self._indexed.clear()
-        _prepare(connection)
+        if connection.execute("SELECT to_regclass(%s)", (f"{NAME}.uses",)).fetchone()[0] is None:
+            make_once(connection, _STATEMENTS, unless=f"{NAME}.uses")
+        query = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        (version,) = connection.execute(query).fetchone()
+        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+            wanted = ".".join(map(str, _OLDEST))
+            raise BackendDown(f"the server has pgvector {version}: the cache needs {wanted} or later")
 
     def _embedding(self, packed: PackedEntry, vector: Vector | None) -> tuple[str | None, bytes | None]:
         if vector is None or self._codec.sealed:
@@ -227,16 +234,6 @@ class PgvectorBackend(PackedBackend):
             lambda connection: connection.execute(statement, values).fetchall()
         )
         return rows
-
-
-def _prepare(connection: Any) -> None:
-    """Make the tables if they are not there, and refuse a pgvector that is too old."""
-    if connection.execute("SELECT to_regclass(%s)", (f"{NAME}.uses",)).fetchone()[0] is None:
-        make_once(connection, _STATEMENTS, unless=f"{NAME}.uses")
-    (version,) = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        wanted = ".".join(map(str, _OLDEST))
-        raise BackendDown(f"the server has pgvector {version}: the cache needs {wanted} or later")
 
 
 def _text(vector: Vector) -> str:

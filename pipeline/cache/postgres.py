@@ -131,11 +131,8 @@ class PostgresConnections:
                 if isinstance(error, self._psycopg.ProgrammingError):
                     # Such as a schema that somebody dropped.
                     self._prepared = False
-                    self._discard()
+                    self.close()
                 raise BackendDown(f"{self.address}: {_line(error)}") from error
-
-    def close(self) -> None:
-        self._discard()
 
     def _first(self, work: Callable[[Any], T]) -> tuple[Any, T]:
         """Run `work` with a connection, and again with a new one if the first, a pooled one, turns out to be dead."""
@@ -149,7 +146,7 @@ class PostgresConnections:
                 if connection is not pooled or not lost:
                     self._undo(connection)
                     raise
-            self._discard()
+            self.close()
             connection = self._new()
 
     def _undo(self, connection: Any) -> None:
@@ -191,7 +188,8 @@ class PostgresConnections:
                 self._prepared = True
         return connection
 
-    def _discard(self) -> None:
+    def close(self) -> None:
+        """Close the connections that nobody uses now."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

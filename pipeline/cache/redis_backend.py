@@ -186,8 +186,8 @@ class RedisBackend(PackedBackend):
         )  # fmt: skip
         if not page:
             return []
-        kept = self._server.together([("HGET", self._at(key), "embedding") for key in page[::2]])
-        rows = zip(page[::2], page[1::2], kept, strict=True)
+        embeddings = self._server.together([("HGET", self._at(key), "embedding") for key in page[::2]])
+        rows = zip(page[::2], page[1::2], embeddings, strict=True)
         return [(int(id), key, vector) for key, id, vector in rows]
 
     def _kept(self, keys: Sequence[bytes]) -> Iterator[StoredEntry]:

@@ -52,15 +52,15 @@ class QueryEngine:
         It does not return the questions: RediSearch 2.10 cuts a field that it returns at its first zero byte.
         """
         try:
-            found = self._search(scope, vector, count)
+            reply = self._search(scope, vector, count)
         except CommandRefused:
             # Such as after a restart without data: the index is made again.
             self._made.pop(len(vector), None)
-            found = self._search(scope, vector, count)
+            reply = self._search(scope, vector, count)
         start = len(f"{self._prefix}entry:")
         near = [
             (name[start:], 1 - float(fields[1]))
-            for name, fields in zip(found[::2], found[1::2], strict=True)
+            for name, fields in zip(reply[::2], reply[1::2], strict=True)
             if fields
         ]
         return sorted((pair for pair in near if pair[1] >= min_similarity), key=lambda pair: -pair[1])

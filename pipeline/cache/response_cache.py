@@ -152,10 +152,6 @@ class ResponseCache:
         """Whether a request is looked up and stored: its answer is always the same, or `keep_sampled` is set."""
         return question.repeatable or self.keep_sampled
 
-    def may_wait(self, question: Question) -> bool:
-        """Whether a lookup may take too long for an event loop: it asks a server, or embeds the question."""
-        return self.backend.remote or (self.semantic is not None and question.comparable)
-
     def lookup(self, question: Question) -> Hit | None:
         """Look up an answer to this request, or to one that means the same; None if there is none. Raises nothing."""
         if not self.may_answer(question):

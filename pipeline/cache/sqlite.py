@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 
 from pipeline.cache.backend import (
@@ -30,39 +31,8 @@ from pipeline.sqlite_file import open_database
 # PRAGMA user_version; a file with another one is refused.
 VERSION = 2
 
-_TABLES = """
-CREATE TABLE entries (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- rises with every put: indexes read on from the last they saw
-    key BLOB NOT NULL UNIQUE,
-    scope BLOB NOT NULL,
-    engine BLOB NOT NULL,
-    tenant BLOB NOT NULL,
-    turn BLOB NOT NULL,
-    answer BLOB NOT NULL,
-    vector BLOB,                            -- float16, or nothing
-    created REAL NOT NULL,
-    expires REAL NOT NULL,
-    used REAL NOT NULL,
-    bytes INTEGER NOT NULL
-);
-CREATE INDEX by_use ON entries (used);
-CREATE INDEX by_scope ON entries (scope);
-CREATE TABLE totals (
-    entries INTEGER NOT NULL, bytes INTEGER NOT NULL, vectors INTEGER NOT NULL,
-    removals INTEGER NOT NULL               -- rises with every entry that goes, or is replaced
-);
-INSERT INTO totals VALUES (0, 0, 0, 0);
-CREATE TRIGGER come AFTER INSERT ON entries BEGIN
-    UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes, vectors = vectors + (new.vector IS NOT NULL);
-END;
-CREATE TRIGGER gone AFTER DELETE ON entries BEGIN
-    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes, vectors = vectors - (old.vector IS NOT NULL),
-        removals = removals + 1;
-END;
-"""
+_TABLES = (files(__package__) / "data" / "sqlite.sql").read_text(encoding="utf-8")
 
-
-_GET = "SELECT answer FROM entries WHERE key = ?"
 # Access times that are written together.
 _TOUCHES = 256
 # When the cache is full, a 64th of it is freed at once.
@@ -179,7 +149,7 @@ class SqliteBackend(PackedBackend):
 
     def _answer(self, key: bytes) -> bytes | None:
         with self._reading():
-            row = self._reader().execute(_GET, (key,)).fetchone()
+            row = self._reader().execute("SELECT answer FROM entries WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
 
     def _store(self, packed: PackedEntry, vector: Vector | None) -> None:
@@ -228,7 +198,11 @@ class SqliteBackend(PackedBackend):
         return reader
 
     def _connect(self) -> sqlite3.Connection:
-        connection = _in_memory() if self._path is None else _connect(self._path)
+        if self._path is None:
+            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            connection.executescript(_TABLES)
+        else:
+            connection = _connect(self._path)
         self._opened.append(connection)
         return connection
 
@@ -287,10 +261,4 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA mmap_size = 268435456")
     except (sqlite3.Error, OSError) as error:
         raise BackendDown(f"{path}: {error}") from error
-    return connection
-
-
-def _in_memory() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.executescript(_TABLES)
     return connection

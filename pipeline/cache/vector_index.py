@@ -89,9 +89,9 @@ class VectorIndex:
             rows = count
             while True:
                 pairs = self._nearest(vector, rows, min_similarity)
-                kept = [pair for pair in pairs if pair[0] not in self._removed]
-                if len(kept) >= count or len(pairs) < rows:
-                    return kept[:count]
+                hits = [pair for pair in pairs if pair[0] not in self._removed]
+                if len(hits) >= count or len(pairs) < rows:
+                    return hits[:count]
                 rows *= 4
 
     def _nearest(self, vector: Floats, count: int, min_similarity: float) -> list[tuple[int, float]]:
@@ -133,8 +133,8 @@ class VectorIndex:
             return
         ids = self._ids[: self._count]
         vectors = self._vectors if self._lists is None else self._lists.reconstruct_n(0, self._count)
-        kept = ~np.isin(ids, np.fromiter(self._removed, np.int64))
-        self._ids, self._vectors = ids[kept], vectors[: self._count][kept]
+        present = ~np.isin(ids, np.fromiter(self._removed, np.int64))
+        self._ids, self._vectors = ids[present], vectors[: self._count][present]
         self._count, self._lists = len(self._ids), None
         self._removed.clear()
         if self._count > EXACT:

@@ -94,10 +94,10 @@ class _Chat:
         name, _, argument = text.partition(" ")
         match name:
             case "/reset":
-                self._talk.reset()
+                self._talk.turns.clear()
                 reply = "forgotten"
             case "/system" if argument:
-                self._talk.reset()
+                self._talk.turns.clear()
                 self._talk.system = argument.strip()
                 reply = "forgotten; the system prompt is set"
             case "/system":
@@ -121,8 +121,9 @@ class _Chat:
                     self._answer(question)
                     break
                 except Refused:
-                    if not self._talk.forget_oldest():
+                    if not self._talk.turns:
                         raise
+                    del self._talk.turns[0]
             if dropped := len(before) + 1 - len(self._talk.turns):
                 turns = "turn" if dropped == 1 else f"{dropped} turns"
                 click.echo(f"[too long for the model: forgot the oldest {turns}]", err=True)

@@ -12,8 +12,12 @@ from pipeline.cli.options import Verb, complete_deployment, set_option, store_ro
 from pipeline.cli.settings_options import options_of
 from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSettings, ModelSources
 
-# gRPC writes of lost connections to standard error by itself. It reads this when it is imported, hence not before here.
+# gRPC reads these when it is imported, hence not before here.
+# It writes of lost connections to standard error by itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Its event engine hands each message from thread to thread, which takes processor time where tokens come one by one.
+# Without it, the thread that waits for messages reads them, too (grpcio 1.85; an unknown name is ignored).
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
 
 
 @click.command(name="gateway", cls=Verb)

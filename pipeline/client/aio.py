@@ -153,7 +153,7 @@ class AsyncClient(ClientBase["AsyncStream"]):
 
     @property
     def _pool(self) -> EndpointPool:  # type: ignore[override]
-        """The channels. gRPC ties them to the running loop, so they are made when there is one."""
+        """The channels. gRPC ties them to the running loop, so they are made when there is a loop."""
         if self._open_pool is None:
             self._open_pool = self._new_pool()
             self._loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ class PromptLogProbs:
 
     Attributes:
         token_ids: tokens of the prompt as the model read it.
-        log_probs: one per token; that of the first is None.
+        log_probs: a value per token; that of the first is None.
         top_log_probs: most probable tokens at each position, as many as were requested; none at the first.
     """
 

@@ -84,7 +84,7 @@ class ClientBase(Generic[StreamT]):
             prompt_limit: refuses a prompt with more tokens than the engine takes before it is sent.
             spread: which of several healthy servers gets a request. `affinity`: all turns of a conversation go to the
                 same one, which has their KV cache, unless it has more than four requests and twice its share of those
-                in flight; `least-load`: the one with the fewest requests in flight; `random`: any.
+                in flight; `least-load`: the server with the fewest requests in flight; `random`: any.
             slots: requests that each server takes at once, where that is known; affinity sends no more to one while
                 another has room.
 
@@ -152,9 +152,9 @@ class ClientBase(Generic[StreamT]):
         """Return the seconds to wait before the next attempt; 0 while there are servers that have not been asked.
 
         Args:
-            error: why the last attempt failed; it is raised if there is no next one.
+            error: why the last attempt failed; it is raised if there is no next attempt.
             failures: attempts that have failed.
-            began: when the first one began, by `time.perf_counter()`.
+            began: when the first attempt began, by `time.perf_counter()`.
         """
         lost = isinstance(error, ConnectFailed)
         waits = lost and time.perf_counter() - began < self.retries.wait_s
@@ -259,8 +259,8 @@ class StreamBase:
             max_tokens=max_tokens if isinstance(max_tokens, int) else None,
             top_log_probs=_top_log_probs_request(self._sampling),
             prior=self._prior,
+            sent_at=self._first_sent,
         )
-        self._state.start_clock(self._first_sent)
         self._call = endpoint.infer(request, metadata=self._client._metadata + request_headers.get())
 
     def _affinity_key(self, pool: EndpointPool) -> int | None:
@@ -309,14 +309,10 @@ class StreamBase:
         """Break the call off, unless it is over; the reader gets `reason`."""
         if self._call is not None and self._aborted is None and not self._state.finished:
             self._aborted = self._state.fail(reason)
-            self._hang_up(reason)
-
-    def _hang_up(self, reason: ClientError) -> None:
-        """End the call before its answer is complete."""
-        if isinstance(reason, Cancelled) and not self._client._closed:
-            self._end_early()
-        else:
-            self._call.cancel()
+            if isinstance(reason, Cancelled) and not self._client._closed:
+                self._end_early()
+            else:
+                self._call.cancel()
 
     def _end_early(self) -> None:
         """Have the server end an answer that has begun, as if it were complete; or cancel the call.

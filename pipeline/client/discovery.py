@@ -21,7 +21,7 @@ _PREFIX = "dns:"
 # Seconds from one answer to the next question. Answers of a cluster's DNS are valid for about as long.
 _INTERVAL_S = 5.0
 
-# host:port of a server -> the name that it was found by; empty for one that was given by its address.
+# host:port of a server -> the name that it was found by; empty for a server that was given by its address.
 Servers = Mapping[str, str]
 
 
@@ -31,7 +31,7 @@ def is_name(url: str) -> bool:
 
 
 def is_well_formed(url: str) -> bool:
-    """Whether a URL that begins as those of DNS names is one: `dns:NAME:PORT`."""
+    """Whether a URL that begins as those of DNS names is well-formed: `dns:NAME:PORT`."""
     name, colon, port = url.removeprefix(_PREFIX).partition(":")
     return bool(name and colon) and "/" not in name and port.isdecimal() and 0 < int(port) < 2**16
 
@@ -112,7 +112,7 @@ class DnsWatch:
             servers |= dict.fromkeys(self._known.get(url, ()), url.removeprefix(_PREFIX).partition(":")[0])
         fault = "; ".join(faults)
         if fault and fault != self.fault:
-            kept = f"; asked on: {', '.join(servers)}" if servers else ""
-            _log.warning("%s%s", fault, kept)
+            note = f"; asked on: {', '.join(servers)}" if servers else ""
+            _log.warning("%s%s", fault, note)
         self.fault = fault
         return servers

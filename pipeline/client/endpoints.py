@@ -1,4 +1,4 @@
-"""The servers of a client: addresses, gRPC channels, and which one gets the next request.
+"""The servers of a client: addresses, gRPC channels, and which server gets the next request.
 
 Which server that is, is said in `pipeline.client.spreading`. One that failed is avoided for a while, longer each time,
 and one that is marked as ill until it is not; both are used when no other is left. Servers come and go
@@ -55,8 +55,8 @@ def parse_target(url: str) -> str:
                 f"{url!r}: give dns:NAME:PORT, a DNS name and the port of the servers' gRPC service"
             )
         return url
-    scheme, _, rest = url.rpartition("://")
-    host, _, port = rest.rstrip("/").rpartition(":")
+    scheme, _, address = url.rpartition("://")
+    host, _, port = address.rstrip("/").rpartition(":")
     if scheme not in ("", "grpc") or not host or not port.isdecimal():
         raise Refused(f"{url!r}: give host:port of the server's gRPC service (usually port 8001)")
     return f"{host}:{port}"
@@ -255,7 +255,7 @@ class EndpointPool:
         if not well:
             if not self.all:
                 raise ConnectFailed(f"there is no server to ask: {self.fault}")
-            # The one that is the likeliest to be back.
+            # The server that is the likeliest to be back.
             return min(
                 self._in_turn(self.all),
                 key=lambda endpoint: (
@@ -269,7 +269,7 @@ class EndpointPool:
             return random.choice(well)
         if self.spread == "affinity" and key is not None and len(well) > 1:
             requests = sum(endpoint.outstanding for endpoint in well) + 1
-            # Beyond its slots a request would wait in the server, while another one may have a slot.
+            # Beyond its slots a request would wait in the server, while another server may have a slot.
             bound = min(load_bound(requests, len(well)), math.inf if self.slots is None else self.slots)
             for at in self._ring.walk(key):
                 endpoint = self.all[at]
@@ -278,6 +278,6 @@ class EndpointPool:
         return min(self._in_turn(well), key=lambda endpoint: endpoint.outstanding)
 
     def _in_turn(self, endpoints: Sequence[Endpoint]) -> Iterator[Endpoint]:
-        """Return all of them, another one first each time, so that equal ones take turns."""
+        """Return all of them, another server first each time, so that equal servers take turns."""
         first = next(self._turn)
         return (endpoints[(first + at) % len(endpoints)] for at in range(len(endpoints)))

@@ -1,4 +1,4 @@
-"""Log probabilities in outputs: rows of a token's own and the most probable ones, or logits of the vocabulary."""
+"""Log probabilities in outputs: rows of a token's own and the most probable tokens', or logits of the vocabulary."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class OpenAIClient:
         except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
             raise ServerFailed(f"{self.url}/models: is not a list of models") from None
         if self._model is None and names and all(name.startswith(f"{names[0]}:") for name in names[1:]):
-            # The only one, and its adapters.
+            # The only model, and its adapters.
             self._model = names[0]
         elif self._model is None:
             raise Refused(f"{self.url} has several models: name one of {', '.join(names)}")

@@ -32,7 +32,7 @@ class BatchTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """How many tokens a prompt may have, so that one that is too long is refused before it is sent.
+    """How many tokens a prompt may have, so that a prompt that is too long is refused before it is sent.
 
     Attributes:
         max_tokens: tokens that the engine takes.
@@ -255,21 +255,10 @@ class Conversation:
     def messages(self, question: str) -> list[Message]:
         """Return the messages of a request: system prompt, all turns, and `question`, which `add` keeps later."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        for asked, answered in self.turns:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        for user_text, answered in self.turns:
+            messages += [{"role": "user", "content": user_text}, {"role": "assistant", "content": answered}]
         return [*messages, {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str) -> None:
         """Append a turn."""
         self.turns.append((question, answer))
-
-    def forget_oldest(self) -> bool:
-        """Drop the oldest turn, so that the prompt gets shorter; False if there is none left."""
-        if self.turns:
-            del self.turns[0]
-            return True
-        return False
-
-    def reset(self) -> None:
-        """Drop all turns; the system prompt stays."""
-        self.turns.clear()

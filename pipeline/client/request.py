@@ -25,7 +25,7 @@ TOKEN_IDS, RETURN_TOKEN_IDS = "output_ids", "return_output_ids"
 # Token ids of the part of the answer that came before.
 PRIOR_TOKEN_IDS = "prior_output_ids"
 LOG_PROBS, LOGITS = "output_log_probs", "generation_logits"
-# Of each token of the prompt, [tokens, 1 + k]: its own first, then those of the k most probable ones.
+# Of each token of the prompt, [tokens, 1 + k]: its own first, then those of the k most probable tokens.
 PROMPT_LOG_PROBS, PROMPT_LOG_PROBS_IDS = "prompt_log_probs", "prompt_log_probs_ids"
 # The same of each token of the answer so far: of the `llmapi` model.
 LOG_PROB_ROWS, LOG_PROB_ROWS_IDS = "log_probs", "log_probs_ids"

@@ -36,7 +36,7 @@ class Sampling(TypedDict, total=False):
         presence_penalty: 0 has no effect.
         frequency_penalty: 0 has no effect.
         length_penalty: for beam search.
-        min_p: drop tokens less probable than this share of the most probable one, 0 to 1; 0 has no effect.
+        min_p: drop tokens less probable than this share of the most probable token, 0 to 1; 0 has no effect.
         ignore_eos: go on after the tokenizer's end tokens, until `max_tokens` or a stop. Not beside `end_id`.
         stop_token_ids: tokens that end the answer.
         include_stop_str_in_output: keep the stop text, or the stop token's text, that ended the answer.
@@ -50,7 +50,7 @@ class Sampling(TypedDict, total=False):
         prompt_log_probs: return the log probability of each token of the prompt, and of so many most probable tokens at
             each of its positions, 0 to 20.
         token_ids: return the ids of the answer's tokens with each chunk.
-        priority: 0 to 1; among waiting requests, higher ones are scheduled first. 0.5 by default.
+        priority: 0 to 1; among waiting requests, higher priorities are scheduled first. 0.5 by default.
         guide_type: form of the answer (guided decoding): json, json_schema, regex, ebnf_grammar, or on cpu and pytorch
             structural_tag.
         guide: the schema, regular expression, grammar or tag.
@@ -93,7 +93,7 @@ class RequestOptions(Sampling, total=False):
     Attributes:
         request_id: id in the server's log and in errors; random by default.
         tools: functions that the model may call, as OpenAI's API describes them; they need chat messages.
-        affinity: requests with the same one go to the same server while its load allows; by default what the prompt
+        affinity: requests with the same text go to the same server while its load allows; by default what the prompt
             begins with, which all turns of a conversation have in common.
         prior: part of the answer that came before its server was lost. The answer goes on after it: chunks are new
             ones; text, token ids and counts are those of the whole answer.
@@ -258,7 +258,9 @@ def read_sampling(sampling: Mapping[str, object]) -> dict[str, SamplingValue]:
     for name, value in sampling.items():
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            faults.append(f"unknown parameter {name!r}{_did_you_mean(name)}")
+            near = difflib.get_close_matches(name, PARAMETERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PARAMETERS)}"
+            faults.append(f"unknown parameter {name!r} ({hint})")
         elif value is not None:
             try:
                 values[name] = parameter.read(value)
@@ -284,11 +286,6 @@ def _top_log_probs_faults(values: Mapping[str, SamplingValue]) -> list[str]:
         for name in _RESHAPING
         if name in values and not is_neutral(name, values[name])
     ]
-
-
-def _did_you_mean(name: str) -> str:
-    near = difflib.get_close_matches(name, PARAMETERS, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else f" (there are {', '.join(PARAMETERS)})"
 
 
 def _words(value: object) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class Retries:
 
     Attributes:
         attempts: attempts in all, the first included; 1 never retries.
-        first_s: backoff before the second attempt, in seconds; it doubles with each further one.
+        first_s: backoff before the second attempt, in seconds; it doubles with each further attempt.
         longest_s: upper limit of the backoff, in seconds.
         wait_s: how long to go on asking a lost server beyond `attempts`, in seconds from the first attempt, so that its
             restart is waited for; `Timeouts.first_token_s` ends it, too.
@@ -82,7 +82,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """HTTP/2 pings on a silent connection: a dead one is noticed, and a firewall does not cut a quiet one.
+    """HTTP/2 pings on a silent connection: a dead connection is noticed, and a firewall does not cut a quiet one.
 
     A server closes connections that ping more often than it allows. Triton and gRPC allow one ping in 300 s by default;
     for more, start the server with `--grpc-http2-min-recv-ping-interval-without-data`.

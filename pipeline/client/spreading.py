@@ -2,7 +2,7 @@
 
 Affinity sends the turns of one conversation to one server, which has the KV cache of the turns before. It is consistent
 hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2017, arXiv:1608.01350): a key belongs to the server that
-follows it on a ring, and goes on to the next one while that server has as many requests in flight as `load_bound`
+follows it on a ring, and goes on to the next server while that one has as many requests in flight as `load_bound`
 allows. Nothing is remembered and nobody is asked: all clients that know the same servers agree, and when a
 server comes or goes, only its own part of the keys moves.
 

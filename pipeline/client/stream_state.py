@@ -66,7 +66,9 @@ class StreamState:
         max_tokens: int | None,
         top_log_probs: TopLogProbsRequest | None = None,
         prior: PartialAnswer | None = None,
+        sent_at: float | None = None,
     ) -> None:
+        """`sent_at`: when the request was first sent, by `time.perf_counter()`; None is now."""
         self.request_id = request_id
         self.finish_reason: FinishReason | None = None
         self._model = model
@@ -93,7 +95,7 @@ class StreamState:
         self._output_count_type = ""
         self._server_reason = ""
         self._index = 0
-        self._sent_at = time.perf_counter()
+        self._sent_at = time.perf_counter() if sent_at is None else sent_at
         # When responses with content came.
         self._times: list[float] = []
         self._ended_at: float | None = None
@@ -112,10 +114,6 @@ class StreamState:
     def text(self) -> str:
         """The text so far."""
         return "".join(self._texts)
-
-    def start_clock(self, sent_at: float | None = None) -> None:
-        """Note when the request was first sent, by `time.perf_counter()`; None is now."""
-        self._sent_at = time.perf_counter() if sent_at is None else sent_at
 
     def receive(self, message: pb.ModelStreamInferResponse) -> Chunk | None:
         """Take in a message; return its chunk, or None if it brings nothing new.
@@ -181,8 +179,9 @@ class StreamState:
             return None
         self._texts.append(text)
         self._index += 1
-        if logits is not None:
-            tops = self._read_top_log_probs(logits, len(log_probs or ()))
+        if logits is not None and log_probs and self._top_log_probs_request is not None:
+            tops = self._top_log_probs_request.read(*logits, len(log_probs))
+            self._top_log_probs += tops
         return Chunk(
             text,
             self._index - 1,
@@ -217,9 +216,11 @@ class StreamState:
 
     def stats(self) -> Stats:
         """Return timing and token counts so far."""
+        input_tokens = self._count("num_input_tokens")
         return Stats(
             **timing(self._sent_at, self._times, self._ended_at),
-            input_tokens=self._input_tokens(),
+            # The server counts what had come of the answer among them.
+            input_tokens=None if input_tokens is None else input_tokens - self._prior_tokens,
             output_tokens=self._output_tokens(),
             draft_tokens=self._count("total_draft_tokens"),
             accepted_tokens=self._count("total_accepted_draft_tokens"),
@@ -241,15 +242,6 @@ class StreamState:
             top_log_probs=tuple(self._top_log_probs) if self._top_log_probs else None,
             prompt_log_probs=self._prompt_log_probs,
         )
-
-    def _read_top_log_probs(
-        self, logits: tuple[str, bytes], positions: int
-    ) -> tuple[TopLogProbs, ...] | None:
-        if self._top_log_probs_request is None or not positions:
-            return None
-        tops = self._top_log_probs_request.read(*logits, positions)
-        self._top_log_probs += tops
-        return tops
 
     def _new_log_probs(
         self, rows: Sequence[tuple[float, ...]], ids: Sequence[tuple[float, ...]]
@@ -303,11 +295,6 @@ class StreamState:
         new = stable[len(self._stable) :]
         self._stable, self._unstable = stable, full[len(stable) :]
         return new
-
-    def _input_tokens(self) -> int | None:
-        """Tokens of the prompt; the server counts what had come of the answer among them."""
-        count = self._count("num_input_tokens")
-        return None if count is None else count - self._prior_tokens
 
     def _count(self, name: str) -> int | None:
         return _decode_count(*self._counts[name]) if name in self._counts else None

@@ -108,7 +108,7 @@ def encode(datatype: str, values: Sequence[bytes | str | bool | int | float]) ->
 
 
 def decode_bytes(raw: bytes) -> list[bytes]:
-    """Decode the elements of a BYTES tensor. Raises ValueError if the last one is cut off.
+    """Decode the elements of a BYTES tensor. Raises ValueError if the last element is cut off.
 
     >>> decode_bytes(b"\\x03\\x00\\x00\\x00h\\xc3\\xa9")
     [b'h\\xc3\\xa9']

@@ -75,8 +75,13 @@ def cpu_linear_bytes(rows: int, columns: int, form: str, precision: str, *, awq_
     facts = _data()["cpu_linear"]
     if each := facts["values"].get(form):
         return math.ceil(rows * columns * float(each))
-    times = 2 if precision == "bfloat16" and form in facts["twice"] else 1
+    times = 2 if precision == "bfloat16" and cpu_packs_twice(form) else 1
     return times * linear_bytes(rows, columns, form, awq_block=awq_block)
+
+
+def cpu_packs_twice(form: str) -> bool:
+    """Tell whether the embedded engine packs weights of a format for short steps in bf16, and again for longer ones."""
+    return form in _data()["cpu_linear"]["twice"]
 
 
 def cpu_widens(form: str) -> bool:

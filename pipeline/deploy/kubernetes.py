@@ -182,7 +182,7 @@ def _answer_s(deployment: Deployment, recipe: Recipe) -> int:
 
 
 def _changed(section: GatewaySection, key: str) -> int | None:
-    """The value of a recipe that says another one than the default."""
+    """The value of a recipe that differs from the default."""
     value: int = getattr(section, key)
     return None if value == GatewaySection.model_fields[key].default else value
 

@@ -69,7 +69,7 @@ class DeployedPackage:
         questions: Text of the recipe's golden questions, for a build in the cluster; None for none.
         sizes: Bytes of the recipe's artifacts; None where only the weights of the package are known.
         content: SHA-256 (hex) of the package's manifest, which has those of all its files; None while it is not built.
-        verify_key: Public key that signatures of packages are held against, as PEM; None takes unsigned ones.
+        verify_key: Public key that signatures of packages are held against, as PEM; None takes unsigned packages.
     """
 
     deployment: Deployment

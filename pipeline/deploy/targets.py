@@ -89,7 +89,7 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
     )  # fmt: skip
     image, base = options.image_of(deployment), base_image(deployment)
     # The number of mpirun's slots there is not known here: ranks may be more than that.
-    made = docker_launch(
+    launch = docker_launch(
         deployment,
         package.folder,
         image,
@@ -107,7 +107,7 @@ def docker_script(package: DeployedPackage, options: ServeOptions) -> str:
         deadline_s=f"{start.deadline_s:.0f}",
         folder=shlex.quote(str(package.folder.absolute())),
         endpoint=start.listeners.grpc_url,
-        command=Markup(shell_lines(made.command)),
+        command=Markup(shell_lines(launch.command)),
     )
 
 

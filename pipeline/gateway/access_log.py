@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from importlib.resources import files
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +26,7 @@ from pipeline.gateway.records import PromptLog, RequestRecord
 from pipeline.gateway.traces import Tracer, parse_traceparent, random_hex
 from pipeline.gateway.web import RouteTable
 from pipeline.printable import PrintableFormatter, json_text
+from pipeline.resources import parse_yaml
 
 _log = logging.getLogger("pipeline.gateway")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}")
@@ -34,35 +36,9 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE
 _STATE_CHARS, _MEMBER_CHARS, _MEMBERS = 512, 128, 32
 
 # Keys of the line of a request in the JSON log, in this order, and what they hold; null where there is nothing.
-LOG_FIELDS: Mapping[str, str] = {
-    "time": "When the request ended: ISO 8601, UTC.",
-    "level": "`ERROR` if the server failed (`outcome` of 500 or more), else `INFO`.",
-    "logger": "`pipeline.gateway`.",
-    "request_id": "Id of the request, which answers carry as `X-Request-ID`, and Triton gets.",
-    "trace_id": "Id of its trace.",
-    "span_id": "Id of its span.",
-    "method": "HTTP method.",
-    "path": "Path of the URL, without its query.",
-    "status": "HTTP status that was sent; 499 if the client left before one was.",
-    "outcome": "Status that it ended with: of a stream that failed after its header, the status of the error.",
-    "ms": "Duration in milliseconds, from its header to the end of the answer.",
-    "model": "Model that answered.",
-    "adapter": "LoRA adapter that the request named; null for the base.",
-    "tenant": "Tenant whose key it had; empty where none is needed.",
-    "stream": "Whether the answer was streamed.",
-    "prompt_tokens": "Tokens of its prompts.",
-    "completion_tokens": "Tokens of its answers.",
-    "queue_ms": "Longest time that one of its choices waited for a slot of the model.",
-    "ttft_ms": "From the arrival of the request to the first chunk of its answer.",
-    "tpot_ms": "Time per output token after the first; of several choices, the longest.",
-    "max_itl_ms": "Longest time between two chunks of a choice.",
-    "cached": "Where the answer came from, if not from the model: `exact`, `semantic` or `shared`.",
-    "finish_reasons": "The engine's reason to end of each choice: `stop`, `length`, `unknown`; null if it broke off.",
-    "retries": "How often the model was asked again.",
-    "error": "What went wrong, as the client was told.",
-    "error_type": "Code of the error, or the name of the exception.",
-    "traceback": "Of the exception, if the server failed.",
-}
+LOG_FIELDS: Mapping[str, str] = parse_yaml(
+    (files("pipeline.gateway") / "data" / "log_fields.yaml").read_text(encoding="utf-8")
+)
 
 
 class AccessLog:
@@ -93,7 +69,9 @@ class AccessLog:
         request_id = headers.get(b"x-request-id", b"").decode("latin-1")
         parent = parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
         route = self._routes.template(scope["path"])
-        span = self._tracer.start_span(_span_name(scope, route), parent)
+        # Names are few: paths that nothing answers are no part of them.
+        method = scope["method"] if scope["method"] in _METHODS else "HTTP"
+        span = self._tracer.start_span(f"{method} {route}" if route else method, parent)
         record = RequestRecord(
             request_id if _REQUEST_ID.fullmatch(request_id) else random_hex(32),
             span,
@@ -207,12 +185,6 @@ def log_to_stderr(*, as_json: bool) -> None:
     text = PrintableFormatter("%(asctime)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
-def _span_name(scope: Scope, route: str | None) -> str:
-    """Name a span. Names are few: paths that nothing answers are no part of them."""
-    method = scope["method"] if scope["method"] in _METHODS else "HTTP"
-    return f"{method} {route}" if route else method
 
 
 def _http_attributes(

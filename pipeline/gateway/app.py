@@ -78,7 +78,7 @@ class Gateway:
         *,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        """`models`: name -> model; those of `parts.worker`, if there is one, are shared already."""
+        """`models`: name -> model; those of `parts.worker`, if there is a worker, are shared already."""
         self.models, worker, origins = dict(models), parts.worker, settings.allowed_origins
         self.metrics = GatewayMetrics(
             self.models,
@@ -94,7 +94,8 @@ class Gateway:
         self._losses = None if buckets is None or worker is not None else RedisLosses(buckets.address)
         if buckets is not None:
             buckets.on_fallback = self.metrics.count_limits_fallback
-            tenants.share_buckets(buckets)
+            for tenant in tenants.limited:
+                tenant.shared = buckets
         self._tracer = parts.tracer
         self._families = [family(self.context) for family in _FAMILIES]
         table = RouteTable(route for family in self._families for route in family.endpoints())

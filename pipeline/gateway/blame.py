@@ -52,7 +52,7 @@ class Work:
     """A request as blame knows it.
 
     Attributes:
-        digest: hash of everything that decides the work, tenant and model included: equal requests have the same one.
+        digest: hash of everything that decides the work, tenant and model included; equal for equal requests.
         tenant: name; "" where tenants are not told apart, and then none is convicted.
         request_id: id for the log.
         alone: whether it has a turn of its own when it is a suspect, as lines of batches have, which nobody waits for.
@@ -152,7 +152,7 @@ class _Suspect:
     """A request that was in flight at losses, and has not passed since.
 
     Attributes:
-        loss: the latest one.
+        loss: the latest loss.
         age_s: seconds for which it had run then.
         losses: number of losses.
         alone: how many of these found no other request in flight that had been at a loss before.
@@ -238,7 +238,7 @@ class LossJudge:
         """Note that an attempt was answered to its end: the request is no suspect any more.
 
         Returns:
-            Whether it was one.
+            Whether it was a suspect.
         """
         self._end_trial(attempt, survived=True)
         if (suspect := self._suspects.pop(attempt.work.digest, None)) is None:

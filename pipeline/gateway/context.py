@@ -40,7 +40,7 @@ SMALL_BODY_BYTES = 8 * 1024
 
 _MAX_ARRIVING_BYTES = 256 * 2**20  # of all bodies that are being received
 # Largest request of each pool of threads, and most threads, since long texts take memory. There are several pools, so
-# that no request waits for much longer ones.
+# that no request waits for much longer requests.
 _POOLS = ((64 * 1024, 16), (512 * 1024, 4), (sys.maxsize, 2))
 _PARSED_BYTES_PER_S = 1e6  # about, by one thread
 # What takes longer to read than this is charged to its tenant.
@@ -154,8 +154,7 @@ class GatewayContext:
         tenant: Tenant = request.scope.get("tenant") or self.tenants.authenticate(request.headers)
         record: RequestRecord = request.scope["record"]
         record.fields["tenant"] = tenant.name
-        if tenant.has_rate_limits:
-            record.rate_limits = tenant.rate_limit_headers
+        record.rate_limits = tenant.rate_limit_headers
         await tenant.count_request()
         return tenant
 

@@ -155,7 +155,6 @@ class SqliteDatabase:
     """See `StateDatabase`. All transactions come one after the other, also those of other processes."""
 
     codec: Codec = Unsealed()
-    in_use = True
 
     def __init__(
         self, connect: Callable[[], sqlite3.Connection], place: object = "the memory of this process"
@@ -176,6 +175,10 @@ class SqliteDatabase:
 
         return cls(connect)
 
+    @property
+    def in_use(self) -> bool:
+        return True
+
     def read(self, query: str, *values: Any) -> list[Any]:
         with disk_errors(self._place), self._lock:
             return _execute(self._connection())(query, *values).fetchall()
@@ -194,8 +197,8 @@ class SqliteDatabase:
                     connection.execute("ROLLBACK")
                 raise
 
-    def open(self) -> None:
-        """Open the database now, and make what it needs."""
+    def make(self) -> None:
+        """Make the database now, if it is not there."""
         with disk_errors(self._place), self._lock:
             self._connection()
 
@@ -259,13 +262,13 @@ class PostgresDatabase:
         """
         self.codec = codec
         statements = tables.format(serial="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", blob="bytea")
-        made = f"{SCHEMA}.made"
+        marker = f"{SCHEMA}.made"
         # The last table: whoever sees it sees all.
-        statements = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};{_CLOCK}{statements}CREATE TABLE {made} ();"
+        statements = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};{_CLOCK}{statements}CREATE TABLE {marker} ();"
 
         def prepare(connection: Any) -> None:
-            if connection.execute("SELECT to_regclass(%s)", (made,)).fetchone()[0] is None:
-                make_once(connection, statements, unless=made)
+            if connection.execute("SELECT to_regclass(%s)", (marker,)).fetchone()[0] is None:
+                make_once(connection, statements, unless=marker)
 
         self._connections = PostgresConnections(url, prepare, options=_OPTIONS, answer_s=_ANSWER_S)
         self._faults = ServerFaults(f"files, batches and stored responses at {self._connections.address}")
@@ -277,7 +280,7 @@ class PostgresDatabase:
             )
             return rows
 
-    def write(self, statement: str, *values: Any) -> None:
+    def run(self, statement: str, *values: Any) -> None:
         """Run a statement by itself. It may be run twice, if a connection turns out to be dead."""
         with self._faults.attempt():
             self._connections.do(lambda connection: connection.execute(statement, values))

@@ -24,18 +24,8 @@ from pipeline.client import (
 )
 from pipeline.client.sampling import PARAMETERS
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "invalid_request_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-    499: "invalid_request_error",
-}
+# Types of errors that are neither "invalid_request_error" (below 500) nor "server_error".
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -79,7 +69,7 @@ class ApiError(Exception):
 
     def body(self, request_id: str | None = None) -> dict[str, Any]:
         """Return the JSON object of the error, with the id of the request if it is given."""
-        kind = _TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error: dict[str, Any] = {
             "message": self.message,
             "type": kind,
@@ -129,7 +119,7 @@ def internal_error() -> ApiError:
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """Return the response to a request that is refused, and note the error in its record, if it has one."""
+    """Return the response to a request that is refused, and note the error in its record, if there is a record."""
     if (record := scope.get("record")) is not None:
         record.error, record.error_type = error.message, error.code
     return error.response(scope)

@@ -44,37 +44,19 @@ class _Waiter(NamedTuple):
 
 
 class ModelQueue(Protocol):
-    """Slots of one model: a `FairQueue`, or what a worker has of its parent's (`workers.worker.LeasedQueue`)."""
+    """Slots of one model: a `FairQueue`, whose members these are, or a worker's part of its parent's."""
 
     @property
-    def running(self) -> int:
-        """Number of requests that have a slot."""
-        ...
-
+    def running(self) -> int: ...
     @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-        ...
-
+    def waiting(self) -> int: ...
     @property
-    def slots(self) -> int:
-        """Requests that run at the same time."""
-        ...
-
+    def slots(self) -> int: ...
     @property
-    def background_slots(self) -> int:
-        """Requests in the background that run at the same time."""
-        ...
-
+    def background_slots(self) -> int: ...
     @property
-    def loss_events(self) -> Mapping[str, int]:
-        """See `FairQueue.loss_events`."""
-        ...
-
-    def resize(self, slots: int) -> None:
-        """See `FairQueue.resize`."""
-        ...
-
+    def loss_events(self) -> Mapping[str, int]: ...
+    def resize(self, slots: int) -> None: ...
     def slot(
         self,
         tokens: int,
@@ -84,9 +66,7 @@ class ModelQueue(Protocol):
         arrived: float | None = None,
         background: bool = False,
         work: Work | None = None,
-    ) -> AbstractAsyncContextManager[None]:
-        """See `FairQueue.slot`."""
-        ...
+    ) -> AbstractAsyncContextManager[None]: ...
 
 
 class FairQueue:
@@ -101,6 +81,8 @@ class FairQueue:
     After the loss of a server, requests that were in flight there wait for their tenant's turn: see `lost_servers`.
 
     Attributes:
+        slots: requests that run at the same time.
+        paused: why no slots are given; empty if they are.
         lost_servers: blame for losses.
         refused: requests that were too many.
     """
@@ -123,7 +105,7 @@ class FairQueue:
             s_per_token: expected service time of a token, in seconds, by which long requests are put behind short ones.
             clock: monotonic time in seconds.
         """
-        self._slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
+        self.slots, self._max_waiting, self._s_per_token = slots, max_waiting, s_per_token
         self.batch_slots = background
         self._clock = clock
         self.lost_servers = LostServers(clock)
@@ -131,15 +113,13 @@ class FairQueue:
         self._waiting: Counter[str] = Counter()  # by tenant, without zeros
         # Heaps of the tenants in `_waiting`. Waiters that gave up stay in them until they are popped.
         self._heaps: dict[str, list[_Waiter]] = {}
-        self._last_turns: dict[
-            str, int
-        ] = {}  # by tenant: sequence number of the turn in which it last got a slot
+        # By tenant: sequence number of the turn in which it last got a slot.
+        self._last_turns: dict[str, int] = {}
         self._sequence = count()
         self._mean_service_s = 1.0
-        self._paused = ""  # why; empty if it is not
-        self._timers: dict[
-            asyncio.Future[Attempt | None], asyncio.TimerHandle
-        ] = {}  # of waiters, while paused
+        self.paused = ""
+        # Of waiters, while paused.
+        self._timers: dict[asyncio.Future[Attempt | None], asyncio.TimerHandle] = {}
         self.refused = 0
         self.background = BackgroundSlots(
             self.background_slots, lambda: self._has_free_slot and not self._waiting, self._fill
@@ -156,11 +136,6 @@ class FairQueue:
         return self._running.total()
 
     @property
-    def slots(self) -> int:
-        """Requests that run at the same time."""
-        return self._slots
-
-    @property
     def loss_events(self) -> Mapping[str, int]:
         """How often servers were lost, requests quarantined, and tenants told to cool down."""
         judge = self.lost_servers.judge
@@ -168,14 +143,9 @@ class FairQueue:
 
     def resize(self, slots: int) -> None:
         """Change the number of slots. Requests that have one keep it, also where there are fewer from now on."""
-        self._slots = slots
+        self.slots = slots
         self.background.most = self.background_slots
         self._fill()
-
-    @property
-    def paused(self) -> bool:
-        """Whether no slots are given."""
-        return bool(self._paused)
 
     def pause(self, reason: str) -> None:
         """Let all requests wait that have no slot, until `resume`.
@@ -183,7 +153,7 @@ class FairQueue:
         Args:
             reason: why the model is not ready, for those who wait for too long.
         """
-        began, self._paused = not self._paused, reason or "the model is not ready"
+        began, self.paused = not self.paused, reason or "the model is not ready"
         if began:
             for tenant, heap in self._heaps.items():
                 for waiter in heap:
@@ -191,7 +161,7 @@ class FairQueue:
 
     def resume(self) -> None:
         """Give slots again."""
-        self._paused = ""
+        self.paused = ""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -263,7 +233,7 @@ class FairQueue:
         heapq.heappush(self._heaps.setdefault(tenant, []), waiter)
         self._waiting[tenant] += 1
         self._preempt()
-        if self._paused:
+        if self.paused:
             self._limit_wait(future, tenant, wait_s)
         try:
             return await future
@@ -290,7 +260,7 @@ class FairQueue:
             self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
 
     def _not_ready(self, what: str) -> ApiError:
-        text = f"The model {what}: {self._paused}"
+        text = f"The model {what}: {self.paused}"
         return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
 
     def _release(self, tenant: str) -> None:
@@ -301,12 +271,12 @@ class FairQueue:
 
     @property
     def _has_free_slot(self) -> bool:
-        return self.running + self.background.running < self._slots and not self._paused
+        return self.running + self.background.running < self.slots and not self.paused
 
     @property
     def background_slots(self) -> int:
         """Requests in the background that run at the same time."""
-        return max(1, self._slots // 2) if self.batch_slots is None else self.batch_slots
+        return max(1, self.slots // 2) if self.batch_slots is None else self.batch_slots
 
     def _fill(self) -> None:
         """Give all free slots to requests that wait."""
@@ -317,7 +287,7 @@ class FairQueue:
 
     def _preempt(self) -> None:
         """Take a slot back from the background for each request that waits for one."""
-        if self.background.running and not self._paused and not self._has_free_slot:
+        if self.background.running and not self.paused and not self._has_free_slot:
             for _ in range(self.waiting - self.background.leaving):
                 self.background.preempt()
 
@@ -341,8 +311,8 @@ class FairQueue:
         `alone`: also those that have turns of their own, which come after all others.
         """
         heap, blocked = self._heaps[tenant], list[_Waiter]()
-        found = None
-        while heap and found is None:
+        first = None
+        while heap and first is None:
             waiter = heapq.heappop(heap)
             if waiter.future.done():
                 continue
@@ -353,10 +323,10 @@ class FairQueue:
                 self._count_out(tenant)
                 waiter.future.set_exception(refused)
             else:
-                found = waiter
+                first = waiter
         for waiter in blocked:
             heapq.heappush(heap, waiter)
-        return found
+        return first
 
     def _refusal(self, work: Work | None) -> ApiError | None:
         return None if work is None else self.lost_servers.refusal(work)
@@ -372,10 +342,10 @@ class FairQueue:
     def _refuse_one(self, newcomer: str) -> None:
         """Raise for the newcomer, or refuse the last waiter of a tenant that has more requests waiting."""
         self.refused += 1
-        wait_s = (self.waiting + 1) / self._slots * self._mean_service_s
+        wait_s = (self.waiting + 1) / self.slots * self._mean_service_s
         text = "Too many requests are waiting; try again later"
         error = ApiError(429, text, code="overloaded", retry_after_s=wait_s)
-        if self._paused:
+        if self.paused:
             error = self._not_ready("is not ready, and too many requests wait for it")
         most = max(self._waiting, key=self._waiting.__getitem__, default=newcomer)
         if self._waiting[most] <= self._waiting[newcomer] + 1:

@@ -218,7 +218,7 @@ _OUTPUTS = _outputs_class()
 
 
 class GrpcRelay:
-    """Serves a gRPC port: makes for each connection one to the socket of Triton, and passes bytes both ways."""
+    """Serves a gRPC port: connects each client to the socket of Triton, and passes bytes both ways."""
 
     def __init__(self, socket_path: str, limits: MessageLimits | None = None) -> None:
         self.limits, self.total = limits or MessageLimits(), MessageTotal()

@@ -37,7 +37,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
     """Bind sockets to an address, or to all addresses of a name, so that nobody else can listen there.
 
     Args:
-        port: 0 takes a free one.
+        port: 0 takes a free port.
 
     Raises:
         ServerError: the address cannot be bound; the text says why.
@@ -48,18 +48,18 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket]]:
             addresses = dict.fromkeys(getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE))
             for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
                 try:
-                    made = stack.enter_context(socket(family, kind, protocol))
-                    made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+                    bound = stack.enter_context(socket(family, kind, protocol))
+                    bound.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
                     if family == AF_INET6:
-                        made.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
-                    made.bind((address[0], port, *address[2:]))
+                        bound.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+                    bound.bind((address[0], port, *address[2:]))
                 except OSError as error:
                     # `localhost` may have an address of IPv6 on a machine that has none
                     if error.errno in _NOT_HERE and (sockets or number < len(addresses)):
                         continue
                     raise
-                port = made.getsockname()[1]
-                sockets.append(made)
+                port = bound.getsockname()[1]
+                sockets.append(bound)
         except OSError as error:
             raise _cannot_listen(host, port, error) from error
         yield sockets

@@ -201,11 +201,6 @@ class Tenant:
                 text = f"n: {choices} choices, each of which is a request of its own; this key may have {most} {when}"
                 raise ApiError(400, text, param="n", code="too_many_choices")
 
-    @property
-    def has_rate_limits(self) -> bool:
-        """Whether requests or tokens of a minute are limited."""
-        return self._requests is not None or self._tokens is not None
-
     def rate_limit_headers(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield OpenAI's headers: the limits of a minute, what is left of them, and when all of it is there again."""
         for bucket in (self._requests, self._tokens):
@@ -286,8 +281,8 @@ class Tenant:
             return
         states = None
         if self.shared is not None:
-            asked = [BucketTake(bucket.what, bucket.per_minute, amount) for bucket, amount in wanted]
-            states = await self.shared.take(self.name, asked, forced=forced, lease=lease)
+            takes = [BucketTake(bucket.what, bucket.per_minute, amount) for bucket, amount in wanted]
+            states = await self.shared.take(self.name, takes, forced=forced, lease=lease)
             if states is not None and lease is not None:
                 *states, running = states
                 if running.wait_s:
@@ -331,5 +326,5 @@ def _duration(seconds: float) -> str:
     """
     if seconds < 1:
         return f"{ceil(seconds * 1e3)}ms" if seconds > 0 else "0s"
-    minutes, rest = divmod(seconds, 60)
-    return f"{int(minutes)}m{rest:.3g}s" if minutes else f"{rest:.3g}s"
+    minutes, seconds_left = divmod(seconds, 60)
+    return f"{int(minutes)}m{seconds_left:.3g}s" if minutes else f"{seconds_left:.3g}s"

@@ -123,12 +123,12 @@ class LostServers:
         now = self._clock()
         self._note_quarantine(work, self.judge.lost(now, attempt, url))
         if self._shared is not None:
-            ran_s = now - attempt.began
-            self._shared.report_loss(work.digest, ran_s, lambda losses: self._note_count(work, losses))
 
-    def _note_count(self, work: Work, losses: int) -> None:
-        """Take note of what several gateways together count."""
-        self._note_quarantine(work, self.judge.lost_elsewhere(self._clock(), work.digest, losses))
+            def counted(losses: int) -> None:
+                refusal = self.judge.lost_elsewhere(self._clock(), work.digest, losses)
+                self._note_quarantine(work, refusal)
+
+            self._shared.report_loss(work.digest, now - attempt.began, counted)
 
     def _note_quarantine(self, work: Work, quarantine: Refusal | None) -> None:
         if quarantine is None:

@@ -11,7 +11,7 @@ A `View` shows one observation of `pipeline.gateway.metrics` under one name; not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Literal
@@ -21,31 +21,6 @@ from prometheus_client.samples import Sample
 
 from pipeline.recipe.deployment import MetricNames
 from pipeline.resources import parse_yaml
-
-# vLLM's for time to first token (up to 160 s), and some between for targets such as 150 or 300 ms.
-TTFT_BUCKETS_S = (
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5,
-    5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-)  # fmt: skip
-# vLLM's and OpenTelemetry's begin at 10 ms, which is more than a token takes on a fast GPU: ours at 1 ms.
-ITL_BUCKETS_S = (
-    0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075,
-    0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-# vLLM's for requests up to 480 s, and below them those of OpenTelemetry's request duration.
-DURATION_BUCKETS_S = (
-    0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
-    120.0, 240.0, 480.0,
-)  # fmt: skip
-# vLLM's for requests up to 120 s, and below them from 1 ms.
-QUEUE_BUCKETS_S = (
-    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0,
-    120.0,
-)  # fmt: skip
-# OpenTelemetry's for gen_ai.client.token.usage.
-TOKEN_BUCKETS = (
-    1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +79,8 @@ class View:
 _SCHEMES: Mapping[str, Any] = parse_yaml(
     (resources.files("pipeline.gateway") / "data" / "metric_names.yaml").read_text("utf-8")
 )
+# Upper bounds of the buckets of histograms, by what they observe.
+BUCKETS: Mapping[str, Sequence[float]] = _SCHEMES["buckets"]
 # Value of OpenTelemetry's label `gen_ai.provider.name`.
 PROVIDER: str = _SCHEMES["gen_ai"]["constant"]["gen_ai_provider_name"]
 

@@ -25,16 +25,7 @@ from prometheus_client.samples import Sample
 from pipeline.cache.response_cache import CacheCounters
 from pipeline.client import AsyncClient
 from pipeline.gateway.api.generation import Generation
-from pipeline.gateway.metric_names import (
-    DURATION_BUCKETS_S,
-    ITL_BUCKETS_S,
-    OTHER_VIEWS,
-    OWN_VIEWS,
-    QUEUE_BUCKETS_S,
-    TOKEN_BUCKETS,
-    TTFT_BUCKETS_S,
-    View,
-)
+from pipeline.gateway.metric_names import BUCKETS, OTHER_VIEWS, OWN_VIEWS, View
 from pipeline.gateway.readiness import GatewayStatus
 from pipeline.gateway.served_model import ServedModel
 from pipeline.recipe.deployment import MetricNames
@@ -106,15 +97,15 @@ class GatewayMetrics(Collector):
             "limits_fallbacks": _counter("limits_fallbacks"),
         }
         self._histograms = {
-            "ttft": _histogram("ttft", TTFT_BUCKETS_S, *by_operation),
-            "itl": _histogram("itl", ITL_BUCKETS_S, *by_operation),
-            "tpot": _histogram("tpot", ITL_BUCKETS_S, *by_operation),
-            "duration": _histogram("duration", DURATION_BUCKETS_S, *by_operation, "error_type"),
-            "queue": _histogram("queue", QUEUE_BUCKETS_S, *by_operation),
+            "ttft": _histogram("ttft", BUCKETS["ttft"], *by_operation),
+            "itl": _histogram("itl", BUCKETS["itl"], *by_operation),
+            "tpot": _histogram("tpot", BUCKETS["itl"], *by_operation),
+            "duration": _histogram("duration", BUCKETS["duration"], *by_operation, "error_type"),
+            "queue": _histogram("queue", BUCKETS["queue"], *by_operation),
             # As far as the gateway sees it: until the first chunk of an answer, and from there to its last.
-            "prefill": _histogram("prefill", DURATION_BUCKETS_S, *by_operation),
-            "decode": _histogram("decode", DURATION_BUCKETS_S, *by_operation),
-            "tokens": _histogram("tokens", TOKEN_BUCKETS, *by_operation, "kind"),
+            "prefill": _histogram("prefill", BUCKETS["duration"], *by_operation),
+            "decode": _histogram("decode", BUCKETS["duration"], *by_operation),
+            "tokens": _histogram("tokens", BUCKETS["tokens"], *by_operation, "kind"),
         }
         # What was counted already of what each cache and each client has counted.
         self._seen: WeakKeyDictionary[CacheCounters | AsyncClient, Mapping[str, int]] = WeakKeyDictionary()

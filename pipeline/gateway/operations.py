@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from pipeline.gateway.readiness import readiness_page
 from pipeline.gateway.web import ApiRoute, json_answer, own_page
 
 _log = logging.getLogger("pipeline.gateway")
+_PAGE = (resources.files("pipeline.gateway") / "page.html").read_text("utf-8")
 
 
 class OperationEndpoints(EndpointFamily):
@@ -35,7 +36,7 @@ class OperationEndpoints(EndpointFamily):
 
     @ApiRoute("GET", "/", "The page to chat at.", logged=False, media_type="text/html")
     async def _page(self, _: Request) -> Response:
-        return own_page(_chat_page())
+        return own_page(_PAGE)
 
     @ApiRoute("GET", "/metrics", "Metrics for Prometheus.", logged=False, media_type="text/plain")
     async def _metrics(self, request: Request) -> Response:
@@ -77,11 +78,6 @@ class OperationEndpoints(EndpointFamily):
         """Answer 200 if any model can be asked, with faults of the others, and the package of each model."""
         status = await self.context.status()
         return JSONResponse(*readiness_page(status.models, draining=self.context.draining))
-
-
-@cache
-def _chat_page() -> str:
-    return (resources.files("pipeline.gateway") / "page.html").read_text("utf-8")
 
 
 class FalseHitRequest(BaseModel):
@@ -223,7 +219,7 @@ def describe_api(routes: Sequence[ApiRoute], models: Sequence[str]) -> dict[str,
 
 
 def _operation(route: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": "_".join(
             [route.method.lower(), *re.findall(r"\w+", _PARAMETER.sub(r"\1", route.path))]
@@ -240,9 +236,9 @@ def _operation(route: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]])
             for name, value in schema["properties"].items()
         ]
     if parameters:
-        found["parameters"] = parameters
+        operation["parameters"] = parameters
     if route.request is not None:
-        found["requestBody"] = {
+        operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": of[route.request]}},
         }
@@ -250,7 +246,7 @@ def _operation(route: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]])
         # Objects in a form are sent as OpenAI's clients do: expires_after[seconds]=3600.
         encoding = {"expires_after": {"style": "deepObject", "explode": True}}
         form = {"schema": of[route.form], "encoding": encoding}
-        found["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
     done: dict[str, Any] = {"description": "Done."}
     if route.media_type:
         done["content"] = {route.media_type: {"schema": {} if route.response is None else of[route.response]}}
@@ -259,5 +255,5 @@ def _operation(route: ApiRoute, of: Mapping[type[BaseModel], Mapping[str, Any]])
     refused: dict[str, Any] = {"description": "Refused, or failed."}
     if route.logged:
         refused["content"] = {"application/json": {"schema": of[ErrorAnswer]}}
-    found["responses"] = {"200": done, "default": refused}
-    return found
+    operation["responses"] = {"200": done, "default": refused}
+    return operation

@@ -271,7 +271,7 @@ class ModelStatus:
         stale: reason why it is not the package that its record names; it can be asked all the same.
         replaced_requests: requests under way with packages that it has replaced.
         running: choices that have a slot.
-        waiting: choices that wait for one.
+        waiting: choices that wait for a slot.
         stalled: choices that have begun, and had no chunk for long.
         loss_events: event -> how often it happened; see `fair_queue.FairQueue.loss_events`.
     """
@@ -309,7 +309,7 @@ class GatewayStatus:
     Attributes:
         models: by name.
         workers: processes that serve it.
-        worker_restarts: how often one was started again.
+        worker_restarts: how often a worker was started again.
     """
 
     models: Mapping[str, ModelStatus] = field(default_factory=dict)

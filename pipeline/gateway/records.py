@@ -45,7 +45,7 @@ class RequestRecord:
         id: the client's X-Request-ID, or a random id.
         span: span of the request.
         began: time of arrival, by `time.perf_counter()`.
-        status: HTTP status sent; 499 if the client left before one was.
+        status: HTTP status sent; 499 if the client left before any was.
         outcome: status that a stream would have had, had it not been sent before the end was known; None: `status`.
         exception: cause of the error.
         fields: fields of the log line, which become attributes of the span.

@@ -2,7 +2,7 @@
 
 Losses are reported as they happen, and what is held is read once a second: a request that ended servers of one gateway
 is refused by the others about a second later, long before a server is back. While the server does not answer, each
-gateway counts by itself.
+gateway counts by itself. What it does there is commands of data/server_losses.lua, on these:
 
     pipeline:losses:DIGEST    hash: at how many losses the request was in flight, and when it was the last time
     pipeline:held             sorted set: what is not sent to a server, by the time until when
@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
 from typing import Any
 
 from pipeline.cache.backend import BackendDown
@@ -30,32 +31,7 @@ _POLL_S = 1.0
 _MOST_HELD = 1000
 _HELD = "pipeline:held"
 
-# KEYS: of the request. ARGV: for how many seconds it had run, and until its losses are forgotten. What was sent before
-# the last loss adds nothing: others were lost with the same server, or servers were lost together.
-_COUNT = """
-local time = redis.call('TIME')
-local now, last = time[1] + time[2] / 1000000, redis.call('HGET', KEYS[1], 'at')
-if not last or now - ARGV[1] > tonumber(last) then
-  redis.call('HINCRBY', KEYS[1], 'losses', 1)
-  redis.call('HSET', KEYS[1], 'at', string.format('%.6f', now))
-  redis.call('EXPIRE', KEYS[1], ARGV[2])
-end
-return redis.call('HGET', KEYS[1], 'losses')
-"""
-# KEYS: the sorted set. ARGV: member, seconds.
-_HOLD = """
-local time = redis.call('TIME')
-return redis.call('ZADD', KEYS[1], 'GT', time[1] + ARGV[2], ARGV[1])
-"""
-# KEYS: the sorted set. ARGV: most members. Returns members and seconds.
-_READ = """
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1000000
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-local found = redis.call('ZREVRANGE', KEYS[1], 0, ARGV[1] - 1, 'WITHSCORES')
-for at = 2, #found, 2 do found[at] = string.format('%.3f', found[at] - now) end
-return found
-"""
+_COMMANDS = (files("pipeline.gateway") / "data" / "server_losses.lua").read_text(encoding="utf-8")
 
 
 class RedisLosses:
@@ -63,9 +39,7 @@ class RedisLosses:
 
     def __init__(self, address: RedisAddress) -> None:
         self._redis = SharedRedis(address, timeout_s=_TIMEOUT_S)
-        self._count, self._hold = self._redis.script(_COUNT), self._redis.script(_HOLD)
-        self._read = self._redis.script(_READ)
-        self._forget_s = int(WINDOW_S)
+        self._commands = self._redis.script(_COMMANDS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._hear: list[Callable[[Mapping[str, float]], None]] = []
         self._reading: asyncio.Task[None] | None = None
@@ -84,34 +58,23 @@ class RedisLosses:
             ran_s: seconds for which it had been in flight.
             counted: called with the number of losses that all gateways together know of.
         """
-
         noted = time.monotonic()
 
         async def count() -> None:
             # Until it is sent, time goes on: the server works out when the request began.
-            words = [repr(ran_s + time.monotonic() - noted), self._forget_s]
-            counted(int(await self._redis.run(self._count, [f"pipeline:losses:{digest}"], words)))
+            words = ["count", repr(ran_s + time.monotonic() - noted), int(WINDOW_S)]
+            counted(int(await self._commands([f"pipeline:losses:{digest}"], words)))
 
         self._start(count())
 
     def report_pass(self, digest: str) -> None:
         """Forget the losses of a request: it was answered."""
-
-        async def delete(keys: list[str], args: list[Any]) -> Any:  # noqa: ARG001
-            return await self._redis.client.delete(*keys)
-
-        async def forget() -> None:
-            await self._redis.run(delete, [f"pipeline:losses:{digest}"], [])
-
-        self._start(forget())
+        redis = self._redis
+        self._start(redis.run(lambda: redis.client.delete(f"pipeline:losses:{digest}")))
 
     def hold(self, name: str, wait_s: float) -> None:
         """Have all gateways send nothing of a digest, or of a tenant (`blame.tenant_hold`), to a server for a time."""
-
-        async def hold() -> None:
-            await self._redis.run(self._hold, [_HELD], [name, repr(wait_s)])
-
-        self._start(hold())
+        self._start(self._commands([_HELD], ["hold", name, repr(wait_s)]))
 
     async def aclose(self) -> None:
         """Wait for the reports that are under way, and close all connections."""
@@ -121,7 +84,7 @@ class RedisLosses:
         await asyncio.gather(*self._tasks)
         await self._redis.aclose()
 
-    def _start(self, reporting: Coroutine[Any, Any, None]) -> None:
+    def _start(self, reporting: Awaitable[Any]) -> None:
         async def report() -> None:
             try:
                 await reporting
@@ -136,9 +99,9 @@ class RedisLosses:
         while True:
             # What was read last holds until its time is over.
             with contextlib.suppress(BackendDown):
-                found = await self._redis.run(self._read, [_HELD], [_MOST_HELD])
+                reply = await self._commands([_HELD], ["read", _MOST_HELD])
                 held = {
-                    name.decode(): float(wait_s) for name, wait_s in zip(found[::2], found[1::2], strict=True)
+                    name.decode(): float(wait_s) for name, wait_s in zip(reply[::2], reply[1::2], strict=True)
                 }
                 for hear in self._hear:
                     hear(held)

@@ -66,11 +66,9 @@ class EmbeddingModel(Protocol):
 
     def __call__(self, text: str, /) -> Vector | None:
         """Embed a text; None if it is empty or longer than `max_tokens`."""
-        ...
 
     def tokens(self, text: str, /) -> int:
         """Count the tokens of a text."""
-        ...
 
 
 @dataclass(slots=True)
@@ -105,7 +103,7 @@ class ServedModel:
     readiness: ModelReadiness = field(init=False)
     _caching_clients: dict[str, AsyncCachingClient] = field(default_factory=dict)  # by tenant
     _long_template: ChatTemplate | None = field(default=None, init=False)  # renders long chats
-    _holders: int = 0
+    holders: int = 0  # requests that are under way with it
     _unused: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -218,24 +216,19 @@ class ServedModel:
             model = model.replaced_by
         return model
 
-    @property
-    def holders(self) -> int:
-        """Number of requests that are under way with this model."""
-        return self._holders
-
     def hold(self) -> None:
         """Keep the model open for a request, until `release` is called."""
-        self._holders += 1
+        self.holders += 1
 
     def release(self) -> None:
         """End what `hold` began."""
-        self._holders -= 1
-        if not self._holders:
+        self.holders -= 1
+        if not self.holders:
             self._unused.set()
 
     async def wait_unused(self) -> None:
         """Wait until no request is under way with this model."""
-        while self._holders:
+        while self.holders:
             self._unused.clear()
             await self._unused.wait()
 
@@ -308,11 +301,11 @@ class ServedModel:
             ClientError: Triton does not answer which inputs the model has.
         """
         model = await self.client.model()
-        asked: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+        requested: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
         top_log_probs = self.returns_logits or LOG_PROBS_INPUT in model.inputs
         engine_has = {"guide_type": self.guided_decoding, "top_log_probs": top_log_probs}
-        lacking = [name for name, has in engine_has.items() if name in asked and not has]
-        lacking += missing_inputs(model, asked)
+        lacking = [name for name, has in engine_has.items() if name in requested and not has]
+        lacking += missing_inputs(model, requested)
         if lacking:
             param, feature = _ENGINE_FEATURES.get(lacking[0], (lacking[0], lacking[0]))
             text = f"{param}: this deployment has no {feature}"

@@ -79,9 +79,11 @@ def _agreed_section(recipes: Sequence[Recipe]) -> GatewaySection:
     for key in GatewaySection.model_fields:
         values = {recipe.name: getattr(recipe.gateway, key) for recipe in recipes}
         if any(value != values[first.name] for value in values.values()):
-            told = ", ".join(f"{json.dumps(value, default=str)} in {name}" for name, value in values.items())
+            listed = ", ".join(
+                f"{json.dumps(value, default=str)} in {name}" for name, value in values.items()
+            )
             fix = f"--set gateway.{key}=VALUE sets it in all"
-            faults.append(Fault(f"differs: {told}", key=f"gateway.{key}", fix=fix))
+            faults.append(Fault(f"differs: {listed}", key=f"gateway.{key}", fix=fix))
     if faults:
         raise InvalidInput("one gateway in front of several recipes", faults)
     return first.gateway
@@ -136,9 +138,9 @@ class GatewayStart(Settings):
     Attributes:
         recipes: names or files of recipes, or names of running deployments.
         overrides: fields of the recipes, as in `--set`.
-        store: root of the store; None: the usual one.
+        store: root of the store; None: the usual store.
         sockets: descriptors of bound sockets that the process inherits; empty: it binds its own.
-        parent: process id of the one above it, without which it ends; None if it runs by itself.
+        parent: process id of the process above it, without which it ends; None if it runs by itself.
         undecided: whether `settings` are those of the command line alone, and the recipes' sections come to them.
         worker: its place, if it is one of several; None: it serves the gateway, or is the parent of those that do.
     """

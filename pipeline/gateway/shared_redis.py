@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -30,15 +30,9 @@ _log = logging.getLogger("pipeline.gateway")
 _TIMEOUT_S = 0.25
 _LEASE_S = 30.0  # how long a lease goes on without its gateway
 
-_TAKE = (files("pipeline.gateway") / "data" / "tenant_limits.lua").read_text(encoding="utf-8")
-# ARGV: seconds, then names of choices that still run.
-_RENEW = """
-local time = redis.call('TIME')
-for at = 2, #ARGV do
-  redis.call('ZADD', KEYS[1], 'XX', time[1] + time[2] / 1000000 + ARGV[1], ARGV[at])
-end
-return redis.call('PEXPIRE', KEYS[1], ARGV[1] * 1000)
-"""
+_DATA = files("pipeline.gateway") / "data"
+_TAKE = (_DATA / "tenant_limits.lua").read_text(encoding="utf-8")
+_RENEW = (_DATA / "renew_leases.lua").read_text(encoding="utf-8")
 
 
 class SharedRedis:
@@ -67,12 +61,13 @@ class SharedRedis:
             retry=Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
         )
 
-    def script(self, text: str) -> Any:
-        """Return a Lua script as a command for `run`."""
-        return self.client.register_script(text)
+    def script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Awaitable[Any]]:
+        """Return a Lua script as a function of keys and arguments, which raises `BackendDown` as `run` does."""
+        registered = self.client.register_script(text)
+        return lambda keys, arguments: self.run(lambda: registered(keys=keys, args=arguments))
 
-    async def run(self, command: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a command, such as a script, and return its result.
+    async def run(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a command of the client, and return its result.
 
         Raises:
             BackendDown: the server does not answer in time, or fails.
@@ -80,7 +75,7 @@ class SharedRedis:
         errors = self._exceptions
         with self._breaker.attempt():
             try:
-                return await command(keys=keys, args=arguments)
+                return await command()
             except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
                 raise ServerUnreachable(f"{self.address}: {error}") from error
             except errors.RedisError as error:
@@ -166,7 +161,7 @@ class RedisBuckets:
         words: list[Any] = [
             word for take in wanted for word in (take.what, repr(take.per_minute), repr(take.amount))
         ]
-        held = ("", 0, 0) if lease is None else lease
+        lease_words = ("", 0, 0) if lease is None else lease
         if lease is not None:
             # Before it is asked for: whoever is cancelled meanwhile may have it.
             self._held.setdefault(tenant, set()).add(lease)
@@ -174,8 +169,8 @@ class RedisBuckets:
                 self._renewing = asyncio.create_task(self._keep_leases())
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
         try:
-            words = [int(forced), *held, repr(self._lease_s), *words]
-            found = await self._redis.run(self._take, keys, words)
+            words = [int(forced), *lease_words, repr(self._lease_s), *words]
+            reply = await self._take(keys, words)
         except BackendDown as error:
             if not self._fault:
                 _log.warning("limits of tenants are counted by this gateway alone: %s", error)
@@ -187,7 +182,7 @@ class RedisBuckets:
             _log.warning("limits of tenants are shared again: %s", self.address)
         return [
             BucketState(float(level), float(wait_s))
-            for level, wait_s in zip(found[::2], found[1::2], strict=True)
+            for level, wait_s in zip(reply[::2], reply[1::2], strict=True)
         ]
 
     def release(self, tenant: str, lease: Lease) -> None:
@@ -209,12 +204,10 @@ class RedisBuckets:
         await self._redis.aclose()
 
     async def _end_lease(self, tenant: str, lease: Lease) -> None:
-        async def remove(keys: Sequence[str], args: Sequence[Any]) -> Any:
-            return await self._redis.client.zrem(keys[0], *args)
-
         # Else it ends by itself.
         with contextlib.suppress(BackendDown):
-            await self._redis.run(remove, [f"pipeline:running:{tenant}"], _names(lease))
+            key, redis = f"pipeline:running:{tenant}", self._redis
+            await redis.run(lambda: redis.client.zrem(key, *_names(lease)))
 
     async def _keep_leases(self) -> None:
         """Renew what runs, as long as anything does."""
@@ -224,7 +217,7 @@ class RedisBuckets:
                 if names := [name for lease in leases for name in _names(lease)]:
                     with contextlib.suppress(BackendDown):
                         key = f"pipeline:running:{tenant}"
-                        await self._redis.run(self._renew, [key], [repr(self._lease_s), *names])
+                        await self._renew([key], [repr(self._lease_s), *names])
 
 
 def _names(lease: Lease) -> list[str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cache.encryption import Codec
 from pipeline.cache.redis_server import RedisAddress
 from pipeline.cache.setup import load_codec_of
 from pipeline.gateway.api.batches.places import (
@@ -34,7 +33,7 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponseLimits,
     StoredResponses,
 )
-from pipeline.gateway.database import PostgresDatabase
+from pipeline.gateway.database import StateDatabase
 from pipeline.gateway.settings import GatewaySettings
 from pipeline.recipe import CacheSettings
 
@@ -64,7 +63,7 @@ def open_state(
     limits = StorageLimits(
         file_bytes=settings.max_file_mib * 2**20, tenant_bytes=settings.max_stored_mib * 2**20
     )
-    kept = StoredResponseLimits(
+    response_limits = StoredResponseLimits(
         settings.stored_responses, settings.stored_responses_mib * 2**20, settings.stored_responses_s
     )
     url, database = settings.limits_redis, _postgres(caches)
@@ -75,24 +74,24 @@ def open_state(
             raise ValueError(f"gateway.batch_folder: {settings.batch_folder} is a file; name a folder")
         batches = BatchStorage(BatchFolder(settings.batch_folder), limits)
     elif database is not None:
-        batches = BatchStorage(PostgresBatches(database), limits)
+        batches = BatchStorage(database, limits)
     elif redis is None:
         batches = BatchStorage(BatchFolder(own_folder), limits)
-    return batches, _responses(caches, kept, database, redis, responses_file)
+    return batches, _responses(caches, response_limits, database, redis, responses_file)
 
 
-def _postgres(caches: Sequence[CacheSettings]) -> PostgresDatabase | None:
+def _postgres(caches: Sequence[CacheSettings]) -> PostgresBatches | None:
     for cache in caches:
         if cache.backend.kind == "pgvector":
             tables = BATCH_TABLES + CONTENT_TABLES + RESPONSE_TABLES
-            return PostgresDatabase(cache.backend.url, load_codec_of(cache), tables)
+            return PostgresBatches(cache.backend.url, load_codec_of(cache), tables)
     return None
 
 
 def _responses(
     caches: Sequence[CacheSettings],
     limits: StoredResponseLimits,
-    database: PostgresDatabase | None,
+    database: StateDatabase | None,
     redis: RedisAddress | None,
     file: Path | None,
 ) -> StoredResponses:
@@ -104,11 +103,7 @@ def _responses(
         if cache.backend.kind == "redis":
             return RedisStoredResponses(RedisAddress.parse(cache.backend.url), load_codec_of(cache), limits)
     if redis is not None:
-        return RedisStoredResponses(redis, _any_codec(caches), limits)
+        # No recipe names this server: the key is that of the first recipe that has one.
+        encrypted = next((cache for cache in caches if cache.encryption is not None), None)
+        return RedisStoredResponses(redis, load_codec_of(encrypted), limits)
     return SqlStoredResponses.of_gateway(limits, file)
-
-
-def _any_codec(caches: Sequence[CacheSettings]) -> Codec:
-    """The codec of the first recipe that names a key, for a server that no recipe names."""
-    named = (cache for cache in caches if cache.encryption is not None)
-    return load_codec_of(next(named, None))

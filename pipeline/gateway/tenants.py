@@ -18,7 +18,6 @@ from pipeline.documents import Document, KeyPath, dotted, read_document
 from pipeline.errors import Fault, InvalidInput
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.limits import Tenant, TenantLimits
-from pipeline.gateway.shared_redis import RedisBuckets
 from pipeline.private_files import warn_if_readable
 
 _KEY_HEADERS = ("authorization", "api-key", "x-api-key")
@@ -77,11 +76,6 @@ class Tenants:
         """Tenants that have limits, in the order of the file."""
         tenants = dict.fromkeys((self._by_key or {}).values())
         return [tenant for tenant in tenants if tenant.limits != TenantLimits()]
-
-    def share_buckets(self, shared: RedisBuckets) -> None:
-        """Take what tenants may use in a minute from buckets that other gateways take from, too."""
-        for tenant in self.limited:
-            tenant.shared = shared
 
     @property
     def require_keys(self) -> bool:

@@ -44,7 +44,7 @@ class TextBudget:
     """Budget of one piece of work.
 
     Attributes:
-        cpu_s: processor time of a short one; a second more for each megabyte.
+        cpu_s: processor time of a short piece; a second more for each megabyte.
         memory_mib: memory, besides that of the tokenizer.
     """
 

@@ -46,10 +46,10 @@ def parse_traceparent(header: str | None) -> SpanContext | None:
     >>> hex(parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id)
     '0xb7ad6b7169203331'
     """
-    found = _TRACEPARENT.fullmatch((header or "").strip())
-    if found is None:
+    match = _TRACEPARENT.fullmatch((header or "").strip())
+    if match is None:
         return None
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
@@ -86,7 +86,7 @@ class Span:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def start_child(self, name: str, *, client: bool = False, began: float | None = None) -> Span:
-        """Start a span below this one; one that is not ended is not exported.
+        """Start a span below this one; a span that is not ended is not exported.
 
         Args:
             client: whether it is a call of another server, and not a step within this one.
@@ -137,7 +137,7 @@ class Tracer:
         """Start a span.
 
         Args:
-            parent: span of the client, if the request names one.
+            parent: span of the client, if the request names it.
         """
         offset_ns = time.time_ns() - time.perf_counter_ns()
         if self._provider is None:
@@ -157,7 +157,7 @@ class Tracer:
 
 
 def make_tracer(endpoint: str | None) -> Tracer:
-    """Make a tracer that exports to an endpoint in batches, or one that exports nothing if none is named.
+    """Make a tracer that exports to an endpoint in batches, or a tracer that exports nothing if no endpoint is named.
 
     Spans that cannot be delivered are dropped.
 

@@ -23,6 +23,7 @@ import httptools
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.gateway.api.sse import wait_for_disconnect
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.web import JSON, AllowedHosts, WebGuard
 
@@ -138,7 +139,7 @@ class TritonHttp:
             held.release()
 
     async def _request(self, scope: Scope, receive: Receive, held: _Held) -> AsyncGenerator[bytes]:
-        """Yield the bytes of the request to Triton; the first ones when it is known that it is harmless."""
+        """Yield the bytes of the request to Triton; the first of them when it is known that it is harmless."""
         headers = dict(scope["headers"])
         path = scope["raw_path"].decode("latin-1")
         call = self._check_call(scope["method"], path)
@@ -152,16 +153,18 @@ class TritonHttp:
             raise ApiError(413, f"The body is longer than {self.limits.body_bytes} bytes")
         text = None
         if call == "infer" and _HEADER_LENGTH in headers:
-            text = _header_length(headers[_HEADER_LENGTH])
+            if not re.fullmatch(rb"\d{1,9}", headers[_HEADER_LENGTH]):
+                raise ApiError(400, "Inference-Header-Content-Length is not a number of bytes")
+            text = int(headers[_HEADER_LENGTH])
             if declared is None:
                 raise ApiError(411, "Binary tensors need the header Content-Length")
             if text > declared:
                 raise ApiError(
                     400, f"Inference-Header-Content-Length is {text}, and the body has {declared} bytes"
                 )
-        rest = _body(scope, receive)
+        body = _body(scope, receive)
         depth, json_bytes = JsonDepth(self.limits), bytearray()
-        async for piece in rest:
+        async for piece in body:
             more = piece if text is None else piece[: text - len(json_bytes)]
             if len(json_bytes) + len(more) > self.limits.json_bytes:
                 raise ApiError(413, f"The JSON is longer than {self.limits.json_bytes} bytes")
@@ -169,7 +172,7 @@ class TritonHttp:
             try:
                 depth.feed(more)
             except ApiError:
-                await _drain(rest, self.limits.json_bytes)
+                await _drain(body, self.limits.json_bytes)
                 raise
             json_bytes += piece
             if text is not None and len(json_bytes) >= text:
@@ -182,11 +185,11 @@ class TritonHttp:
         assert declared is not None, "it was checked"
         yield _head("POST", path, headers, declared - text + len(written), len(written))
         yield written + json_bytes[text:]
-        async for piece in rest:
+        async for piece in body:
             yield piece
 
     def _check_call(self, method: str, path: str) -> str | None:
-        """The kind of a call that has a body; None for one that only reads. Raises ApiError for all others."""
+        """The kind of a call that has a body; None for a call that only reads. Raises ApiError for all others."""
         asks = _ASK.fullmatch(path)
         if asks is not None:
             if method != "POST":
@@ -216,7 +219,7 @@ class TritonHttp:
                     writer.write(piece)
                     await writer.drain()
             answering = asyncio.ensure_future(_Answer(send).relay(reader))
-            leaving = asyncio.ensure_future(_until_disconnected(receive))
+            leaving = asyncio.ensure_future(wait_for_disconnect(receive))
             try:
                 await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -242,7 +245,7 @@ def rewritten(text: bytes | bytearray, limits: TritonHttpLimits) -> bytes:
     if not text:
         return b""
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
+        document = json.loads(text)
         written = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
             "utf-8"
         )
@@ -263,10 +266,6 @@ def rewritten(text: bytes | bytearray, limits: TritonHttpLimits) -> bytes:
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 class _ClientLeft(Exception):
@@ -354,12 +353,6 @@ def _head(
     return b"\r\n".join([*lines, b"", b""])
 
 
-def _header_length(text: bytes) -> int:
-    if not re.fullmatch(rb"\d{1,9}", text):
-        raise ApiError(400, "Inference-Header-Content-Length is not a number of bytes")
-    return int(text)
-
-
 async def _body(scope: Scope, receive: Receive) -> AsyncGenerator[bytes]:
     """Yield a body in pieces that take a moment each."""
     while True:
@@ -382,11 +375,6 @@ async def _drain(body: AsyncGenerator[bytes], most: int) -> None:
         most -= len(piece)
         if most < 0:
             return
-
-
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _refusal(error: ApiError) -> Response:

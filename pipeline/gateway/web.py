@@ -58,8 +58,8 @@ class ApiRoute:
         request: model of the JSON body; None: it takes none.
         form: model of the fields of a multipart form that has a file besides; None: it takes none.
         query: model of the URL's parameters; None: it takes none.
-        response: model of the answer's JSON body, where it is one.
-        media_type: type of the answer; "" for one without a body.
+        response: model of the answer's JSON body, where it is an object of its own.
+        media_type: type of the answer; "" for an answer without a body.
         direct: whether requests bypass Starlette's layers, because each microsecond is one of the time to first token;
             for POST to a path without parameters.
         logged: whether each request is logged, traced and counted.
@@ -213,20 +213,17 @@ class WebGuard:
             )
             return ApiError(400, text, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and not self._may_ask(origin, host):
+        known = self._keys or origin in self._origins or "*" in self._origins
+        if origin and not known and origin.partition("://")[2].lower() != host.lower():
             text = f"Pages of {origin[:_MAX_SHOWN]} may not ask: add it to gateway.allowed_origins"
             return ApiError(403, text, code="unknown_origin")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         wanted = (FORM,) if path in self._forms else self._content_types
-        if method == "POST" and kind.decode("latin-1") not in wanted and (kind or _has_body(headers)):
+        has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        if method == "POST" and kind.decode("latin-1") not in wanted and (kind or has_body):
             text = f"The content type of requests is {wanted[0]}: send the header Content-Type"
             return ApiError(415, text, code="unsupported_media_type")
         return None
-
-    def _may_ask(self, origin: str, host: str) -> bool:
-        if self._keys or origin in self._origins or "*" in self._origins:
-            return True
-        return origin.partition("://")[2].lower() == host.lower()
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
@@ -264,10 +261,6 @@ def with_azure_paths(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send)
 
     return rewritten
-
-
-def _has_body(headers: Mapping[bytes, bytes]) -> bool:
-    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 @lru_cache

@@ -6,8 +6,9 @@ Upper bounds: weights by the memory plan, tensor by tensor, with a margin for wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.contracts.engine_memory import cpu_packs_twice
 from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
 from pipeline.models.adapter import Adapter
@@ -102,5 +103,9 @@ def artifact_sizes(
 
 def _stored(model: ModelSpec) -> int:
     """Bytes of a model in the recipe's format, on all its ranks."""
+    if model.packed is not None:
+        # Files of the embedded engine: what is multiplied in bf16 has 16 bits; the projection may be there in 8, too.
+        files = replace(model, packed="float16", copies_tied=False)
+        return weight_bytes(files) + model.sizes.vocab * model.sizes.hidden * cpu_packs_twice(model.format)
     split = model.split
     return split.tensor * sum(weight_bytes(model, stage) for stage in range(split.pipeline))

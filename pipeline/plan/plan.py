@@ -32,7 +32,7 @@ REVISIONS = {
     "sensitivity": 1,
     "calibrate": 2,
     "convert": 2,
-    "evaluate": 2,
+    "evaluate": 3,
     "build": 1,
     "package": 2,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ class Announcement:
 
         Args:
             folder: Folder of records; None announces nowhere.
-            components: "triton", and "gateway" if there is one. They are starting.
+            components: "triton", and "gateway" if there is a gateway. They are starting.
             ready_file: File that is there, and new, while the deployment is ready; see `pipeline.serving.health`.
             entry_model: Model that clients ask, for that file.
         """
@@ -99,7 +100,7 @@ class Announcement:
         with self._guard:
             self._states[component] = (state, reason)
             combined, why = self._combined()
-            components = {name: each for name, (each, _) in self._states.items()}
+            components = {name: component_state for name, (component_state, _) in self._states.items()}
             self.update(state=combined, reason=why, components=components, **changes)
 
     def count_restart(self, component: str) -> None:
@@ -136,7 +137,8 @@ class Announcement:
             if self._record.state == "ready":
                 with contextlib.suppress(OSError):
                     # A full disk: the file is too old soon, and then not believed.
-                    Ready.now(self._record.grpc_url, self._entry_model).write(self._ready_file)
+                    ready = Ready(self._record.grpc_url, self._entry_model, time.monotonic())
+                    ready.write(self._ready_file)
             else:
                 self._ready_file.unlink(missing_ok=True)
 

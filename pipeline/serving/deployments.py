@@ -114,7 +114,9 @@ def recipe_of(name: str, overrides: Sequence[str], store: Store) -> Recipe:
     if not is_recipe(name) and not _is_path(name):
         server = RunningServer.find(store.running, name, states=SUPERVISED)
         if server is not None:
-            return _written_recipe(server, overrides) or served_recipe(name, server, overrides)
+            if server.recipe and is_recipe(server.recipe[0]):
+                return load_recipe(server.recipe[0], (*server.overrides, *overrides))
+            return served_recipe(name, server, overrides)
     _check_recipe(name, store)
     return load_recipe(name, overrides)
 
@@ -152,15 +154,6 @@ def served_recipe(name: str, server: RunningServer, overrides: Sequence[str] = (
     if server.settings is None:
         return package_recipe(server.deployment.parent, overrides)
     return recipe_of_values(server.settings, overrides, name)
-
-
-def _written_recipe(server: RunningServer, overrides: Sequence[str]) -> Recipe | None:
-    """The recipe file that a deployment was served from, with its values of `--set`; None if the file is gone."""
-    from pipeline.recipe import load_recipe
-
-    if not server.recipe or not is_recipe(server.recipe[0]):
-        return None
-    return load_recipe(server.recipe[0], (*server.overrides, *overrides))
 
 
 def announced_names(store: Store) -> list[str]:

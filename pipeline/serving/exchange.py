@@ -41,7 +41,7 @@ class Exchange:
     back: bool = False
 
     def check_memory(self, store: Store) -> str | None:
-        """Check that the package fits beside the one that is served, and return the figures of memory for a reader.
+        """Check that the package fits beside the package that is served, and return the figures of memory for a reader.
 
         None where the old Triton ends first.
 
@@ -117,12 +117,12 @@ def find_running(name: str, overrides: Sequence[str], store: Store) -> tuple[str
 
 
 def next_recipe(
-    asked: str, name: str, server: RunningServer, overrides: Sequence[str], say: Callable[[str], None]
+    source: str, name: str, server: RunningServer, overrides: Sequence[str], say: Callable[[str], None]
 ) -> Recipe:
     """Return the recipe that the next package of a deployment is made from, and say which values of `--set` are kept.
 
     Args:
-        asked: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
+        source: Name of the deployment, or name or file of its recipe. By the name of the deployment, values that it is
             served with are kept.
 
     Raises:
@@ -130,22 +130,22 @@ def next_recipe(
         UserError: It was served from a package alone.
     """
     kept: list[str] = []
-    if asked == name:
+    if source == name:
         if not server.recipe:
             raise UserError(f"{name} was served from a package alone: name a RECIPE, or --package")
-        kept, asked = _kept(server.overrides, overrides), server.recipe[0]
+        kept, source = _kept(server.overrides, overrides), server.recipe[0]
     dropped = [override for override in server.overrides if override not in (*kept, *overrides)]
     if later := [override for override in overrides if _is_of_start(override)]:
         say(f"applied at the next start: {_sets(later)}")
     again, dropped = (
-        [override for override in each if not _is_of_start(override)] for each in (kept, dropped)
+        [override for override in group if not _is_of_start(override)] for group in (kept, dropped)
     )
     if again:
         say(f"applied again: {_sets(again)}")
-        say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(asked).absolute()))}")
+        say(f"to drop them: pipeline rollout {shlex.quote(str(find_recipe(source).absolute()))}")
     if dropped:
         say(f"no longer applied: {_sets(dropped)}")
-    return load_recipe(asked, (*kept, *overrides))
+    return load_recipe(source, (*kept, *overrides))
 
 
 def _is_of_start(override: str) -> bool:

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from pipeline.errors import Fault, InvalidInput, PipelineError, ServerError, UserError
@@ -35,6 +36,7 @@ GPUS_VARIABLE, KEYS_VARIABLE = "PIPELINE_GROUP_GPUS", "PIPELINE_SSH_FOLDER"
 DEFAULT_KEYS = "/etc/pipeline/ssh"
 SSH_PORT = 2222
 _FOLDER = Path("/tmp/pipeline/group")
+_DATA = files("pipeline.serving") / "data"
 _KEY = "id_ed25519"
 _POLL_S = 1.0
 # Variables of a session, and not of the container.
@@ -127,17 +129,8 @@ def gather(
     known = folder / "known_hosts"
     known.write_text(f"[*]:{port} {_public_key(member.keys)}\n", encoding="utf-8")
     config = folder / "ssh_config"
-    config.write_text(
-        _lines(
-            ("Port", port),
-            ("IdentityFile", member.keys / _KEY),
-            ("IdentitiesOnly", "yes"),
-            ("BatchMode", "yes"),
-            ("StrictHostKeyChecking", "yes"),
-            ("UserKnownHostsFile", known),
-        ),
-        encoding="utf-8",
-    )
+    text = (_DATA / "ssh_config").read_text(encoding="utf-8")
+    config.write_text(text.format(port=port, key=member.keys / _KEY, known=known), encoding="utf-8")
     hostfile = folder / "hosts"
     hostfile.write_text("".join(f"{host} slots={member.gpus}\n" for host in member.hosts), encoding="utf-8")
     return HostGroup(member.hosts, member.gpus, str(hostfile), str(config))
@@ -166,22 +159,15 @@ def sshd_files(
     authorized = folder / "authorized_keys"
     authorized.write_text(f"restrict {_public_key(member.keys)}\n", encoding="utf-8")
     config = folder / "sshd_config"
-    config.write_text(
-        _lines(
-            ("Port", port),
-            ("HostKey", member.keys / _KEY),
-            ("PidFile", "none"),
-            ("UsePAM", "no"),
-            # The keys are a mounted Secret, whose owner is root.
-            ("StrictModes", "no"),
-            ("AuthorizedKeysFile", authorized),
-            ("AuthenticationMethods", "publickey"),
-            ("AllowUsers", pwd.getpwuid(os.getuid()).pw_name),
-            ("DisableForwarding", "yes"),
-            ("ForceCommand", session),
-        ),
-        encoding="utf-8",
-    )
+    user = pwd.getpwuid(os.getuid()).pw_name
+    values = {
+        "port": port,
+        "key": member.keys / _KEY,
+        "authorized": authorized,
+        "user": user,
+        "session": session,
+    }
+    config.write_text((_DATA / "sshd_config").read_text(encoding="utf-8").format(**values), encoding="utf-8")
     return config
 
 
@@ -206,10 +192,6 @@ def _public_key(keys: Path) -> str:
             "is mounted there"
         )
     return " ".join(file.read_text(encoding="utf-8").split()[:2])
-
-
-def _lines(*settings: tuple[str, object]) -> str:
-    return "".join(f"{name} {value}\n" for name, value in settings)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 FILE_VARIABLE, DEFAULT_FILE = "PIPELINE_READY_FILE", "/tmp/pipeline/ready.json"
 _STALE_S = 5.0
@@ -42,11 +41,6 @@ class Ready:
     grpc_url: str
     entry_model: str
     confirmed: float
-
-    @classmethod
-    def now(cls, grpc_url: str, entry_model: str) -> Self:
-        """Make the content as of this moment."""
-        return cls(grpc_url, entry_model, time.monotonic())
 
     def write(self, file: Path) -> None:
         """Make the file, at once and whole."""

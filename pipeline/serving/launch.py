@@ -107,7 +107,7 @@ class ServeOptions:
         """Decide where a deployment is served: the settings say so, else the CPU and TensorRT-LLM's own container.
 
         Raises:
-            UserError: A container is wanted for one that is for a CPU, or for ports that it cannot have.
+            UserError: A container is wanted for a deployment on a CPU, or for ports that it cannot have.
         """
         container = self.triton.container
         if deployment.requirements is None:
@@ -115,7 +115,7 @@ class ServeOptions:
                 raise UserError(f"{deployment.name} is for this machine's CPU: no container serves it")
             return "local"
         if container is None:
-            # A process that sees the server of the containers is inside one.
+            # A process that sees the server of the containers is inside a container.
             server = launch_facts(deployment.requirements.tensorrt_llm).server
             container = not Path(server).exists()
         if container:
@@ -238,7 +238,7 @@ def mirror(repository: Path, into: Path, *, root: tuple[str, Path] | None = None
             copied with this one instead.
 
     Raises:
-        UserError: The path of `into` is one that Triton cannot use.
+        UserError: Triton cannot use the path of `into`.
     """
     if shlex.quote(str(into)) != str(into):
         raise UserError(f"{into}: Triton needs a temporary folder without spaces in its name: set TMPDIR")

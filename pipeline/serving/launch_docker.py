@@ -55,7 +55,7 @@ def docker_launch(
     Args:
         image: Image, by digest where that is known.
         devices: GPUs of the host; empty for as many as the package needs.
-        name: Name of the container; None for a unique one.
+        name: Name of the container; None for a unique name.
 
     Raises:
         InvalidInput: The deployment's launch section is impossible.

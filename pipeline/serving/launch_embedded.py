@@ -162,7 +162,7 @@ class Installation:
             fix = f"apt-get install libpython{self.python}, or use a Python built with --enable-shared"
             raise UserError(
                 f"Triton's Python stub does not find {', '.join(missing)}"
-                + (f": {fix}" if _is_python(missing) else "")
+                + (f": {fix}" if any(name.startswith("libpython") for name in missing) else "")
             )
 
     def missing_libraries(self, deadline_s: float = _DEADLINE_S) -> list[str]:
@@ -190,10 +190,6 @@ class Installation:
             "LD_LIBRARY_PATH": os.pathsep.join(part for part in libraries if part),
             "PYTHONUNBUFFERED": "1",
         }
-
-
-def _is_python(libraries: list[str]) -> bool:
-    return any(name.startswith("libpython") for name in libraries)
 
 
 def _version(distribution: str) -> str:

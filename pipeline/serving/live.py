@@ -63,7 +63,7 @@ class MetricsPage:
 
     @classmethod
     def fetch(cls, url: str, timeout_s: float = 2.0) -> Self | None:
-        """Get the page at `url`; None if nothing there answers with one in time."""
+        """Get the page at `url`; None if nothing there answers with a page in time."""
         try:
             with OPENER.open(url, timeout=timeout_s) as answer:
                 return cls.parse(answer.read().decode(), time.monotonic())
@@ -96,7 +96,7 @@ def histogram_quantile(
 
     Returns:
         Estimate in the unit of the histogram; None if nothing was observed. In the last bucket, which has no upper
-        bound, the bound of the one before it.
+        bound, the bound of the bucket before it.
     """
     ends, starts = now.by(f"{name}_bucket", "le", **labels), {}
     if before is not None:
@@ -210,14 +210,14 @@ def _of_gateway(model: str, page: MetricsPage) -> dict[str, Any]:
     ready = page.total("pipeline_model_ready", model=model)
     events = page.by("pipeline_cache_events_total", "event", model=model)
     hits = sum(count for event, count in events.items() if event.startswith("hit_"))
-    asked = hits + events.get("miss", 0.0)
+    lookups = hits + events.get("miss", 0.0)
     return {
         "ready": None if ready is None else ready > 0,
         "running": _whole(page.total("pipeline_requests_running", model=model)),
         "waiting": _whole(page.total("pipeline_requests_waiting", model=model)),
         "requests": _whole(page.total("pipeline_requests_total", model=model)),
         "stalled": _whole(page.total("pipeline_stalled_streams", model=model)),
-        "cache_hits": hits / asked if asked else None,
+        "cache_hits": hits / lookups if lookups else None,
     }
 
 
@@ -226,11 +226,11 @@ def _of_triton(page: MetricsPage | None) -> dict[str, Any]:
     if page is None:
         return {}
     states = page.by("nv_trt_llm_request_metrics", "request_type", model=TARGET_MODEL)
-    asked = page.by("nv_inference_request_success_total", "model")
+    requests = page.by("nv_inference_request_success_total", "model")
     return {
         "running": _whole(states.get("scheduled")),
         "waiting": _whole(states.get("waiting")),
-        "requests": _whole(asked.get(ENTRY, asked.get(TARGET_MODEL))),
+        "requests": _whole(requests.get(ENTRY, requests.get(TARGET_MODEL))),
     }
 
 

@@ -165,7 +165,7 @@ class _OpenLog:
         try:
             named = self._path.stat()
         except FileNotFoundError:
-            # The new one is not there yet.
+            # The new file is not there yet.
             return True
         opened = os.fstat(self._file.fileno())
         return os.path.samestat(named, opened) and named.st_size >= self._file.tell()

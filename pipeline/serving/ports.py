@@ -60,7 +60,7 @@ class Ports:
 
     @classmethod
     def free(cls, *, http: bool = False, grpc: bool = True) -> Ports:
-        """Choose ports, of the protocols that are open, on which no process listens now; one may still be taken."""
+        """Choose ports, of the protocols that are open, on which no process listens now; they may still be taken."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(3)]
             numbers = [sock.getsockname()[1] for sock in sockets]
@@ -76,8 +76,8 @@ class Ports:
         wanted = recipe.triton
         free = cls.free(http=recipe.serving.http, grpc=recipe.serving.grpc)
 
-        def choose(asked: int | None, port: int, other: int) -> int:
-            return asked or (_usual(wanted.address, port, other) if usual else other)
+        def choose(wanted_port: int | None, port: int, other: int) -> int:
+            return wanted_port or (_usual(wanted.address, port, other) if usual else other)
 
         return cls(
             http=free.http and choose(wanted.http_port, HTTP, free.http),
@@ -106,13 +106,13 @@ class Ports:
         if len(set(self.open.values())) < len(self.open):
             named = [f"{kind} {port}" for kind, port in self.open.items()]
             return [f"{', '.join(named[:-1])} and {named[-1]} must be different ports"]
-        taken = []
+        unusable = []
         for kind, port in self.open.items():
             try:
                 socket.create_server((address, port)).close()
             except OSError as error:
-                taken.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
-        return taken
+                unusable.append(f"{kind} port {address}:{port} cannot be used: {error.strerror}")
+        return unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Listeners:
     """Addresses on which Triton itself listens, with ports, as its options take them.
 
     An address may be `unix:` and a path. HTTP then listens on a socket of that path (evhtp's `evhtp_bind_socket`), and
-    gRPC on one that is called path:port (`server_addr_` in Triton's src/grpc/grpc_server.cc).
+    gRPC on a socket that is called path:port (`server_addr_` in Triton's src/grpc/grpc_server.cc).
 
     Attributes:
         http: None where it is off.
@@ -161,12 +161,17 @@ class ServerAddresses:
     """Addresses by which clients find a server."""
 
     def __init__(self, ports: Ports | None, address: str, *, local: bool) -> None:
-        """Choose free ports if none are given; see `TritonServer`."""
+        """Choose free ports if none are given; see `TritonServer`. Raises UserError if TMPDIR is too long a path."""
         self.address = address
         self._local = local
         self.ports = ports or Ports.free(grpc=not local)
-        # The same for all starts, so that clients find the next one where the last one was.
-        self._folder = _socket_folder()
+        # The same for all starts, so that clients find the next start where the last was.
+        self._folder = Path(tempfile.mkdtemp(prefix="pipeline-"))
+        if len(os.fsencode(self._folder / "grpc:1")) > _LONGEST_SOCKET_PATH:
+            self._folder.rmdir()
+            raise UserError(
+                f"{self._folder.parent}: is too long for the path of a socket: set TMPDIR to a shorter folder"
+            )
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def make_folder(self) -> None:
@@ -176,10 +181,6 @@ class ServerAddresses:
         status = self._folder.lstat()
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
             raise ServerError(f"{self._folder}: is not this user's alone")
-
-    def remove_folder(self) -> None:
-        """Remove the folder of the sockets."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def listeners(self) -> Listeners:
@@ -303,21 +304,6 @@ def check_container_ports(ports: Ports) -> None:
             "serving.grpc: false: a container is reached by its gRPC port alone; use `triton.container: false` "
             "or `pipeline deploy --target compose`"
         )
-
-
-def _socket_folder() -> Path:
-    """Make a folder for the sockets of a server, which no other user can enter.
-
-    Raises:
-        UserError: Their paths would be too long.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="pipeline-"))
-    if len(os.fsencode(folder / "grpc:1")) > _LONGEST_SOCKET_PATH:
-        folder.rmdir()
-        raise UserError(
-            f"{folder.parent}: is too long for the path of a socket: set TMPDIR to a shorter folder"
-        )
-    return folder
 
 
 def _usual(address: str, port: int, otherwise: int) -> int:

@@ -42,7 +42,7 @@ def preflight(
 
     Args:
         plan: Launch plan; None where no GPU is needed.
-        here: Facts of the machine; unknown ones are not judged.
+        here: Facts of the machine; unknown facts are not judged.
         software: Software that would serve; None for unknown, as of an image that is not here yet.
         where: Processes of this machine, or a container, which has limits of its own.
         served: Arguments of `pipeline serve` that name the package: a recipe, or --package and its folder.
@@ -83,16 +83,6 @@ def needs_of(deployment: Deployment, plan: Launch | None, where: Where, machines
         ),
         where=where,
         spawns=deployment.launch.mode == "orchestrator",
-    )
-
-
-def port_findings(problems: Sequence[str]) -> tuple[Finding, ...]:
-    """Make findings of ports that a start was told to take, and that it cannot have."""
-    ports = rule("host.ports")
-    fix = "name others: triton.http_port, triton.grpc_port, triton.metrics_port"
-    return tuple(
-        Finding(ports.id, "error", ("ports",), None, problem, ports.reason, fix, ports.sources)
-        for problem in problems
     )
 
 
@@ -145,7 +135,11 @@ def _argv(package: Path, options: ServeOptions) -> tuple[str, ...]:
 
 def _with_ports(findings: tuple[Finding, ...], options: ServeOptions) -> tuple[Finding, ...]:
     """Add ports that are taken, unless the server chooses others by itself, and mark what the options allow."""
-    taken = () if options.ports.movable else port_findings(options.ports.faults(options.triton.address))
+    ports, fix = rule("host.ports"), "name others: triton.http_port, triton.grpc_port, triton.metrics_port"
+    taken = (
+        Finding(ports.id, "error", ("ports",), None, problem, ports.reason, fix, ports.sources)
+        for problem in ([] if options.ports.movable else options.ports.faults(options.triton.address))
+    )
     return allow((*taken, *findings), options.allowed)
 
 

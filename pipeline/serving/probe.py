@@ -95,7 +95,7 @@ class HealthProbe:
             self._end(str(error))
 
     def ask_again(self) -> None:
-        """Send a probe on a stream of its own in place of the one that is under way, whose answer was lost."""
+        """Send a probe on a stream of its own in place of the stream that is under way, whose answer was lost."""
         self._disconnect()
         self.ask()
 

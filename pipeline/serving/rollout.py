@@ -41,6 +41,7 @@ from pipeline.serving.supervisor import Supervisor
 from pipeline.serving.triton_component import TritonComponent
 from pipeline.triton.deployment import TARGET_MODEL
 from pipeline.triton.repository import check_package
+from pipeline.triton.running import RunningServer
 
 _POLL_S = 0.25
 # A gateway looks at the record several times a second, and then loads the new package's tokenizer.
@@ -60,10 +61,10 @@ class RolloutRequest(BaseModel):
 
     Attributes:
         recipe: Arguments of a command line that name the package's recipe and its store.
-        settings: Values of the recipe that the package is served with; None for those of the old one.
+        settings: Values of the recipe that the package is served with; None for those of the old package.
         golden: Whether its golden questions are asked.
         in_place: Whether the old Triton ends before the new one starts.
-        drain_s: Time for requests that the old one has under way, in seconds.
+        drain_s: Time for requests that the old Triton has under way, in seconds.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -115,21 +116,17 @@ class Rollout:
         self._began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        """Exchange the package. Raises the error that keeps it from being served; the old one is then served."""
+        """Exchange the package. Raises the error that keeps it from being served; the old package is then served."""
         request, began = self.request, self._began
         self._progress.say(f"{request.name}: from {self._old.package} to {request.folder}")
         report = self._in_place() if request.in_place else self._side_by_side()
         took_s = time.monotonic() - began
-        record = self._announcement.record
         self._progress.say(f"{request.name} is served from {request.folder}, after {took_s:.1f} s")
         return {
             "name": request.name,
             "package": str(request.folder),
             "previous": str(self._old.package),
-            "grpc_url": record.grpc_url,
-            "grpc_socket": record.grpc_socket,
-            "http_url": record.http_url,
-            "metrics_url": record.metrics_url,
+            **self._keeper.component.addresses,
             "golden": report,
             "seconds": round(took_s, 2),
         }
@@ -143,12 +140,12 @@ class Rollout:
             if self.cancelled.is_set():
                 raise StartCancelled("cancelled")
             self._progress.say(f"switching to {new.server.target}")
-            self._keeper.exchange(new, lambda: self._announce(new, self._old.package))
+            self._keeper.exchange(new, lambda: self._announce(new, self._record_of(new)))
         try:
             self._wait_for_gateway(new)
         except ServerError:
-            # The old one runs still, so nothing is lost.
-            self._keeper.exchange(self._old, self._announce_old)
+            # The old Triton runs still, so nothing is lost.
+            self._keeper.exchange(self._old, lambda: self._announce(self._old, self._record))
             new.stop(at_once=False)
             raise
         self._drain(self._old)
@@ -156,7 +153,7 @@ class Rollout:
         return report
 
     def _in_place(self) -> dict[str, int] | None:
-        """End the old one first. Its ports are free then, and stay those of the deployment."""
+        """End the old Triton first. Its ports are free then, and stay those of the deployment."""
         check_package(self.request.folder, self._old.options.hashes, self._progress)
         GoldenSet.load(self.request.folder)
         old, ports = self._old, self._old.server.ports
@@ -178,15 +175,15 @@ class Rollout:
             self._progress.say(f"{error}\nstarting the old package again")
             old.stop(at_once=True)
             old.start(self.ending)
-            self._keeper.exchange(old, self._announce_old)
+            self._keeper.exchange(old, lambda: self._announce(old, self._record))
             raise
-        self._keeper.exchange(new, lambda: self._announce(new, old.package))
+        self._keeper.exchange(new, lambda: self._announce(new, self._record_of(new)))
         self._progress.say(f"nothing was served for {time.monotonic() - began:.1f} s")
         return report
 
     def _make_new(self, ports: Ports) -> TritonComponent:
         old = self._old
-        # The old one's log is still written, and read if it fails.
+        # The log of the old Triton is still written, and read if it fails.
         name = "triton-2.log" if old.server.log_file.name == "triton.log" else "triton.log"
         log = old.server.log_file.with_name(name)
         options = replace(
@@ -225,29 +222,20 @@ class Rollout:
             raise ServerError(f"{self.request.folder} is not served: {report}")
         return counts
 
-    def _announce(self, new: TritonComponent, previous: Path) -> None:
-        server = new.server
-        self._announcement.exchange(
-            server.entry_model,
+    def _record_of(self, new: TritonComponent) -> RunningServer:
+        return replace(
+            self._record,
             deployment=new.package / "deployment.json",
-            **new.addresses,
-            log=server.log_file.absolute(),
+            log=new.server.log_file.absolute(),
             recipe=new.options.recipe,
             settings=new.options.settings,
-            previous=previous,
+            previous=self._old.package,
         )
 
-    def _announce_old(self) -> None:
-        record, server = self._record, self._old.server
-        self._announcement.exchange(
-            server.entry_model,
-            deployment=record.deployment,
-            **self._old.addresses,
-            log=record.log,
-            recipe=record.recipe,
-            settings=record.settings,
-            previous=record.previous,
-        )
+    def _announce(self, triton: TritonComponent, record: RunningServer) -> None:
+        changed = ("deployment", "log", "recipe", "settings", "previous")
+        fields = {name: getattr(record, name) for name in changed}
+        self._announcement.exchange(triton.server.entry_model, **triton.addresses, **fields)
 
     def _wait_for_gateway(self, new: TritonComponent) -> None:
         """Wait until the gateway has gone over. Raises ServerError if it cannot."""
@@ -263,7 +251,7 @@ class Rollout:
                 if fault and status["ready"] and time.monotonic() - began > _GRACE_S:
                     raise ServerError(f"the gateway cannot go over to {self.request.folder}: {fault}")
             if time.monotonic() - began > _FOLLOW_S:
-                # It is being restarted, and will then find the new one.
+                # It is being restarted, and will then find the new Triton.
                 self._progress.say(f"the gateway has not gone over within {_FOLLOW_S:g} s")
                 break
         self.ending.wait(_GRACE_S)
@@ -273,17 +261,17 @@ class Rollout:
         deadline = time.monotonic() + self.request.drain_s
         last, idle_since = -1, time.monotonic()
         while not self.ending.wait(_POLL_S) and old.server.running:
-            left = self._requests_left(old)
-            if left:
+            requests = self._requests_left(old)
+            if requests:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > _IDLE_S:
                 return
-            if left and left != last:
-                self._progress.say(f"the old package has {left} requests under way")
-                last = left
+            if requests and requests != last:
+                self._progress.say(f"the old package has {requests} requests under way")
+                last = requests
             if time.monotonic() > deadline:
                 self._progress.say(
-                    f"{left} requests are cut off: they took longer than {self.request.drain_s:g} s"
+                    f"{requests} requests are cut off: they took longer than {self.request.drain_s:g} s"
                 )
                 return
 

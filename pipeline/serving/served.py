@@ -123,5 +123,5 @@ def gpu_memory_mib(devices: tuple[int, ...], environment: Mapping[str, str] = os
     Args:
         devices: Indexes of GPUs; empty for those that CUDA_VISIBLE_DEVICES of `environment` leaves.
     """
-    seen = visible(survey_gpus().gpus, devices, environment)
-    return {f"GPU {gpu.index}": float(gpu.memory_mib - gpu.free_mib) for gpu in seen}
+    gpus = visible(survey_gpus().gpus, devices, environment)
+    return {f"GPU {gpu.index}": float(gpu.memory_mib - gpu.free_mib) for gpu in gpus}

@@ -74,8 +74,8 @@ class TritonServer(ServerAddresses):
             ports: Ports at which others reach it; None for none but a free one for metrics.
             address: Address of these ports.
             allowed_hosts: Names by which requests over HTTP may call this machine, besides those of loopback.
-            log_file: File for what it prints; None for one in the temporary folder that is kept after a failure. A new
-                file can be read by its owner alone.
+            log_file: File for what it prints; None for a file in the temporary folder that is kept after a failure. A
+                new file can be read by its owner alone.
             start_deadline_s: Time to become ready; None for what the deployment's size asks for.
             stop_deadline_s: Time between SIGTERM and SIGKILL; `drain_s` of it is for requests in flight.
         """
@@ -103,7 +103,7 @@ class TritonServer(ServerAddresses):
             options: See the constructor.
 
         Raises:
-            InvalidInput, UnreadableFile: There is no deployment.json, or it is not one.
+            InvalidInput, UnreadableFile: There is no deployment.json, or it has another content.
         """
         deployment = Deployment.load(package)
         return cls(deployment, launcher or local_launcher(deployment, package), **options)
@@ -175,7 +175,7 @@ class TritonServer(ServerAddresses):
         except subprocess.TimeoutExpired:
             self._guard.kill()  # the kernel then kills the server
             self._guard.wait()
-        assert self._guarded is not None, "it was started with one"
+        assert self._guarded is not None, "it was started with a guard"
         if self._guard.returncode < 0:  # it was killed, and could not clean up
             process_guard.remove_traces(self._guarded)
         self._guard = None
@@ -216,7 +216,7 @@ class TritonServer(ServerAddresses):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self.remove_folder()
+        shutil.rmtree(self._folder, ignore_errors=True)
         if self._own_log and error is None:
             self.log_file.unlink(missing_ok=True)
 
@@ -225,21 +225,18 @@ class TritonServer(ServerAddresses):
             launch = self._launch()
             code = self._wait_until_ready(launch, deadline, stopping)
             if code is None:
-                self._close_shared_memory()
+                assert self._guarded is not None, "_launch made it"
+                # The guard's filter, on a machine that it does not know, lets others read it.
+                for region in Path("/dev/shm").glob(f"{self._guarded.mark}*"):
+                    region.chmod(0o600)
                 return
             self.stop()
-            taken = self._lost_port(launch)
-            if taken:
+            port_lost = self._lost_port(launch)
+            if port_lost:
                 self.ports = self.ports.moved()
             by_signal = code > 128
-            if attempt == launch.attempts or not (taken or by_signal):
+            if attempt == launch.attempts or not (port_lost or by_signal):
                 raise self.failure(f"Triton ended with exit code {code} while it started")
-
-    def _close_shared_memory(self) -> None:
-        """Take from others what the guard's filter, on a machine that it does not know, let them read."""
-        assert self._guarded is not None, "_launch made it"
-        for region in Path("/dev/shm").glob(f"{self._guarded.mark}*"):
-            region.chmod(0o600)
 
     def _launch(self) -> Launch:
         if self._local:
@@ -299,8 +296,8 @@ class TritonServer(ServerAddresses):
         """Wait until it is ready. Returns its exit code if it ended instead."""
         assert self._guard is not None, "_launch started it"
         while (code := self._guard.poll()) is None:
-            ways = dict.fromkeys((self.target, self.grpc_url))
-            if all(is_ready(way, timeout_s=_READY_TIMEOUT_S) for way in ways) and self._listens():
+            targets = dict.fromkeys((self.target, self.grpc_url))
+            if all(is_ready(target, timeout_s=_READY_TIMEOUT_S) for target in targets) and self._listens():
                 return None
             self.keep_ports_open()
             lost_port = self._lost_port(launch)
@@ -328,8 +325,8 @@ class TritonServer(ServerAddresses):
         if not self._local:
             # Processes of a container cannot be seen.
             return True
-        held = set().union(*(listening(pid) for pid in self.pids))
-        return self.ports.metrics in held
+        ports = set().union(*(listening(pid) for pid in self.pids))
+        return self.ports.metrics in ports
 
     def failure(self, what: str, *, tail: bool = True) -> ServerError:
         """Make an error of what happened and what the log says about it: errors, or else its end; the likely cause."""

@@ -122,13 +122,13 @@ class LiveView:
     def look(self) -> tuple[DeploymentStatus, ...]:
         """Read all pages once more."""
         deployments = list_deployments(
-            self._running, self._names, {name: kept[0] for name, kept in self._pages.items()}
+            self._running, self._names, {name: pages[0] for name, pages in self._pages.items()}
         )
         for status in deployments:
-            kept = self._pages[status.name]
-            kept.append(status.pages)
-            while len(kept) > 1 and status.pages.taken_s - kept[1].taken_s >= _WINDOW_S:
-                kept.popleft()
+            pages = self._pages[status.name]
+            pages.append(status.pages)
+            while len(pages) > 1 and status.pages.taken_s - pages[1].taken_s >= _WINDOW_S:
+                pages.popleft()
         return deployments
 
 
@@ -192,7 +192,7 @@ def remaining_processes(record: RunningServer) -> tuple[int, ...]:
 
 
 def end_remaining(record: RunningServer, say: Say) -> tuple[int, ...]:
-    """End processes that a supervisor left: wait until the guard has ended Triton, then kill the late ones.
+    """End processes that a supervisor left: wait until the guard has ended Triton, then kill those that are late.
 
     Returns:
         Processes that run all the same.

@@ -215,7 +215,7 @@ def refuse_to_pull(deployment: Deployment, name: str) -> None:
     """Refuse to pull an image that is built first.
 
     Raises:
-        UserError: It is one; the text has the command, and why.
+        UserError: It is built first; the text has the command, and why.
     """
     required, runtime = deployment.requirements, deployment.runtime
     if required is None or runtime == "cpu":

@@ -156,7 +156,7 @@ def clone(source: BufferedReader, target: Path) -> bool:
 
 
 def copy(source: BufferedReader, target: Path, advance: Callable[[float], None] | None = None) -> None:
-    """Copy the bytes of an open file to a new one; `advance` is told them as they go."""
+    """Copy the bytes of an open file to a new file; `advance` is told them as they go."""
     with _create_like(source, target) as write:
         while block := source.read(_BLOCK):
             write.write(block)

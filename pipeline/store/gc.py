@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.errors import StoreError
-from pipeline.store import files, lock
+from pipeline.store import files
 from pipeline.store.artifact import Artifact
 from pipeline.store.store import Store
 
@@ -66,14 +66,14 @@ def awaited_builds(store: Store) -> tuple[AwaitedBuild, ...]:
     Raises:
         StoreError: a record is damaged, so that nobody knows what it would keep.
     """
-    found = []
+    builds = []
     for path in store.handed_over.glob("*.json"):
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
-            found.append(AwaitedBuild(**{**read, "artifacts": tuple(read["artifacts"])}))
+            builds.append(AwaitedBuild(**{**read, "artifacts": tuple(read["artifacts"])}))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path}: is not a record of a build ({error}); remove it") from error
-    waiting = (build for build in found if not (store.artifacts / build.result).is_dir())
+    waiting = (build for build in builds if not (store.artifacts / build.result).is_dir())
     return tuple(sorted(waiting, key=lambda build: (build.created, build.result)))
 
 
@@ -89,14 +89,14 @@ def roots(artifacts: Iterable[Artifact]) -> dict[str, Artifact]:
 def reachable(start: Iterable[Artifact], artifacts: Iterable[Artifact]) -> frozenset[str]:
     """Digests of `start` and of all that they were made from, directly or not, as far as it is there."""
     by_digest: Mapping[str, Artifact] = {artifact.digest: artifact for artifact in artifacts}
-    seen: set[str] = set()
+    digests: set[str] = set()
     waiting = [artifact.digest for artifact in start]
     while waiting:
         digest = waiting.pop()
-        if digest in by_digest and digest not in seen:
-            seen.add(digest)
+        if digest in by_digest and digest not in digests:
+            digests.add(digest)
             waiting.extend(by_digest[digest].manifest.inputs.values())
-    return frozenset(seen)
+    return frozenset(digests)
 
 
 def find_garbage(
@@ -112,7 +112,7 @@ def find_garbage(
     artifacts = store.list()
     waiting = {name for build in awaited_builds(store) if build not in given_up for name in build.artifacts}
     awaited = (artifact for artifact in artifacts if artifact.name in waiting)
-    kept = reachable((*roots(artifacts).values(), *awaited, *wanted), artifacts)
+    needed = reachable((*roots(artifacts).values(), *awaited, *wanted), artifacts)
     found = []
     for path in sorted(store.work.iterdir()) if store.work.is_dir() else ():
         name = path.name.removesuffix(_REMOVED)
@@ -122,7 +122,7 @@ def find_garbage(
         path = store.artifacts / name
         found.append(Garbage(path, name, files.tree_bytes(path), problem))
     for artifact in artifacts:
-        if artifact.digest not in kept:
+        if artifact.digest not in needed:
             made_for = artifact.manifest.recipe
             older = artifact.manifest.stage == _ROOT_STAGE
             reason = (
@@ -131,7 +131,12 @@ def find_garbage(
                 else f"made for {made_for}, no newest package needs it"
             )
             found.append(Garbage(artifact.path, artifact.name, artifact.manifest.total_bytes, reason))
-    return tuple(garbage for garbage in found if _is_free(store, garbage.name))
+    free = []
+    for garbage in found:
+        if (held := store.take_lock(garbage.name)) is not None:
+            held.release()
+            free.append(garbage)
+    return tuple(free)
 
 
 def collect(store: Store, garbage: Iterable[Garbage]) -> tuple[Garbage, ...]:
@@ -145,7 +150,7 @@ def collect(store: Store, garbage: Iterable[Garbage]) -> tuple[Garbage, ...]:
 
 def remove(store: Store, garbage: Garbage) -> bool:
     """Remove one directory unless a process uses or makes it; if killed, the next `collect` finishes it."""
-    held = _lock(store, garbage.name)
+    held = store.take_lock(garbage.name)
     if held is None:
         return False
     try:
@@ -160,19 +165,3 @@ def remove(store: Store, garbage: Garbage) -> bool:
     finally:
         held.release(unlink=True)
     return True
-
-
-def _is_free(store: Store, name: str) -> bool:
-    held = _lock(store, name)
-    if held is not None:
-        held.release()
-    return held is not None
-
-
-def _lock(store: Store, name: str) -> lock.Lock | None:
-    try:
-        store.locks.mkdir(parents=True, exist_ok=True)
-        store.work.mkdir(parents=True, exist_ok=True)
-        return lock.exclusive(store.locks / f"{name}.lock")
-    except OSError as error:
-        raise StoreError(f"the store {store.root} cannot be written: {error.strerror}") from error

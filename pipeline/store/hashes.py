@@ -61,7 +61,10 @@ class FileHashes:
         """
         before, name = _state(stream), str(path)
         known = self._find(name)
-        if known is not None and not again and _believed(known, before):
+        believed = (
+            known is not None and known[:5] == before and 0 <= time.time() - float(known[6]) < MAX_AGE_S
+        )
+        if known is not None and believed and not again:
             if advance is not None:
                 advance(os.fstat(stream.fileno()).st_size)
             return str(known[5])
@@ -78,14 +81,14 @@ class FileHashes:
         """Keep what was learned for the next process, beside what others have learned meanwhile."""
         if self._path is None or not (self._new or self._gone):
             return
-        kept = {name: entry for name, entry in self._load().items() if name not in self._gone} | self._new
-        kept = {name: entry for name, entry in kept.items() if os.path.exists(name)}
+        entries = {name: entry for name, entry in self._load().items() if name not in self._gone} | self._new
+        entries = {name: entry for name, entry in entries.items() if os.path.exists(name)}
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"schema": _SCHEMA, "files": kept}), encoding="utf-8")
+            draft.write_text(json.dumps({"schema": _SCHEMA, "files": entries}), encoding="utf-8")
             draft.replace(self._path)
-        self._known, self._new, self._gone = kept, {}, set()
+        self._known, self._new, self._gone = entries, {}, set()
 
     def _find(self, name: str) -> list[int | str] | None:
         if self._known is None:
@@ -105,10 +108,5 @@ class FileHashes:
 
 
 def _state(stream: BufferedReader) -> list[int | str]:
-    found = os.fstat(stream.fileno())
-    return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns]
-
-
-def _believed(known: list[int | str], state: list[int | str]) -> bool:
-    age_s = time.time() - float(known[6])
-    return known[:5] == state and 0 <= age_s < MAX_AGE_S
+    info = os.fstat(stream.fileno())
+    return [info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns, info.st_mtime_ns]

@@ -46,7 +46,7 @@ class ArtifactKey:
     inputs: Mapping[str, str] = field(default_factory=dict)
     # Package -> version, of those that change the result.
     tools: Mapping[str, str] = field(default_factory=dict)
-    # Whether what a killed make left is handed to the next one.
+    # Whether what a killed make left is handed to the next make.
     resumable: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:

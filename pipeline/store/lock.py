@@ -1,4 +1,4 @@
-"""Locks on names, held by processes: `flock` on one small file a name.
+"""Locks on names, held by processes: `flock` on a small file for each name.
 
 The kernel drops a lock when its holder dies, also by `kill -9`, so there is nothing to expire. An exclusive
 lock is held while an artifact is made or removed; a shared one by whoever uses it. The file says who held
@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +81,9 @@ def _take(path: Path, mode: int) -> Lock | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-            if _same_file(descriptor, path):
-                return Lock(path, descriptor)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return Lock(path, descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -93,11 +95,4 @@ def _take(path: Path, mode: int) -> Lock | None:
                     "collide; set PIPELINE_STORE to a directory on ext4, xfs, btrfs, tmpfs or NFS 4"
                 ) from error
             raise
-        os.close(descriptor)  # a collector removed the file between opening and locking: take the new one
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+        os.close(descriptor)  # a collector removed the file between opening and locking: take the new file

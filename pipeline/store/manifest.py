@@ -118,8 +118,8 @@ class Manifest(_Frozen):
         ):
             if values:
                 lines += ["", title, *(f"  {key}: {_flat(value)}" for key, value in sorted(values.items()))]
-        found = _findings(self.facts)
-        lines += ["", FINDINGS, *(f"  {line}" for line in found)] if found else []
+        findings = _findings(self.facts)
+        lines += ["", FINDINGS, *(f"  {line}" for line in findings)] if findings else []
         lines += ["", "files"]
         lines += [
             f"  {human_bytes(entry.bytes):>10}  {entry.sha256}  {path}"
@@ -130,11 +130,11 @@ class Manifest(_Frozen):
 
 def _findings(facts: dict[str, JsonValue]) -> list[str]:
     """A line each: "allowed sm.fp8: quantization.format: …"."""
-    kept = facts.get(FINDINGS)
+    findings = facts.get(FINDINGS)
     return [
         f"{'allowed' if finding.get('allowed') else finding.get('severity')} {finding.get('rule')}: "
         f"{finding.get('text')}"
-        for finding in (kept if isinstance(kept, list) else [])
+        for finding in (findings if isinstance(findings, list) else [])
         if isinstance(finding, dict)
     ]
 

@@ -152,13 +152,13 @@ def _fetch_manifest(
     raw = remote.small(path, manifest.MAX_BYTES)
     if raw is None:
         raise UserError(f"{remote.address}: has no {path}; `pipeline store push` sends it there")
-    made = remote.small(f"{name}/{signature.FILE}", signature.MAX_BYTES)
-    for file, data in ((manifest.FILE, raw), (signature.FILE, made)):
+    signed = remote.small(f"{name}/{signature.FILE}", signature.MAX_BYTES)
+    for file, data in ((manifest.FILE, raw), (signature.FILE, signed)):
         (part / file).unlink(missing_ok=True)
         if data is not None:
             (part / file).write_bytes(data)
     if keys is not None:
-        keys.check(raw, made, f"{remote.address}/{name}")
+        keys.check(raw, signed, f"{remote.address}/{name}")
     if content is not None:
         _check_content(part, content)
     record = Manifest.load(part)
@@ -171,10 +171,10 @@ def _fetch_manifest(
 
 
 def _check_content(folder: Path, digest: str) -> None:
-    found = content_digest(folder)
-    if found != digest:
+    actual = content_digest(folder)
+    if actual != digest:
         raise DamagedArtifact(
-            f"{folder / manifest.FILE}: has the SHA-256 {found}, and the artifact was named with {digest}"
+            f"{folder / manifest.FILE}: has the SHA-256 {actual}, and the artifact was named with {digest}"
         )
 
 

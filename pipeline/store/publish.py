@@ -107,22 +107,22 @@ def no_room(error: BaseException) -> tuple[str, str] | None:
 def _entries(
     work: Path, target: Path, key: ArtifactKey, progress: Progress, hashes: FileHashes
 ) -> dict[str, FileEntry]:
-    found = dict(files.walk(work))
-    if not found:
+    infos = dict(files.walk(work))
+    if not infos:
         raise StageError(f"{key.name}: the stage left no file")
-    for name, info in found.items():
+    for name, info in infos.items():
         if not files.is_plain(info):
             raise StageError(f"{key.name}: {name} is not a plain file; an artifact holds its own bytes")
         if name in (manifest.FILE, manifest.TWIN, signature.FILE):
             raise StageError(f"{key.name}: the stage wrote {name}, which belongs to the store")
-    with progress.task(f"hash {key.name}", sum(info.st_size for info in found.values()), "B") as task:
+    with progress.task(f"hash {key.name}", sum(info.st_size for info in infos.values()), "B") as task:
 
         def sha256(stream: BufferedReader, name: str) -> str:
             # Under the name that it will have, so that a start soon after need not read it again.
             return hashes.sha256(stream, target / name, task.advance, again=True)
 
-        digests = files.sha256_all(work, list(found), of=sha256)
-    return {name: FileEntry(bytes=info.st_size, sha256=digests[name]) for name, info in found.items()}
+        digests = files.sha256_all(work, list(infos), of=sha256)
+    return {name: FileEntry(bytes=info.st_size, sha256=digests[name]) for name, info in infos.items()}
 
 
 def _facts(key: ArtifactKey, facts: Mapping[str, Json]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pipeline.store.manifest import FileEntry
 PART = 64 << 20
 STREAMS = 8
 _BLOCK = 1 << 20
-# Of one part, without a byte between them; each waits twice as long as the one before.
+# Of one part, without a byte between them; each waits twice as long as the attempt before.
 _ATTEMPTS = 6
 _PAUSE_S = 0.2
 
@@ -180,7 +180,7 @@ class _File:
         return None
 
     def finish(self) -> str:
-        """Give the file its name if it is the one that is wanted. Returns what is wrong with it."""
+        """Give the file its name if it is the file that is wanted. Returns what is wrong with it."""
         if self._descriptor is None:
             return self._fault
         self._follow()

@@ -44,7 +44,7 @@ class VerifyKeys:
         """Read the keys.
 
         Args:
-            pem: one or several of them.
+            pem: one or several keys.
             source: name of the text in messages.
 
         Raises:

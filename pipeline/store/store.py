@@ -77,7 +77,7 @@ class Store:
 
     @classmethod
     def at(cls, root: Path | None) -> Store:
-        """Open the store at `root`, or the default one if it is None.
+        """Open the store at `root`, or the default store if it is None.
 
         Args:
             root: folder of the store, which need not exist; "~" is expanded. None: the one of `default`.
@@ -86,7 +86,7 @@ class Store:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Options that name this store on a command line: empty for the one that is taken without options."""
+        """Options that name this store on a command line: empty for the store that is taken without options."""
         usual = not os.environ.get(_VARIABLE) and self.root == Path(_USUAL).expanduser()
         return () if usual else ("--store", str(self.root))
 
@@ -106,8 +106,8 @@ class Store:
         Raises:
             DamagedArtifact: files are missing or of another size. StoreError: its manifest cannot be read.
         """
-        found = self._published(key)
-        return found if found is not None and self.use(found) else None
+        artifact = self._published(key)
+        return artifact if artifact is not None and self.use(artifact) else None
 
     def _published(self, key: ArtifactKey) -> Artifact | None:
         path = self.artifacts / key.name
@@ -130,7 +130,7 @@ class Store:
         check(artifact, self.hashes, progress, command=self.command("verify", "--remove"))
 
     def list(self) -> tuple[Artifact, ...]:
-        """List the artifacts that can be read, the one used last first."""
+        """List the artifacts that can be read, those used last first."""
         return tuple(sorted(self.scan()[0], key=_used_ns, reverse=True))
 
     def scan(self) -> tuple[tuple[Artifact, ...], dict[str, str]]:
@@ -139,15 +139,15 @@ class Store:
         Returns:
             The artifacts that can be read, sorted by name; and directory name -> reason of those that cannot.
         """
-        found, damaged = [], {}
+        artifacts, damaged = [], {}
         paths = sorted(p for p in self.artifacts.glob("*") if p.is_dir())
         for path in paths:
             try:
-                found.append(Artifact(path, Manifest.load(path)))
+                artifacts.append(Artifact(path, Manifest.load(path)))
             except StoreError as error:
                 if path.is_dir():  # and not removed meanwhile
                     damaged[path.name] = str(error)
-        return tuple(found), damaged
+        return tuple(artifacts), damaged
 
     def get(self, name: str) -> Artifact:
         """Look an artifact up by its name, its digest, or the beginning of either if only one begins so.
@@ -174,7 +174,7 @@ class Store:
 
         Args:
             stage: name of the stage, such as "fetch".
-            recipe: name of the recipe that its manifest holds: the one that asked for the artifact first.
+            recipe: name of the recipe that its manifest holds: the recipe that asked for the artifact first.
         """
         fitting = (a for a in self.list() if (a.manifest.stage, a.manifest.recipe) == (stage, recipe))
         return next(fitting, None)
@@ -192,7 +192,7 @@ class Store:
     ) -> Artifact:
         """Return the published artifact of a key, or make and publish it.
 
-        While another process makes the same artifact, this one waits and takes the result. The artifact is in use,
+        While another process makes the same artifact, this process waits and takes the result. The artifact is in use,
         and so kept by `gc`, until `close` or the end of this process.
 
         Args:
@@ -208,10 +208,10 @@ class Store:
         progress = progress or Silent()
         waiting_since, reminded = time.monotonic(), 0.0
         while True:
-            found = self.find(key)
-            if found is not None:
-                return found
-            held = self._lock(key.name)
+            published = self.find(key)
+            if published is not None:
+                return published
+            held = self.take_lock(key.name)
             if held is not None:
                 break
             now = time.monotonic()
@@ -238,10 +238,20 @@ class Store:
         try:
             if not key.resumable:
                 files.remove_tree(work)
-            work.mkdir(exist_ok=True, mode=0o700 if self._is_private(key) else 0o777)
+            inputs = (
+                path for digest in key.inputs.values() for path in self.artifacts.glob(f"*-{digest[:20]}")
+            )
+            # What is made from an input that is its owner's alone is so, too.
+            private = any(not path.stat().st_mode & stat.S_IROTH for path in inputs)
+            work.mkdir(exist_ok=True, mode=0o700 if private else 0o777)
             for record in (manifest.FILE, manifest.TWIN):  # of a maker that was killed just before the rename
                 (work / record).unlink(missing_ok=True)
-            self._check_space(key.name, needs_bytes - files.tree_bytes(work))
+            needed, room = needs_bytes - files.tree_bytes(work), shutil.disk_usage(self.root).free
+            if needed > room:
+                raise StoreError(
+                    f"{key.name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(room)} free; make room "
+                    f"(`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
+                )
             start = time.monotonic()
             facts = make(work)
             duration_s = time.monotonic() - start
@@ -260,19 +270,6 @@ class Store:
                     + fix.format(gc=self.command("gc"))
                 ) from error
             raise
-
-    def _is_private(self, key: ArtifactKey) -> bool:
-        """Whether an input is its owner's alone; then so is what is made from it."""
-        inputs = (path for digest in key.inputs.values() for path in self.artifacts.glob(f"*-{digest[:20]}"))
-        return any(not path.stat().st_mode & stat.S_IROTH for path in inputs)
-
-    def _check_space(self, name: str, needed: int) -> None:
-        free = shutil.disk_usage(self.root).free
-        if needed > free:
-            raise StoreError(
-                f"{name}: needs {human_bytes(needed)}, {self.root} has {human_bytes(free)} free; make room "
-                f"(`{self.command('gc')}`) or set {_VARIABLE} to a larger disk"
-            )
 
     # use
 
@@ -326,7 +323,12 @@ class Store:
             return None
         return held
 
-    def _lock(self, name: str) -> lock.Lock | None:
+    def take_lock(self, name: str) -> lock.Lock | None:
+        """Lock the name of an artifact, to make or remove it; None while another process uses or makes it.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
         try:
             for folder in (self.artifacts, self.work, self.locks, self.reports, self.running):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -150,7 +150,6 @@ def test_held_back_text_counts_as_a_token_but_gives_no_chunk() -> None:
 
 def test_an_empty_answer_still_has_its_time() -> None:
     state = new_state()
-    state.start_clock()
     (chunk,) = receive_all(state, [message(final=True)])
     assert chunk == Chunk("", 0, "unknown")
     assert state.stats().ttft_ms == state.stats().total_ms

@@ -14,7 +14,7 @@ from tests.gateway.conftest import Start
 
 
 class Letters:
-    """EmbeddingModel a text by its length; reads at most five words."""
+    """Embeds a text by its length; reads at most five words."""
 
     identity, max_tokens = "letters/model.onnx", 5
 

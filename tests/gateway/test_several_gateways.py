@@ -106,7 +106,7 @@ def place_of(opened: Any) -> str:
         return str(opened._server.address)
     if isinstance(opened, SqlStoredResponses) and not isinstance(opened._database, PostgresDatabase):
         return "memory"
-    database = getattr(opened, "_database", None)
+    database = getattr(opened, "_database", opened)
     return database._connections.address if isinstance(database, PostgresDatabase) else str(opened._folder)
 
 

@@ -26,7 +26,6 @@ from pipeline.gateway.api.responses.stored import (
     StoredResponseLimits,
     StoredResponses,
 )
-from pipeline.gateway.database import PostgresDatabase
 from tests.support.cache_places import postgres_rows, redis_client, redis_values
 from tests.support.servers import Server
 
@@ -65,7 +64,7 @@ class StatePlace:
         if self.kind == "folder":
             made = BatchStorage(BatchFolder(self.folder / "batches"), limits)
         else:
-            made = BatchStorage(PostgresBatches(self._database(codec)), limits)
+            made = BatchStorage(self._database(codec), limits)
         self._opened.append(made)
         return made
 
@@ -112,8 +111,8 @@ class StatePlace:
     def _clock(self) -> float:
         return time.time() if self.now is None else self.now
 
-    def _database(self, codec: Codec | None) -> PostgresDatabase:
-        return PostgresDatabase(
+    def _database(self, codec: Codec | None) -> PostgresBatches:
+        return PostgresBatches(
             self.url, codec or PlainCodec(), BATCH_TABLES + CONTENT_TABLES + RESPONSE_TABLES
         )
 

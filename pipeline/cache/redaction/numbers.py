@@ -123,10 +123,8 @@ class _NationalId(NamedTuple):
             return True
         try:
             self.check.validate(number)
-        except (
-            self.check.ValidationError,
-            LookupError,
-        ):  # cn.ric 2.2: KeyError of a county that it does not know
+        # cn.ric 2.2: KeyError of a county that it does not know
+        except (self.check.ValidationError, LookupError):
             return False
         return True
 

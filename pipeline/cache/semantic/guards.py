@@ -31,19 +31,6 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "–": "-", "—": " ", "\u00a0": " "})
-# Contractions, written out: "can't" is "can not"; and "U.S." is "US".
-_WRITTEN_OUT = tuple(
-    (re.compile(pattern, re.IGNORECASE), full)
-    for pattern, full in (
-        (r"\b(?:can't|cannot|cant)\b", "can not"),
-        (r"\b(?:won't|wont)\b", "will not"),
-        (r"\b(do|does|did|is|are|was|were|has|have|had|could|should|would)(?:n't|nt)\b", r"\1 not"),
-        (r"\b(what|where|who|how|when|why|that|there)'?s\b", r"\1 is"),
-        (r"\b(it|he|she|let)'s\b", r"\1 is"),
-        (r"\b(?:(i)'m|(\w+)'(?:re|ve|ll|d))\b", r"\1\2"),
-        (r"\b([a-z])\.([a-z])\.(?:([a-z])\.)?", r"\1\2\3 "),
-    )
-)
 _CODE = re.compile(r"[^\W\d]*\d.*[^\W\d]|[^\W\d]+\d.*|.*[_@#/\\].*|.*\+\+|--?\w.*|\.\w+|[\w-]+\.[a-z]{1,4}")
 _NUMBER = re.compile(r"(\d+(?:[.,:/\-]\d+)*)([^\W\d_]*)")
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -51,6 +38,9 @@ _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 # BaseLoader: every value stays text ("on" and "no" are words here).
 _DATA: Mapping[str, Any] = yaml.load(
     (files(__package__) / "data" / "words.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader
+)
+_WRITTEN_OUT = tuple(
+    (re.compile(pattern, re.IGNORECASE), full) for pattern, full in _DATA["contractions"].items()
 )
 FUNCTION_WORDS = frozenset(_DATA["function_words"])
 _NEGATIONS, _HELPING = frozenset(_DATA["negations"]), frozenset(_DATA["helping"])
@@ -124,9 +114,9 @@ def read(text: str) -> QuestionWords:
         word = lower[at]
         counted = _number_at(tokens, at)
         if counted is not None:
-            number, taken = counted
+            number, length = counted
             numbers.append(number)
-            at += taken
+            at += length
             continue
         if _CODE.fullmatch(tokens[at].raw):
             codes.add(word)
@@ -206,10 +196,10 @@ def _value(tokens: Sequence[Token], at: int) -> tuple[str, str, int] | None:
     word, end, tail = tokens[at].lower, at + 1, ""
     following = tokens[end].lower if end < len(tokens) else ""
     if word[0].isdecimal():
-        found = _NUMBER.fullmatch(word)
-        if found is None or (tail := found[2]) not in _ONTO_DIGITS:
+        match = _NUMBER.fullmatch(word)
+        if match is None or (tail := match[2]) not in _ONTO_DIGITS:
             return None
-        value = found[1].replace(",", "") if _GROUPED.fullmatch(found[1]) else found[1]
+        value = match[1].replace(",", "") if _GROUPED.fullmatch(match[1]) else match[1]
     elif word in _SMALL and (word != "one" or following in _UNITS or following in _POWERS):
         value = str(_SMALL[word])
         if _SMALL[word] >= 20 and 0 < _SMALL.get(following, 0) < 10:
@@ -281,7 +271,7 @@ def findings(question: str, candidate: str) -> Mapping[str, str]:
     {'numbers': 'numbers: 5000 g and 5 pound'}
     """
     first, second = (read(text) for text in sorted((question, candidate)))
-    return {name: found for name, guard in GUARDS.items() if (found := guard(first, second)) is not None}
+    return {name: finding for name, guard in GUARDS.items() if (finding := guard(first, second)) is not None}
 
 
 def numbers(first: QuestionWords, second: QuestionWords) -> str | None:

@@ -140,7 +140,8 @@ def _candidates(
     # Settings that differ in nothing but the score are one candidate.
     fixed = {replace(setting, min_score=0.0): setting for setting in (start, default)}
     candidates = [_Candidate(setting, _every(measured)) for setting in fixed.values()]
-    showing = _half(measured)
+    # The same half each time; pairs that share a question are in the same one.
+    showing: Rows = np.array(question_groups(measured.pairs)) % 2 == 0
     sure = 1 - (1 - confidence) / (len(candidates) + len(measured.scores))
     if int((showing & ~measured.same).sum()) >= pairs_needed(budget, sure):
         candidates += [
@@ -189,7 +190,7 @@ def _best(measured: Measured, start: Setting, rows: Rows, budget: float) -> Sett
         fewer = [
             _best_levels(
                 measured,
-                replace(best[2], guards=tuple(kept for kept in best[2].guards if kept != name)),
+                replace(best[2], guards=tuple(guard for guard in best[2].guards if guard != name)),
                 rows,
                 budget,
             )
@@ -236,12 +237,6 @@ def _known(measured: Measured, rows: Rows, name: str) -> bool:
 
 def _every(measured: Measured) -> Rows:
     return np.ones(len(measured.pairs), np.bool_)
-
-
-def _half(measured: Measured) -> Rows:
-    """Select about half of the pairs, the same ones each time; pairs that share a question are in the same half."""
-    even: Rows = np.array(question_groups(measured.pairs)) % 2 == 0
-    return even
 
 
 @dataclass(frozen=True, slots=True)

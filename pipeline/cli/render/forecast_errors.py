@@ -62,11 +62,11 @@ def _speed_lines() -> Iterator[str]:
     for quantity in QUANTITIES:
         yield ""
         yield f"{QUANTITY_NAMES[quantity]}, by model, format and GPU"
-        head = f"  {'class':<34} {'count':>5} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
+        head = f"  {'class':<43} {'count':>5} {'mean':>6} {'median':>7} {'9 of 10':>8} {'bias':>6}"
         yield f"{head}   bracket        holds   model left out: median, holds"
         for group in (group for group in figure_classes() if group.quantity == quantity):
             yield (
-                f"  {group.name:<34} {group.count:>5} {group.mean:>6.1%} {group.median:>7.1%} {group.p90:>8.1%} "
+                f"  {group.name:<43} {group.count:>5} {group.mean:>6.1%} {group.median:>7.1%} {group.p90:>8.1%} "
                 f"{group.bias:>+6.1%}"
                 f"   {f'{group.low:.2f} to {group.high:.2f}':<13} {_held(group.covered):>6}"
                 f"   {group.unseen:>23.1%} {_held(group.unseen_covered):>6}"

@@ -56,11 +56,11 @@ class Reply:
         delay_s: seconds before each further chunk.
         ending: how the answer ends.
         error: message of the model, for `Ending.ERROR`.
-        code: status of that error, for clients that ask for one (header `triton_grpc_error`).
+        code: status of that error, for clients that ask for a status (header `triton_grpc_error`).
         tokens_per_chunk: tokens that each chunk counts for; one number, or one for each chunk.
-        log_probs: one per token; sent if the request asks for them.
+        log_probs: a value per token; sent if the request asks for them.
         logits: one row over the vocabulary per token; sent if the request asks for them or for the most probable ones.
-        token_ids: one per token; sent if the request asks for them, or the model returns them without being asked
+        token_ids: an id per token; sent if the request asks for them, or the model returns them without being asked
             (`bls(token_ids=True)`).
         prompt_log_probs: log probabilities of the prompt; sent with the first chunk if the request asks for them.
         input_tokens: tokens of the prompt, as the server counts them.
@@ -138,24 +138,24 @@ def stream_reply(
     config: config_pb.ModelConfig,
     request: pb.ModelInferRequest,
     received: Received,
-    left: threading.Event,
+    client_left: threading.Event,
     context: Any,
 ) -> Iterator[pb.ModelStreamInferResponse]:
     """Yield the messages of a reply, each when it is due.
 
     Args:
         received: the request, decoded; `finished` is set at the end.
-        left: set when the client has left; ends the reply.
+        client_left: set when the client has left; ends the reply.
         context: context of the gRPC call.
     """
     responses = _Responses(reply, config, request, received)
     for message, delay_s in responses.messages():
-        if left.wait(delay_s) if delay_s else left.is_set():
+        if client_left.wait(delay_s) if delay_s else client_left.is_set():
             return
         yield message
     match reply.ending:
         case Ending.HANG:
-            left.wait()
+            client_left.wait()
             return
         case Ending.LOST:
             received.finished.set()

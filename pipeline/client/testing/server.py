@@ -304,12 +304,14 @@ class FakeServer:
                 answered.stopped.set()
                 over.set()
             return
-        left = threading.Event()
-        context.add_callback(left.set)
+        client_left = threading.Event()
+        context.add_callback(client_left.set)
         self.requests.append(received)
-        self._open[request.id] = received, left
+        self._open[request.id] = received, client_left
         try:
-            yield from stream_reply(self._choose(received), self.config, request, received, left, context)
+            yield from stream_reply(
+                self._choose(received), self.config, request, received, client_left, context
+            )
         finally:
             self._open.pop(request.id, None)
             if not received.finished.is_set():

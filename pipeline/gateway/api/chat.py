@@ -203,14 +203,18 @@ class Completion(ModelAnswer):
 
     def _best(self, chunks: Sequence[Sequence[Chunk]]) -> list[int]:
         """Choose among the answers to each prompt those whose tokens are the most probable on average."""
-        each, kept = self._request.candidates, self._request.choices
-        if each == kept:
+        candidates, choices = self._request.candidates, self._request.choices
+        if candidates == choices:
             return list(range(len(chunks)))
         ranked = [
-            sorted(range(first, first + each), key=lambda index: _mean_log_prob(chunks[index]), reverse=True)
-            for first in range(0, len(chunks), each)
+            sorted(
+                range(first, first + candidates),
+                key=lambda index: _mean_log_prob(chunks[index]),
+                reverse=True,
+            )
+            for first in range(0, len(chunks), candidates)
         ]
-        return [index for group in ranked for index in group[:kept]]
+        return [index for group in ranked for index in group[:choices]]
 
     def _whole_choice(self, place: int, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
         choice = self._choices[index]
@@ -309,10 +313,10 @@ class ChoiceBuilder:
 
     def prompt_log_probs(self, chunks: Sequence[Chunk]) -> list[Any] | None:
         """Return vLLM's `prompt_logprobs` of a whole answer; None if the engine gave none."""
-        request, given = self._generation.request, chunks[0].prompt_log_probs
-        if given is None:
+        request, log_probs = self._generation.request, chunks[0].prompt_log_probs
+        if log_probs is None:
             return None
-        return prompt_log_probs(given, self._generation.model.tokenizer, request.prompt_logprobs or 0)
+        return prompt_log_probs(log_probs, self._generation.model.tokenizer, request.prompt_logprobs or 0)
 
     def parts(self, chunks: Sequence[Chunk]) -> list[Part]:
         """Cut the next chunks into reasoning, texts and calls."""

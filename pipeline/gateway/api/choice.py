@@ -1,9 +1,9 @@
 """Choices of a generation: each waits for a slot, is sent to the model, and is asked again when its server is lost.
 
 A choice of which nothing has gone out is asked again from its start. A stream that has begun goes on where its client
-is, once: another server, or the same one when it is back, gets the prompt and the tokens that had come (Dynamo calls it
-request migration). Where that is not possible it ends with the loss: an answer that is held to a form or has log
-probabilities of its prompt, a model without the inputs for it, and one that was replaced by another package.
+is, once: another server, or the same server when it is back, gets the prompt and the tokens that had come (Dynamo
+calls it request migration). Where that is not possible it ends with the loss: an answer that is held to a form or has
+log probabilities of its prompt, a model without the inputs for it, and a model that was replaced by another package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pipeline.client import (
     Busy,
     Chunk,
     ConnectFailed,
-    PartialAnswer,
     Refused,
     Retries,
     Sampling,
@@ -88,11 +87,11 @@ async def _merged(generation: Generation) -> AsyncGenerator[tuple[int, Chunk], N
     async with asyncio.TaskGroup() as group:
         for index in range(generation.choices):
             group.create_task(read(index))
-        left = generation.choices
-        while left:
+        running = generation.choices
+        while running:
             index, chunk = await arrived.get()
             if chunk is None:
-                left -= 1
+                running -= 1
             else:
                 yield index, chunk
 
@@ -121,7 +120,11 @@ class _Choice:
                     yield chunk
         except (ServerLost, _CannotGoOn, ApiError) as error:
             generation.broken += self._begun
-            if isinstance(error, ServerLost) or self._loss is None or _is_quarantine(error):
+            if (
+                isinstance(error, ServerLost)
+                or self._loss is None
+                or getattr(error, "code", None) == QUARANTINED
+            ):
                 raise
             raise self._loss from error
         generation.resumed += self._loss is not None
@@ -151,11 +154,11 @@ class _Choice:
 
     async def _note_failure(self, error: ConnectFailed | ServerLost | Busy) -> None:
         """Prepare the next attempt. Raises the error, or that of the loss before it, if there is none."""
-        kept = 0
+        losses = 0
         if took_request(error):
             self._lost += 1
-            kept = await self._generation.note_loss(self._lost)
-        if self._attempts == _MAX_ATTEMPTS or kept >= MAX_LOSSES:
+            losses = await self._generation.note_loss(self._lost)
+        if self._attempts == _MAX_ATTEMPTS or losses >= MAX_LOSSES:
             raise error if self._loss is None or isinstance(error, ServerLost) else self._loss
         if self._begun and isinstance(error, ServerLost):
             if self._loss is not None or error.partial is None:
@@ -227,8 +230,8 @@ class _Choice:
     async def _can_go_on(self) -> bool:
         """Whether the choice could go on if its server were lost after it has begun."""
         generation = self._generation
-        held = generation.inputs.form is not None or generation.request.num_prompt_logprobs is not None
-        if held or not generation.request.stream:
+        constrained = generation.inputs.form is not None or generation.request.num_prompt_logprobs is not None
+        if constrained or not generation.request.stream:
             return False
         model = await generation.model.client.model()
         return model.decoupled and takes_partial_answers(model)
@@ -276,18 +279,15 @@ class _Choice:
                 **sampling,
             )
         sampling.update(drawn)
+        prior = None if self._loss is None else self._loss.partial
         # The rest of an answer is no answer to a question that could be asked again.
         return generation.model.client.stream(
-            prompt.sent, request_id=request_id, affinity=self._affinity(), prior=self._prior, **sampling
+            prompt.sent, request_id=request_id, affinity=self._affinity(), prior=prior, **sampling
         )
 
     @property
     def _prompt(self) -> RenderedPrompt:
         return self._generation.prompt_of(self._index)
-
-    @property
-    def _prior(self) -> PartialAnswer | None:
-        return None if self._loss is None else self._loss.partial
 
     def _affinity(self) -> str | None:
         """Key by which the turns of a conversation go to the same server; None where there is one server."""
@@ -295,10 +295,6 @@ class _Choice:
         if client.spread != "affinity" or len(client.endpoints) < 2:
             return None
         return self._generation.request.prompt_cache_key or prompt_beginning(self._prompt.content)
-
-
-def _is_quarantine(error: Exception) -> bool:
-    return isinstance(error, ApiError) and error.code == QUARANTINED
 
 
 def _joined(before: Stats, after: Stats) -> Stats:

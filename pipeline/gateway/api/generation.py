@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from pipeline.cache.response_cache import ResponseCache
 from pipeline.client import FinishReason, Sampling, Stats
 from pipeline.client.sampling import PARAMETERS, is_neutral
 from pipeline.gateway.api.bounds import MAX_FAULTS
@@ -55,7 +54,7 @@ class ChoiceTimes:
 
     Attributes:
         asked: it asked for a slot of the model.
-        started: it got one.
+        started: it got a slot.
         sent: the request was sent, or the cache had the answer.
         first_chunk: the first chunk came.
         last_chunk: the last chunk so far came.
@@ -82,7 +81,8 @@ class ChoiceTimes:
 class Generation:
     """A generation and its figures. It may be made in any thread; its methods are for the event loop.
 
-    Making one raises `ApiError` (400), `PromptTooLong`, or `ClientError` if the template does not take the messages.
+    Making a generation raises `ApiError` (400), `PromptTooLong`, or `ClientError` if the template does not take the
+    messages.
 
     Choices are numbered as OpenAI does: all of the first prompt, then all of the next. While none of them has been sent
     to the model, the generation follows when its model is replaced by another package.
@@ -127,7 +127,9 @@ class Generation:
         request, chat = self.request, isinstance(self.request, ChatRequest)
         if chat and model.template is None:
             raise unsupported("model", "This model has no chat template: ask /v1/completions")
-        _check_ttl(request.ttl_s, model.cache)
+        if request.ttl_s is not None and model.cache is not None and request.ttl_s > model.cache.ttl_s:
+            longest = f"this deployment keeps answers for at most {model.cache.ttl_s:g} s"
+            raise ApiError(400, f"ttl_s: {request.ttl_s:g} is too long; {longest}", param="ttl_s")
         tools = RequestTools()
         if isinstance(request, ChatRequest):
             tags = model.guided_decoding and model.structural_tags
@@ -167,10 +169,10 @@ class Generation:
         request, template = self.request, self.model.template
         if not isinstance(request, ChatRequest) or template is None:
             return frozenset()
-        asked = {"thinking": request.thinking, "reasoning_effort": request.reasoning_effort}
+        reasoning_fields = {"thinking": request.thinking, "reasoning_effort": request.reasoning_effort}
         return {
             name
-            for name, value in asked.items()
+            for name, value in reasoning_fields.items()
             if value is not None and template.words.isdisjoint(REASONING_VARIABLES[name])
         }
 
@@ -184,12 +186,6 @@ class Generation:
         """Most tokens of each choice."""
         limit, most = self.request.output_token_limit, self.model.max_output_tokens
         return most if limit is None else max(1, min(limit, most))
-
-    @property
-    def clamped_to(self) -> int | None:
-        """Most tokens of each choice, if the request allows more than the engine gives; else None."""
-        asked, most = self.request.output_token_limit, self.model.max_output_tokens
-        return most if asked is not None and asked > most else None
 
     @property
     def choices(self) -> int:
@@ -220,7 +216,7 @@ class Generation:
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """Format of answers: one that is held to a form has neither reasoning nor special tokens."""
+        """Format of answers: an answer that is held to a form has neither reasoning nor special tokens."""
         own, tools, request = self.model.answer_format, self.tools, self.request
         form = self.inputs.form
         if not isinstance(request, ChatRequest) or (form is not None and form.kind != "structural_tag"):
@@ -230,13 +226,13 @@ class Generation:
 
     def answer_parser(self, index: int) -> AnswerParser | None:
         """Make the parser of choice `index`; None if its text is all that there is."""
-        made, tools = self.answer_format, self.tools.tools if self.tools.dialect is not None else ()
-        if not tools and not made.reasons:
+        format, tools = self.answer_format, self.tools.tools if self.tools.dialect is not None else ()
+        if not tools and not format.reasons:
             return None
         sent = self.prompt_of(index).sent
         chosen = self.tools
-        prompt = sent if isinstance(sent, str) and made.reasons and not chosen.begun else ""
-        return AnswerParser(made, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
+        prompt = sent if isinstance(sent, str) and format.reasons and not chosen.begun else ""
+        return AnswerParser(format, tools, max_calls=chosen.max_calls, prompt=prompt, begun=chosen.begun)
 
     def usage(self) -> dict[str, Any]:
         """Count tokens as OpenAI does: of all prompts, and of all choices; those of long reasoning take a while."""
@@ -295,15 +291,15 @@ class Generation:
             self.model = latest
 
     def sampling(self, index: int) -> tuple[Sampling, Sampling]:
-        """Return the sampling parameters of a choice, and apart from them the seed that is drawn for it, if one is."""
+        """Return the sampling parameters of a choice, and apart from them the seed that is drawn for it, if any."""
         request = self.request
         # OpenAI takes a top_p of 0, which leaves the most probable token.
         greedy = request.temperature == 0 or request.top_p == 0
         temperature = 0.0 if greedy else 1.0 if request.temperature is None else request.temperature
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
-        given = ((name, getattr(request, name)) for name in _TAKEN)
+        fields = ((name, getattr(request, name)) for name in _TAKEN)
         same = {
-            name: value for name, value in given if value not in (None, []) and not is_neutral(name, value)
+            name: value for name, value in fields if value not in (None, []) and not is_neutral(name, value)
         }
         sampling: Sampling = {
             **cast(Sampling, same),
@@ -316,8 +312,8 @@ class Generation:
             "adapter": self.adapter,
             **({} if self.inputs.form is None else self.inputs.form.sampling),
         }
-        made = self.answer_format
-        if made.special and (made.reasons or made.dialect is not None):
+        format = self.answer_format
+        if format.special and (format.reasons or format.dialect is not None):
             sampling["skip_special_tokens"] = False
         if greedy:
             return sampling, {}
@@ -340,11 +336,3 @@ def _too_many_tokens(request: GenerationRequest, most: int) -> ApiError:
         f"completion tokens, whereas you provided {limit}."
     )
     return ApiError(400, text, param="max_tokens")
-
-
-def _check_ttl(ttl_s: float | None, cache: ResponseCache | None) -> None:
-    """Refuse a request (400) that wants its answer cached for longer than the recipe allows."""
-    if ttl_s is None or cache is None or ttl_s <= cache.ttl_s:
-        return
-    text = f"ttl_s: {ttl_s:g} is too long; this deployment keeps answers for at most {cache.ttl_s:g} s"
-    raise ApiError(400, text, param="ttl_s")

@@ -72,7 +72,7 @@ def prompt_log_probs(
 
     Returns:
         None for the first token; for each other {id: {logprob, rank, decoded_token}}. The rank of the prompt's own
-        token is None if it is not among the most probable ones.
+        token is None if it is not among the most probable tokens.
     """
     written: list[dict[str, dict[str, Any]] | None] = [None]
     for own, log_prob, top in list(
@@ -94,7 +94,7 @@ def prompt_log_probs(
 
 
 def _by_text(token: _TokenLogProbs, tokenizer: ModelTokenizer) -> dict[str, float] | None:
-    """Log probabilities by text, of which several tokens may have the same: the most probable one counts."""
+    """Log probabilities by text, of which several tokens may have the same: the most probable token counts."""
     if token.log_prob is None:
         return None
     texts: dict[str, float] = {}
@@ -138,7 +138,7 @@ def _chat_token(text: str, log_prob: float | None) -> dict[str, Any]:
 
 
 def _tokens(chunks: Sequence[Chunk], tokenizer: ModelTokenizer) -> Iterator[_TokenLogProbs]:
-    """Each token. If the text of a chunk cannot be divided among its tokens, the first one has all of it."""
+    """Each token. If the text of a chunk cannot be divided among its tokens, the first token has all of it."""
     for chunk in chunks:
         values = chunk.log_probs or ()
         texts = [chunk.text]

@@ -23,11 +23,7 @@ from pipeline.gateway.api.model_answer import AnswerContext, GeneratingEndpoints
 from pipeline.gateway.api.prompts import read_arguments
 from pipeline.gateway.api.sse import encode_event, encode_text
 from pipeline.gateway.api.tools.dialects import Marks
-from pipeline.gateway.api.translated import (
-    AnswerItem,
-    ItemAnswer,
-    ItemStep,
-)
+from pipeline.gateway.api.translated import AnswerItem, ItemAnswer, ItemStep
 from pipeline.gateway.errors import ApiError
 from pipeline.gateway.web import ApiRoute
 
@@ -35,7 +31,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessageEndpoints(GeneratingEndpoints):
-    """Messages, and how many tokens one would read."""
+    """Messages, and how many tokens a message would read."""
 
     def too_long(self, error: PromptTooLong) -> ApiError:
         # By these words clients know that they have to shorten the conversation.
@@ -169,10 +165,10 @@ class StopSequenceCutter:
         text, self._waiting = self._waiting + chunk.text, ""
         if chunk.finish_reason is None:
             whole = (len(sequence) for sequence in self._sequences if text.endswith(sequence))
-            kept = len(text) - max(self._beginnings.held(text), *whole, 0)
-            text, self._waiting = text[:kept], text[kept:]
+            certain = len(text) - max(self._beginnings.held(text), *whole, 0)
+            text, self._waiting = text[:certain], text[certain:]
         elif chunk.finish_reason != "length":
-            # Of several, the one that begins first ended the answer.
+            # Of several sequences, the one that begins first ended the answer.
             self.found = max(filter(text.endswith, self._sequences), key=len, default=None)
             if self.found is not None and not self._keeps:
                 text = text.removesuffix(self.found)

@@ -14,12 +14,9 @@ from pydantic import Field
 from pipeline.gateway.api.bounds import Label, Messages, Tools, Words
 from pipeline.gateway.api.parsing import OpenModel, Shape, raise_faults, unsupported
 from pipeline.gateway.api.schema import ChatRequest, any_strict
-from pipeline.gateway.api.translated import (
-    OF_CHATS_ALONE,
-    TranslatedRequest,
-    chat_tools,
-)
+from pipeline.gateway.api.translated import OF_CHATS_ALONE, TranslatedRequest, chat_tools
 
+_TAKEN = {"user": "text, document and tool_result", "assistant": "text, thinking and tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _FORMS = '{"type": "text", "data": …} or {"type": "content", "content": …} with text'
 _TEXT_BLOCK = Shape(known={"type", "text"}, idle={"cache_control", "citations"})
@@ -178,9 +175,8 @@ def to_messages(
             elif kind == "thinking" and role == "assistant":
                 thoughts.append(_text([{"text": block.get("thinking")}], at, faults))
             elif kind != "redacted_thinking":
-                faults.append(
-                    f"{at}.type: {str(kind)[:64]!r} is not supported here; there are {_taken(role)}"
-                )
+                taken = _TAKEN.get(str(role), "text")
+                faults.append(f"{at}.type: {str(kind)[:64]!r} is not supported here; there are {taken}")
         read += results
         if texts or calls or not results:
             further: dict[str, Any] = {"tool_calls": calls} if calls else {}
@@ -189,12 +185,6 @@ def to_messages(
             read.append({"role": role, "content": "".join(texts), **further})
     raise_faults(faults, "messages")
     return read
-
-
-def _taken(role: Any) -> str:
-    return {"user": "text, document and tool_result", "assistant": "text, thinking and tool_use"}.get(
-        str(role), "text"
-    )
 
 
 def _text(content: Any, where: str, faults: list[str]) -> str:

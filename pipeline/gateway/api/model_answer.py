@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.client import Cached, ClientError, PromptTooLong
 from pipeline.gateway.api.generation import Generation
 from pipeline.gateway.api.generation_spans import end_spans, request_attributes
-from pipeline.gateway.api.parsing import clamped_headers, ignored_headers, parse_request, tolerate
+from pipeline.gateway.api.parsing import MAX_TOKENS, ignored_headers, parse_request, tolerate
 from pipeline.gateway.api.prompts import Content
 from pipeline.gateway.api.schema import GenerationRequest, ModelRequest
 from pipeline.gateway.api.sse import (
@@ -320,7 +320,8 @@ class GeneratingEndpoints(EndpointFamily):
                 own_words(f"tools.{index}.function.strict") for index in answer.generation.tools.unheld
             ]
             record.headers += ignored_headers(ignored)
-            record.headers += clamped_headers(answer.generation.clamped_to)
+            if (answer.generation.request.output_token_limit or 0) > model.max_output_tokens:
+                record.headers.append((MAX_TOKENS.encode(), str(model.max_output_tokens).encode()))
             return answer
 
         try:

@@ -22,7 +22,7 @@ from pipeline.gateway.web import ApiRoute
 
 
 class ModelObject(BaseModel):
-    """A model, an alias of one, or its LoRA adapter; `root` is the model's own name, `parent` the adapter's base."""
+    """A model, its alias, or its LoRA adapter; `root` is the model's own name, `parent` the adapter's base."""
 
     id: str
     object: Literal["model"]

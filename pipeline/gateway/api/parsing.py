@@ -256,11 +256,6 @@ def ignored_headers(places: Sequence[str]) -> list[tuple[bytes, bytes]]:
     return [(IGNORED_FIELDS.encode(), value.encode())] if places else []
 
 
-def clamped_headers(max_tokens: int | None) -> list[tuple[bytes, bytes]]:
-    """Return the header that says to how many tokens an answer was clamped; None: it was not."""
-    return [] if max_tokens is None else [(MAX_TOKENS.encode(), str(max_tokens).encode())]
-
-
 class _Removal:
     """Removal of further fields from one request, and what was removed."""
 
@@ -323,16 +318,16 @@ class _Removal:
     def _cleaned(self, value: Any, shape: Shape, at: str, skipped: Container[int] = ()) -> Any:
         """The value without fields that its shape does not have; the same object if there are none."""
         if isinstance(value, list):
-            made = [
+            members = [
                 member if index in skipped else self._cleaned(member, shape, f"{at}.{index}")
                 for index, member in enumerate(value)
             ]
-            return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
+            return members if any(new is not old for new, old in zip(members, value, strict=True)) else value
         if not isinstance(value, dict):
             return value
         further = value.keys() - shape.known
-        if further and shape.for_template:
-            further -= self._words_of_template()
+        if shape.for_template and self._template is not None:
+            further -= self._template.words
         changed: dict[str, Any] = {}
         for name in shape.within.keys() & value.keys():
             if isinstance(held := value[name], dict | list):
@@ -345,6 +340,3 @@ class _Removal:
             if name in further:
                 self._ignore(f"{at}.{name[:MAX_SHOWN]}", value[name], known=name in shape.idle)
         return {name: changed.get(name, held) for name, held in value.items() if name not in further}
-
-    def _words_of_template(self) -> Set[str]:
-        return frozenset() if self._template is None else self._template.words

@@ -197,8 +197,8 @@ def render_prompts(
             ids = cast(TokenIds, content)
             prompts.append(_token_prompt(ids, model))
         else:
-            rest = cast(str | Sequence[dict[str, Any]], content)
-            sent, tokens = model.render_prompt(rest, tools.tools, variables)
+            text_or_messages = cast(str | Sequence[dict[str, Any]], content)
+            sent, tokens = model.render_prompt(text_or_messages, tools.tools, variables)
             if held and isinstance(request, ChatRequest) and (begun := _begun(sent, model, tools)):
                 sent += begun
                 tokens = model.prompt_limit.check(sent)
@@ -208,11 +208,11 @@ def render_prompts(
 
 def _begun(prompt: str, model: ServedModel, tools: RequestTools) -> str:
     """Text between a prompt and an answer that is held to a form: it ends the reasoning, and begins a call."""
-    made = model.answer_format
-    if made.channels:
+    format = model.answer_format
+    if format.channels:
         return tools.begun or ("" if prompt.endswith(MESSAGE) else f"<|channel|>final{MESSAGE}")
-    opened = made.reasoning is not None and prompt.rstrip().endswith(made.reasoning.open)
-    return f"{made.reasoning.close}\n\n{tools.begun}" if opened and made.reasoning else tools.begun
+    opened = format.reasoning is not None and prompt.rstrip().endswith(format.reasoning.open)
+    return f"{format.reasoning.close}\n\n{tools.begun}" if opened and format.reasoning else tools.begun
 
 
 def echoed_text(request: GenerationRequest, prompt: RenderedPrompt, model: ServedModel) -> str:

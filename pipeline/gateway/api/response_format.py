@@ -110,20 +110,10 @@ class FormFields(BaseModel):
     @property
     def form_fields(self) -> list[str]:
         """Names of the fields that ask for a form."""
-        names = list(FormFields.model_fields)
-        given = [name for name in names if getattr(self, name) is not None]
-        text = self.response_format is not None and self.response_format.type == "text"
-        return [name for name in given if not (name == "response_format" and text)]
-
-    @property
-    def has_schema(self) -> bool:
-        """Whether the form is a JSON schema: checking one takes longer than its size suggests."""
-        given, other = self.response_format, self.structured_outputs
-        return (
-            self.guided_json is not None
-            or (given is not None and (given.json_schema is not None or given.schema_ is not None))
-            or (other is not None and other.json_ is not None)
-        )
+        names = [name for name in FormFields.model_fields if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type == "text":
+            names.remove("response_format")
+        return names
 
     def form(self, schema_faults: SchemaFaults) -> AnswerForm | None:
         """Return the form that the answer must have, with its schema checked; None for plain text.
@@ -154,30 +144,30 @@ class FormFields(BaseModel):
         return _of_parts({names[0]: getattr(self, names[0])})
 
 
-def _of_response_format(given: ResponseFormat) -> AnswerForm:
+def _of_response_format(form: ResponseFormat) -> AnswerForm:
     at = "response_format"
-    match given.type:
+    match form.type:
         case "json_object":
             return AnswerForm("json", None, f"{at}.json_object")
-        case "json_schema" if given.json_schema is not None:
-            return _schema_form(given.json_schema.schema_, f"{at}.json_schema.schema")
-        case "json" if given.schema_ is not None:
-            return _schema_form(given.schema_, f"{at}.schema")
-        case "regex" if given.regex:
-            return AnswerForm("regex", given.regex, f"{at}.regex")
-        case "ebnf" if given.ebnf:
-            return AnswerForm("ebnf_grammar", given.ebnf, f"{at}.ebnf")
-    missing = "schema" if given.type == "json" else given.type
+        case "json_schema" if form.json_schema is not None:
+            return _schema_form(form.json_schema.schema_, f"{at}.json_schema.schema")
+        case "json" if form.schema_ is not None:
+            return _schema_form(form.schema_, f"{at}.schema")
+        case "regex" if form.regex:
+            return AnswerForm("regex", form.regex, f"{at}.regex")
+        case "ebnf" if form.ebnf:
+            return AnswerForm("ebnf_grammar", form.ebnf, f"{at}.ebnf")
+    missing = "schema" if form.type == "json" else form.type
     raise ApiError(400, f"{at}.{missing}: is missing", param=at)
 
 
 def _of_parts(parts: Mapping[str, Any]) -> AnswerForm:
     """The form of vLLM's fields, given by their places in the request."""
-    given = [(place, value) for place, value in parts.items() if value not in (None, "", False)]
+    forms = [(place, value) for place, value in parts.items() if value not in (None, "", False)]
     param = next(iter(parts)).partition(".")[0]
-    if len(given) != 1:
-        raise ApiError(400, f"{param}: must name one form; it names {len(given)}", param=param)
-    place, value = given[0]
+    if len(forms) != 1:
+        raise ApiError(400, f"{param}: must name one form; it names {len(forms)}", param=param)
+    place, value = forms[0]
     match place.removeprefix("guided_").removeprefix("structured_outputs."):
         case "json":
             return _schema_form(_read_schema(value, place), place)
@@ -190,10 +180,14 @@ def _of_parts(parts: Mapping[str, Any]) -> AnswerForm:
     return AnswerForm("regex", value, place)
 
 
-def _read_schema(given: str | dict[str, Any], place: str) -> Any:
+def _read_schema(schema_or_text: str | dict[str, Any], place: str) -> Any:
     """A schema that may come as JSON text."""
     try:
-        schema = read_json(given, place, place.partition(".")[0]) if isinstance(given, str) else given
+        schema = (
+            read_json(schema_or_text, place, place.partition(".")[0])
+            if isinstance(schema_or_text, str)
+            else schema_or_text
+        )
     except ValueError:
         schema = None
     if not isinstance(schema, dict):

@@ -136,7 +136,7 @@ class GenerationRequest(OpenAIRequest, FormFields):
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=16)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    # Requests with the same one go to the same server, where there are several.
+    # Requests with the same key go to the same server, where there are several.
     prompt_cache_key: Label | None = None
     seed: int | None = None
     stop: WordOrWords | None = None
@@ -192,8 +192,15 @@ class GenerationRequest(OpenAIRequest, FormFields):
 
     @property
     def has_schemas(self) -> bool:
-        """Whether the request holds JSON schemas: checking them takes longer than their size suggests."""
-        return self.has_schema
+        response_format, structured = self.response_format, self.structured_outputs
+        return (
+            self.guided_json is not None
+            or (
+                response_format is not None
+                and (response_format.json_schema is not None or response_format.schema_ is not None)
+            )
+            or (structured is not None and structured.json_ is not None)
+        )
 
     @property
     def wants_log_probs(self) -> bool:
@@ -225,8 +232,8 @@ class TemplateFields(BaseModel):
         if self.continue_final_message and opens:
             text = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
             raise ApiError(400, text, param="continue_final_message")
-        if taken := sorted((self.chat_template_kwargs or {}).keys() & _TEMPLATE_ARGUMENTS):
-            text = f"chat_template_kwargs.{taken[0]}: is set by the request itself"
+        if reserved := sorted((self.chat_template_kwargs or {}).keys() & _TEMPLATE_ARGUMENTS):
+            text = f"chat_template_kwargs.{reserved[0]}: is set by the request itself"
             raise ApiError(400, text, param="chat_template_kwargs")
         return self
 
@@ -315,7 +322,8 @@ class CompletionRequest(GenerationRequest):
     def _check_completion(self) -> Self:
         if len(self.prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt: must be at most {MAX_PROMPTS} prompts", param="prompt")
-        if not all(isinstance(prompt, str) or _are_token_ids(prompt) for prompt in self.prompts):
+        token_ids = (prompt for prompt in self.prompts if not isinstance(prompt, str))
+        if not all(isinstance(ids, list) and ids and all(type(id) is int for id in ids) for ids in token_ids):
             text = "prompt: must be a text, a list of token ids (whole numbers), or a list of either"
             raise ApiError(400, text, param="prompt")
         if self.max_tokens == 0 and not self.echo:
@@ -337,8 +345,8 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((number for number in asked if number is not None), default=None)
+        numbers = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in numbers if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -348,10 +356,6 @@ class CompletionRequest(GenerationRequest):
         return self.prompt
 
 
-def _are_token_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(type(id) is int for id in prompt)
-
-
 def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
     """Refuse alternatives together with penalties and the like, which change the distribution tokens are drawn from.
 
@@ -359,7 +363,7 @@ def _check_top_logprobs(request: GenerationRequest, field: str) -> None:
     """
     if not request.num_top_logprobs:
         return
-    given = {name: getattr(request, name) for name in _RESHAPING}
-    if others := [name for name, value in given.items() if value and not is_neutral(name, value)]:
+    values = {name: getattr(request, name) for name in _RESHAPING}
+    if others := [name for name, value in values.items() if value and not is_neutral(name, value)]:
         text = f"{field}: cannot be told together with {', '.join(others)}, which change what a token is drawn from"
         raise unsupported(field, text)

@@ -67,8 +67,8 @@ class ChunkEncoder:
 
     def end(self, **fields: Any) -> bytes:
         """Encode a chunk without choices, such as the usage."""
-        rest = encode_json(fields)[1:]
-        return f'data: {self._head},"choices":[],{rest}\n\n'.encode()
+        fields_json = encode_json(fields)[1:]
+        return f'data: {self._head},"choices":[],{fields_json}\n\n'.encode()
 
 
 class Peer(Protocol):
@@ -77,11 +77,9 @@ class Peer(Protocol):
     @property
     def congested(self) -> bool:
         """Whether the next write has to wait for the client to read."""
-        ...
 
     def abort(self) -> None:
         """End the connection now, whatever has not been read."""
-        ...
 
 
 class ReaderTooSlow(Exception):

@@ -28,7 +28,7 @@ from pipeline.gateway.web import ApiRoute
 
 
 class TokenizerRequest(OpenModel):
-    """Body of a request to a tokenizer. The model may be left out where there is one."""
+    """Body of a request to a tokenizer. The model may be left out where there is one model."""
 
     model: Label | None = None
 

@@ -30,7 +30,7 @@ from pipeline.gateway.api.tools.parts import CallPart, ReasoningPart, TextPart
 from pipeline.gateway.errors import ApiError
 
 # Fields of chats that have another form in other APIs, or change the form of a chat's answer -> values that ask for
-# nothing; all others are refused, so that no answer is another one than was meant.
+# nothing; all others are refused, so that no answer is another than was meant.
 OF_CHATS_ALONE: Mapping[str, tuple[Any, ...]] = {
     "best_of": (None, 1), "echo": (None, False), "logprobs": (None, False), "max_completion_tokens": (None,),
     "max_tokens": (None,), "messages": (None,), "n": (None, 1), "prompt_logprobs": (None,), "response_format": (None,),
@@ -127,7 +127,7 @@ class AnswerItem:
 
     Attributes:
         index: number among the items of the answer, from 0.
-        call: head of the call, if it is one.
+        call: head of the call; None for all other items.
         reasoning: whether it is reasoning.
         pieces: pieces of the text, or of the call's arguments.
         log_probs: log probability of each token of the text, as `chat_log_probs` writes it, if asked for.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from pipeline.client import Chunk, Refused, Sampling, Stats
@@ -102,7 +102,13 @@ def write_chunk(chunk: Chunk, stats: Stats, prompt_tokens: int) -> dict[str, Any
     if chunk.log_probs:
         written["log_probs"] = list(chunk.log_probs)
     if chunk.top_log_probs:
-        written["top_logprobs"] = [_ranked(position) for position in chunk.top_log_probs]
+        written["top_logprobs"] = [
+            [
+                {"rank": rank, "token_id": id, "token": None, "logprob": log_prob}
+                for rank, (id, log_prob) in enumerate(position, start=1)
+            ]
+            for position in chunk.top_log_probs
+        ]
     if chunk.finish_reason is not None:
         # Models of others do not say why they end.
         written["finish_reason"] = "length" if chunk.finish_reason == "length" else "stop"
@@ -114,10 +120,3 @@ def write_chunk(chunk: Chunk, stats: Stats, prompt_tokens: int) -> dict[str, Any
             "prompt_tokens_details": {"cached_tokens": stats.cached_tokens or 0},
         }
     return written
-
-
-def _ranked(position: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
-    return [
-        {"rank": rank, "token_id": id, "token": None, "logprob": log_prob}
-        for rank, (id, log_prob) in enumerate(position, start=1)
-    ]

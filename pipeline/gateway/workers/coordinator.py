@@ -2,7 +2,7 @@
 
 A place in a model's queue is leased to a worker until it says that it is free, or is gone. Servers are probed here,
 once for all workers. While a package is exchanged some workers are at the old one and some at the new one: requests
-then go on as long as both can be asked, and wait while one cannot.
+then go on as long as both can be asked, and wait while either cannot.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Coordinator:
         member, op = self._workers[number], message["op"]
         if op == "acquire":
             lease = message["lease"]
-            held = member.leases[lease] = _Lease(asyncio.get_running_loop().create_future())
-            held.task = asyncio.create_task(self._lease(member, message, held.ended))
-            held.task.add_done_callback(lambda _: member.leases.pop(lease, None))
+            entry = member.leases[lease] = _Lease(asyncio.get_running_loop().create_future())
+            entry.task = asyncio.create_task(self._lease(member, message, entry.ended))
+            entry.task.add_done_callback(lambda _: member.leases.pop(lease, None))
         elif op == "release":
-            if (left := member.leases.get(message["lease"])) is not None:
-                left.release(message)
+            if (ended := member.leases.get(message["lease"])) is not None:
+                ended.release(message)
         elif op == "listens":
             member.listens = True
         elif op == "report":
@@ -134,11 +134,11 @@ class Coordinator:
         except Preempted:
             member.link.send("preempted", lease=lease)
         except ApiError as error:
-            kept = {
+            fields = {
                 "status": error.status, "message": error.message, "code": error.code,
                 "retry_after_s": error.retry_after_s,
             }  # fmt: skip
-            member.link.send("refused", lease=lease, error=kept)
+            member.link.send("refused", lease=lease, error=fields)
 
     def _note_report(self, member: _Member, report: LinkMessage) -> None:
         for name, fields in report["models"].items():
@@ -193,7 +193,7 @@ class Coordinator:
             watched.begin(client, message["slots_per_server"])
         watched.holders[number] = member.link
         watched.tell(member.link)
-        # The first package of a worker is not taken over from another one.
+        # The first package of a worker is not taken over from another package.
         if not any(number in watched.active for watched in self._watched.values() if watched.model == model):
             watched.active.add(number)
         self._apply(model)
@@ -244,7 +244,7 @@ class Coordinator:
 
 @dataclass(slots=True)
 class _Lease:
-    """A request of a worker that has a place in a queue, or waits for one."""
+    """A request of a worker that has a place in a queue, or waits for a place."""
 
     ended: asyncio.Future[None]
     task: asyncio.Task[None] = field(init=False)

@@ -83,10 +83,10 @@ class SharedUsage:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
         os.ftruncate(descriptor, max(1, len(tenants.limited)) * TenantUsage.size(workers))
-        made = cls(descriptor, tenants, workers)
+        usage = cls(descriptor, tenants, workers)
         for number, tenant in enumerate(tenants.limited):
-            made._usage(number).copy_levels(tenant.usage)
-        return made
+            usage._usage(number).copy_levels(tenant.usage)
+        return usage
 
     def share(self, worker: int) -> None:
         """Let all tenants of this process count in this memory from now on, as worker `worker`."""

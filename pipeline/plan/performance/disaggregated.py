@@ -1,8 +1,8 @@
 """Prefill and decode apart: context servers compute prompts, generation servers take their KV caches and answer.
 
-Each server is an engine of `scheduler`. A request goes to the context server that has the fewest, its KV cache to the
-generation server that has the fewest, where it waits for a slot; its first token comes when it has one, as Dynamo and
-trtllm-serve send it. Not in it: pages that a context server keeps until they are fetched.
+Each server is an engine of `scheduler`. Requests go to context servers in turns, and so do their KV caches to the
+generation servers, where they wait for a slot: Dynamo's default router. A first token comes when its request has one,
+as Dynamo and trtllm-serve send it. Not in it: pages that a context server keeps until they are fetched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, cycle
 
 from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import ModelSpec
@@ -108,10 +108,6 @@ class _Generation:
     engine: EngineScheduler[EngineRequest]
     waiting: deque[EngineRequest] = field(default_factory=deque)
 
-    @property
-    def requests(self) -> int:
-        return self.engine.in_flight + len(self.waiting)
-
 
 class DisaggregatedScheduler:
     """All servers, in the place of one `EngineScheduler`.
@@ -128,6 +124,7 @@ class DisaggregatedScheduler:
         self._generations = [
             _Generation(EngineScheduler(service.generation, record=True)) for _ in range(service.generations)
         ]
+        self._next_context, self._next_generation = cycle(self._contexts), cycle(self._generations)
         # Times at which KV caches arrive.
         self._moving: list[tuple[float, int, EngineRequest]] = []
         self._order = count()
@@ -138,7 +135,7 @@ class DisaggregatedScheduler:
 
     def give(self, request: EngineRequest, now: float) -> None:
         """Hand a request over."""
-        server = min(self._contexts, key=lambda one: one.in_flight)
+        server = next(self._next_context)
         self._done(server, now)
         server.give(_Prompt(request, now), now)
         server.plan(now)
@@ -160,7 +157,7 @@ class DisaggregatedScheduler:
                 request.first_token_s = now
                 ended.append(request)
                 continue
-            one = min(self._generations, key=lambda one: one.requests)
+            one = next(self._next_generation)
             one.waiting.append(request)
             ended += one.engine.advance(now)
             self._admit(one, now)

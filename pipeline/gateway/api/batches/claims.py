@@ -1,8 +1,8 @@
 """Rows of files and batches, and batches as the gateways that run them see them.
 
 A batch is run by the gateway that claims it, which renews its claim until the batch is over. Another gateway claims it
-when it was not renewed in time; whatever the first one still writes is then refused. An answer is kept once for each
-line of a batch, so that nothing is written twice however often a batch is begun. All methods block.
+when it was not renewed in time; whatever the first gateway still writes is then refused. An answer is kept once
+for each line of a batch, so that nothing is written twice however often a batch is begun. All methods block.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class BatchRows:
     def _files(self, rows: Iterable[Sequence[Any]]) -> list[FileObject]:
         """Files of rows of id and object."""
         files = []
-        for id, kept in rows:
+        for id, sealed in rows:
             with suppress(UnreadableEntry):
-                files.append(FileObject.model_validate_json(self._place.codec.open(kept, _object_key(id))))
+                files.append(FileObject.model_validate_json(self._place.codec.open(sealed, _object_key(id))))
         return files
 
     def _batches(self, rows: Iterable[Sequence[Any]]) -> list[OwnedBatch]:
         """Batches of rows of `SELECT_BATCHES`, with the counts of now."""
         batches = []
-        for id, tenant, kept, completed, failed in rows:
+        for id, tenant, sealed, completed, failed in rows:
             with suppress(UnreadableEntry):
-                batch = BatchObject.model_validate_json(self._place.codec.open(kept, _object_key(id)))
+                batch = BatchObject.model_validate_json(self._place.codec.open(sealed, _object_key(id)))
                 counts = RequestCounts(total=batch.request_counts.total, completed=completed, failed=failed)
                 batches.append(OwnedBatch(tenant, batch.model_copy(update={"request_counts": counts})))
         return batches
@@ -102,7 +102,7 @@ class Claim:
     """The right of one gateway to run a batch.
 
     Attributes:
-        run: number of the claim; the next claim of the batch has a higher one.
+        run: number of the claim; the next claim of the batch has a higher number.
     """
 
     tenant: str
@@ -166,7 +166,7 @@ class BatchClaims(BatchRows):
             self._claim_until(claim, 0.0)
 
     def add_answers(self, claim: Claim, answers: Iterable[tuple[int, bool, str]]) -> None:
-        """Keep answers to requests of a batch, in one transaction. A line that has one keeps it.
+        """Keep answers to requests of a batch, in one transaction. A line that has an answer keeps it.
 
         Args:
             answers: number of the line of the input file, whether the request failed, line of the output or error file.
@@ -261,8 +261,8 @@ class BatchClaims(BatchRows):
             f" ORDER BY line LIMIT {_PAGE}",
             *(id, failed, line),
         ):
-            for line, kept in rows:
-                yield self._place.codec.open(kept, _answer_key(id, line))
+            for line, sealed in rows:
+                yield self._place.codec.open(sealed, _answer_key(id, line))
 
 
 def _check_claim(execute: Execute, claim: Claim) -> None:

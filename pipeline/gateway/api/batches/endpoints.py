@@ -80,14 +80,14 @@ class FileEndpoints(EndpointFamily):
                 if len(upload.filename or "") > _MAX_NAME:
                     raise ApiError(400, f"file: its name has more than {_MAX_NAME} characters", param="file")
                 expires_s = None if parsed.expires_after is None else parsed.expires_after.seconds
-                made = await self.context.use_state(
+                file = await self.context.use_state(
                     self.context.batch_storage.add_file,
                     tenant.name,
                     upload.file,
                     upload.filename or "file",
                     expires_s,
                 )
-        return json_answer(made)
+        return json_answer(file)
 
     @contextmanager
     def _uploading(self, tenant: Tenant) -> Iterator[None]:
@@ -118,18 +118,20 @@ class FileEndpoints(EndpointFamily):
     async def _show(self, request: Request) -> Response:
         tenant = await self.context.authenticate(request)
         return json_answer(
-            await self.context.use_state(self.context.batch_storage.file, tenant.name, _file_id(request))
+            await self.context.use_state(
+                self.context.batch_storage.file, tenant.name, request.path_params["file_id"]
+            )
         )
 
     @ApiRoute("DELETE", _FILE, "Delete a file.", response=FileDeleted)
     async def _delete(self, request: Request) -> Response:
-        tenant, id = await self.context.authenticate(request), _file_id(request)
+        tenant, id = await self.context.authenticate(request), request.path_params["file_id"]
         await self.context.use_state(self.context.batch_storage.delete_file, tenant.name, id)
         return json_answer(FileDeleted(id=id))
 
     @ApiRoute("GET", f"{_FILE}/content", "Read a file.", media_type="application/octet-stream")
     async def _content(self, request: Request) -> Response:
-        tenant, id = await self.context.authenticate(request), _file_id(request)
+        tenant, id = await self.context.authenticate(request), request.path_params["file_id"]
         file = await self.context.use_state(self.context.batch_storage.file, tenant.name, id)
         content = await self.context.use_state(self.context.batch_storage.open_content, tenant.name, id)
         # Never shown by a browser: a file may hold anything, and the origin is that of the gateway's page.
@@ -147,10 +149,6 @@ class FileEndpoints(EndpointFamily):
         finally:
             # Not here: a read that nobody waits for any more may still hold it.
             self.context.state_threads.submit(content.close)
-
-
-def _file_id(request: Request) -> str:
-    return str(request.path_params["file_id"])
 
 
 def _limited(request: Request, most: int) -> Request:
@@ -215,16 +213,16 @@ class BatchEndpoints(EndpointFamily):
     )  # fmt: skip
     async def _create(self, request: Request) -> Response:
         tenant, storage = await self.context.authenticate(request), self.context.batch_storage
-        asked = parse_request(BatchRequest, await self.context.receive_body(request))
+        body = parse_request(BatchRequest, await self.context.receive_body(request))
         now = int(time.time())
         batch = BatchObject(
-            id=f"batch_{secrets.token_hex(12)}", endpoint=asked.endpoint, input_file_id=asked.input_file_id,
-            created_at=now, expires_at=now + WINDOW_S, metadata=asked.metadata,
+            id=f"batch_{secrets.token_hex(12)}", endpoint=body.endpoint, input_file_id=body.input_file_id,
+            created_at=now, expires_at=now + WINDOW_S, metadata=body.metadata,
         )  # fmt: skip
-        expires_s = None if asked.output_expires_after is None else asked.output_expires_after.seconds
-        made = await self.context.use_state(storage.add_batch, tenant.name, batch, expires_s)
+        expires_s = None if body.output_expires_after is None else body.output_expires_after.seconds
+        stored = await self.context.use_state(storage.add_batch, tenant.name, batch, expires_s)
         self._wake()
-        return json_answer(made)
+        return json_answer(stored)
 
     @ApiRoute("GET", "/v1/batches", "List batches.", query=BatchQuery, response=Page[BatchObject])
     async def _list(self, request: Request) -> Response:

@@ -76,7 +76,7 @@ class MessageBatchRequest(BaseModel):
         """Return the input file of the batch, and the model that all requests name, one of `models`.
 
         Raises:
-            ApiError: 400; a request names no model, another one than the first or one that is not there, or a stream.
+            ApiError: 400; a request names no model, a model that is not there or not that of the first, or a stream.
         """
         lines = (
             {"custom_id": item.custom_id, "method": "POST", "url": MESSAGES, "body": item.params}
@@ -96,14 +96,14 @@ class MessageBatchRequest(BaseModel):
 def message_batch(batch: BatchObject, base_url: str, storage: BatchStorage, tenant: str) -> dict[str, Any]:
     """Return Anthropic's object of a batch of a tenant; the URL of the server ends with a slash."""
     ended, counts = batch.status in FINAL, batch.request_counts
-    left = counts.total - counts.completed - counts.failed
+    unanswered = counts.total - counts.completed - counts.failed
     expired = _count_expired(batch, storage, tenant) if batch.status == "expired" else 0
     counted = {"processing": counts.total, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
     if ended:
         counted = {
             "processing": 0, "succeeded": counts.completed, "expired": expired,
-            "errored": counts.failed - expired + (left if batch.status == "failed" else 0),
-            "canceled": left if batch.status == "cancelled" else 0,
+            "errored": counts.failed - expired + (unanswered if batch.status == "failed" else 0),
+            "canceled": unanswered if batch.status == "cancelled" else 0,
         }  # fmt: skip
     ends = (batch.completed_at, batch.cancelled_at, batch.expired_at, batch.failed_at)
     status = "ended" if ended else "canceling" if batch.status == "cancelling" else "in_progress"
@@ -128,22 +128,22 @@ def results(batch: BatchObject, storage: BatchStorage, tenant: str) -> Iterator[
         ApiError: 404, if its files were deleted.
     """
     with storage.open_content(tenant, batch.input_file_id) as file:
-        left = dict.fromkeys(json.loads(line)["custom_id"] for line in file)
+        unanswered = dict.fromkeys(json.loads(line)["custom_id"] for line in file)
     for id in (batch.output_file_id, batch.error_file_id):
         if id is None:
             continue
         with storage.open_content(tenant, id) as file:
             for text in file:
                 line = json.loads(text)
-                left.pop(line["custom_id"], None)
+                unanswered.pop(line["custom_id"], None)
                 yield _result_line(line["custom_id"], _result(line))
     # Requests without an answer: of a batch that was cancelled, or whose model is gone.
-    rest: dict[str, Any] = {"type": "canceled"}
+    missing: dict[str, Any] = {"type": "canceled"}
     if batch.status == "failed":
         faults = [] if batch.errors is None else [fault.message for fault in batch.errors.data]
-        rest = _errored(ApiError(400, "; ".join(faults[:MAX_FAULTS])).anthropic_body())
-    for custom_id in left:
-        yield _result_line(custom_id, rest)
+        missing = _errored(ApiError(400, "; ".join(faults[:MAX_FAULTS])).anthropic_body())
+    for custom_id in unanswered:
+        yield _result_line(custom_id, missing)
 
 
 def _result(line: dict[str, Any]) -> dict[str, Any]:
@@ -185,18 +185,18 @@ class MessageBatchEndpoints(EndpointFamily):
         context, storage = self.context, self.context.batch_storage
         tenant = await context.authenticate(request)
         body = await context.receive_body(request)
-        asked = await context.parsers.run(
+        batch_request = await context.parsers.run(
             lambda: parse_request(MessageBatchRequest, body), request, len(body), tenant
         )
         id, now = f"{MESSAGE_BATCH_PREFIX}{secrets.token_hex(12)}", int(time.time())
         names = context.model_names()
 
         def make() -> BatchObject:
-            content, model = asked.input_file(names)
+            content, model = batch_request.input_file(names)
             file = storage.add_file(tenant.name, content, f"{id}_input.jsonl")
             batch = BatchObject(
                 id=id, endpoint=MESSAGES, input_file_id=file.id, model=model, created_at=now,
-                expires_at=now + WINDOW_S, request_counts=RequestCounts(total=len(asked.requests)),
+                expires_at=now + WINDOW_S, request_counts=RequestCounts(total=len(batch_request.requests)),
             )  # fmt: skip
             try:
                 return storage.add_batch(tenant.name, batch, _RESULTS_S)

@@ -153,7 +153,7 @@ class Page(BaseModel, Generic[_Listed]):
 
 
 _MAX_REQUESTS = 50_000
-_MAX_LINES = 2 * _MAX_REQUESTS  # with empty ones
+_MAX_LINES = 2 * _MAX_REQUESTS  # with empty lines
 _MAX_FAULTS = 100  # faults in one answer
 _MAX_QUOTED = 64  # characters of the file in the message of a fault
 
@@ -214,7 +214,7 @@ class InputFile:
         if not self._spans:
             return None, [BatchFault(code="empty_file", message="The file has no requests.")]
         faults: list[BatchFault] = []
-        seen: dict[str, int] = {}
+        first_lines: dict[str, int] = {}
         model: str | None = None
         for at, size, number in self._spans:
             request = self._read(at, size)
@@ -229,7 +229,7 @@ class InputFile:
                 named = line.body.get("model")
                 model = model or (named if isinstance(named, str) else None)
                 faults += self._faults_of(line, number, endpoint, model, models)
-                if (first := seen.setdefault(line.custom_id, number)) != number:
+                if (first := first_lines.setdefault(line.custom_id, number)) != number:
                     text = f"The custom_id {line.custom_id!r} is that of line {first}, too."
                     faults.append(
                         BatchFault(code="duplicate_custom_id", message=text, line=number, param="custom_id")

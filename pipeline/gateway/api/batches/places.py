@@ -15,77 +15,26 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from pipeline.cache.encryption import Codec, UnreadableEntry
+from pipeline.cache.encryption import UnreadableEntry
 from pipeline.gateway.database import (
-    Execute,
     PostgresDatabase,
     SqliteDatabase,
     StateDatabase,
     StorageFailed,
-    Unsealed,
     disk_errors,
     sqlite_tables,
 )
 from pipeline.gateway.errors import ApiError
 from pipeline.sqlite_file import open_database
 
-# Tables that older folders lack.
-LATER_TABLES = """
-CREATE TABLE IF NOT EXISTS claims (         -- the gateway that runs a batch
-    batch text PRIMARY KEY,
-    run bigint NOT NULL,                    -- number of the claim, without which nothing of the batch is changed
-    until double precision NOT NULL
-);
-CREATE TABLE IF NOT EXISTS losses (
-    batch text NOT NULL,
-    line bigint NOT NULL,
-    times bigint NOT NULL,                  -- that a server was lost while it worked on the line
-    PRIMARY KEY (batch, line)
-);
-"""
-BATCH_TABLES = f"""
-CREATE TABLE files (
-    n {{serial}},
-    id text NOT NULL UNIQUE,
-    tenant text NOT NULL,
-    bytes bigint NOT NULL,
-    purpose text NOT NULL,
-    expires_at bigint,
-    object {{blob}} NOT NULL                -- JSON of FileObject
-);
-CREATE INDEX files_of ON files (tenant, n);
-CREATE TABLE batches (
-    n {{serial}},
-    id text NOT NULL UNIQUE,
-    tenant text NOT NULL,
-    status text NOT NULL,
-    completed bigint NOT NULL DEFAULT 0,    -- answers so far
-    failed bigint NOT NULL DEFAULT 0,
-    output_expires_s bigint,
-    object {{blob}} NOT NULL                -- JSON of BatchObject
-);
-CREATE INDEX batches_of ON batches (tenant, n);
-CREATE TABLE answers (
-    batch text NOT NULL,
-    line bigint NOT NULL,                   -- of the input file, from 0
-    failed bigint NOT NULL,
-    text {{blob}} NOT NULL,                 -- line of the output or error file, without its end
-    PRIMARY KEY (batch, line)
-);{LATER_TABLES}"""
+BATCH_TABLES = (files("pipeline.gateway") / "data" / "batches.sql").read_text(encoding="utf-8")
 # Bytes of files, where there is no folder for them.
-CONTENT_TABLES = """
-CREATE TABLE contents (
-    file text NOT NULL,
-    part bigint NOT NULL,                   -- from 0; all but the last have the same size
-    written double precision NOT NULL,
-    bytes {blob} NOT NULL,
-    PRIMARY KEY (file, part)
-);
-"""
+CONTENT_TABLES = (files("pipeline.gateway") / "data" / "contents.sql").read_text(encoding="utf-8")
 _VERSION = 1
 
 
@@ -109,33 +58,25 @@ class BatchPlace(StateDatabase, Protocol):
         """Remove bytes of no file that were written so many seconds ago: a process died while it added a file."""
 
 
-class BatchFolder:
+class BatchFolder(SqliteDatabase):
     """A folder of this machine; see `BatchPlace`."""
-
-    codec: Codec = Unsealed()
 
     def __init__(self, folder: Path) -> None:
         """`folder` is made when something is stored for the first time."""
+        super().__init__(self._open_database, folder)
         self._folder = folder
         self._contents = folder / "contents"
-        self._database = SqliteDatabase(self._open_database, folder)
 
     @property
     def in_use(self) -> bool:
         return (self._folder / "batches.db").exists()
 
     def read(self, query: str, *values: Any) -> list[Any]:
-        return self._database.read(query, *values) if self.in_use else []
-
-    def transaction(self, lock: str) -> AbstractContextManager[Execute]:
-        return self._database.transaction(lock)
-
-    def close(self) -> None:
-        self._database.close()
+        return super().read(query, *values) if self.in_use else []
 
     def write(self, id: str, parts: Iterable[bytes]) -> int:
         with disk_errors(self._folder):
-            self._database.open()
+            self.make()
             draft, size = self._contents / f".tmp-{secrets.token_hex(8)}", 0
             try:
                 with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -170,7 +111,7 @@ class BatchFolder:
         database = open_database(
             self._folder / "batches.db", "a database of batches", tables, _VERSION, power_safe=True
         )
-        database.executescript(LATER_TABLES)
+        database.executescript(tables)
         return database
 
 
@@ -185,34 +126,15 @@ def _sync_folder(folder: Path) -> None:
 _PART_BYTES = 2**20
 
 
-class PostgresBatches:
-    """A PostgreSQL server; see `BatchPlace`."""
-
-    in_use = True
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        """`database` has `BATCH_TABLES` and `CONTENT_TABLES`."""
-        self._database = database
-
-    @property
-    def codec(self) -> Codec:
-        return self._database.codec
-
-    def read(self, query: str, *values: Any) -> list[Any]:
-        return self._database.read(query, *values)
-
-    def transaction(self, lock: str) -> AbstractContextManager[Execute]:
-        return self._database.transaction(lock)
-
-    def close(self) -> None:
-        self._database.close()
+class PostgresBatches(PostgresDatabase):
+    """A PostgreSQL server with `BATCH_TABLES` and `CONTENT_TABLES`; see `BatchPlace`."""
 
     def write(self, id: str, parts: Iterable[bytes]) -> int:
         size = 0
         try:
             for number, part in enumerate(_of_one_size(parts)):
                 # Written twice, if the answer to the first time was lost.
-                self._database.write(
+                self.run(
                     "INSERT INTO contents (file, part, written, bytes) VALUES (%s, %s, clock(), %s)"
                     " ON CONFLICT DO NOTHING",
                     id,
@@ -227,13 +149,13 @@ class PostgresBatches:
         return size
 
     def open(self, id: str) -> BinaryIO:
-        return io.BufferedReader(_Parts(self._database, id), _PART_BYTES)
+        return io.BufferedReader(_Parts(self, id), _PART_BYTES)
 
     def remove(self, id: str) -> None:
-        self._database.write("DELETE FROM contents WHERE file = %s", id)
+        self.run("DELETE FROM contents WHERE file = %s", id)
 
     def remove_unknown(self, older_s: float) -> None:
-        self._database.write(
+        self.run(
             "DELETE FROM contents WHERE written < clock() - %s AND file NOT IN (SELECT id FROM files)",
             older_s,
         )
@@ -241,14 +163,14 @@ class PostgresBatches:
 
 def _of_one_size(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Cut bytes anew, into parts of the size of a row."""
-    held = bytearray()
+    buffer = bytearray()
     for part in parts:
-        held += part
-        while len(held) >= _PART_BYTES:
-            yield bytes(held[:_PART_BYTES])
-            del held[:_PART_BYTES]
-    if held:
-        yield bytes(held)
+        buffer += part
+        while len(buffer) >= _PART_BYTES:
+            yield bytes(buffer[:_PART_BYTES])
+            del buffer[:_PART_BYTES]
+    if buffer:
+        yield bytes(buffer)
 
 
 class _Parts(io.RawIOBase):

@@ -1,8 +1,8 @@
 """Answers the requests of batches beside those of clients, in slots of the model that clients leave.
 
 Each request goes through the gateway's own application, as if it had come over HTTP, so that it is checked, answered,
-logged and counted as any other. A batch that was begun by a gateway which died is gone on with by another one: requests
-whose answers are kept are not asked again.
+logged and counted as any other. A batch that was begun by a gateway which died is gone on with by another gateway:
+requests whose answers are kept are not asked again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp, Message, Scope
@@ -95,7 +96,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._follow())
 
     def wake(self) -> None:
-        """Look for batches now: one was made, or cancelled."""
+        """Look for batches now: a batch was made, or cancelled."""
         self._changed.set()
 
     async def aclose(self) -> None:
@@ -124,11 +125,10 @@ class BatchRunner:
 
     def _begin(self, owned: OwnedBatch) -> None:
         batch, tenant = owned.batch, owned.tenant
-        if (
-            batch.id in self._running
-            or not self._may_run(batch)
-            or self._of_tenant[tenant] >= _BATCHES_OF_TENANT
-        ):
+        served = batch.status != "in_progress" or batch.model in self._context.model_names()
+        if batch.id in self._running or self._of_tenant[tenant] >= _BATCHES_OF_TENANT:
+            return
+        if not served and batch.expires_at > time.time():
             return
         task = self._running[batch.id] = asyncio.create_task(self._run(owned))
         self._of_tenant[tenant] += 1
@@ -138,11 +138,6 @@ class BatchRunner:
             self._of_tenant[tenant] -= 1
 
         task.add_done_callback(ended)
-
-    def _may_run(self, batch: BatchObject) -> bool:
-        """Whether anything can be done now: not if the model of the requests is served by others only."""
-        waits = batch.status == "in_progress" and batch.model not in self._context.model_names()
-        return not waits or batch.expires_at <= time.time()
 
     async def _run(self, owned: OwnedBatch) -> None:
         try:
@@ -185,10 +180,9 @@ class BatchRunner:
         batch = await use(claims.claimed, claim)
         max_line_bytes = self._context.max_body_bytes + _ENVELOPE_BYTES
 
-        def open_input() -> InputFile:
-            return InputFile(self._storage.open_content(claim.tenant, batch.input_file_id), max_line_bytes)
-
-        input_file = await use(open_input)
+        input_file = await use(
+            lambda: InputFile(self._storage.open_content(claim.tenant, batch.input_file_id), max_line_bytes)
+        )
         try:
             if batch.status == "validating":
                 names = self._context.model_names()
@@ -222,11 +216,13 @@ class BatchRunner:
         """Ask all requests that have no answer, until that is done, or the batch is cancelled or expires."""
         answered = await self._context.use_state(self._claims.answered, claim.id)
         losses = await self._context.use_state(self._claims.losses, claim.id)
-        left = [index for index in range(len(input_file)) if index not in answered]
+        unanswered = [index for index in range(len(input_file)) if index not in answered]
         run = _Run(
-            claim, batch, _BatchTenant(claim, self._count_loss, losses), input_file, iter(left), losses
+            claim, batch, _BatchTenant(claim, self._count_loss, losses), input_file, iter(unanswered), losses
         )
-        workers = [asyncio.create_task(self._work(run)) for _ in range(min(len(left), self._width(batch)))]
+        workers = [
+            asyncio.create_task(self._work(run)) for _ in range(min(len(unanswered), self._width(batch)))
+        ]
         try:
             while True:
                 _, asking = await asyncio.wait(workers, timeout=_POLL_S) if workers else (set(), set())
@@ -251,7 +247,7 @@ class BatchRunner:
         return batch
 
     def _width(self, batch: BatchObject) -> int:
-        """How many requests of a batch wait for slots, or have one, at once."""
+        """How many requests of a batch wait for slots, or have a slot, at once."""
         # An encoder works in threads, without a queue.
         if batch.endpoint == "/v1/embeddings":
             return 1
@@ -307,16 +303,17 @@ class BatchRunner:
 
         def expire() -> None:
             answered = claims.answered(claim.id)
-            left = [index for index in range(len(input_file)) if index not in answered]
-            for first in range(0, len(left), _CHUNK):
-                lines = [(index, input_file.read(index).custom_id) for index in left[first : first + _CHUNK]]
-                claims.add_answers(
-                    claim,
-                    [
-                        (index, True, _output_line(f"{claim.id}-{index}", custom_id, None, error))
-                        for index, custom_id in lines
-                    ],
+            answers = (
+                (
+                    index,
+                    True,
+                    _output_line(f"{claim.id}-{index}", input_file.read(index).custom_id, None, error),
                 )
+                for index in range(len(input_file))
+                if index not in answered
+            )
+            while chunk := list(islice(answers, _CHUNK)):
+                claims.add_answers(claim, chunk)
             claims.finish(claim, "expired")
 
         await self._context.use_state(expire)

@@ -85,21 +85,21 @@ class BatchStorage(BatchRows):
         size = content.seek(0, os.SEEK_END)
         content.seek(0)
         now = int(time.time())
-        made = FileObject(
+        file = FileObject(
             id=new_file_id(), bytes=size, created_at=now, expires_at=now + (expires_s or _KEPT_S),
             filename=filename, purpose="batch",
         )  # fmt: skip
         with self._place.transaction(tenant) as execute:
             self._check_room(execute, tenant, size)
-        self._place.write(made.id, iter(partial(content.read, _COPIED_BYTES), b""))
+        self._place.write(file.id, iter(partial(content.read, _COPIED_BYTES), b""))
         try:
             with self._place.transaction(tenant) as execute:
                 self._check_room(execute, tenant, size)
-                self._insert_file(execute, tenant, made)
+                self._insert_file(execute, tenant, file)
         except BaseException:
-            self._remove_contents((made.id,))
+            self._remove_contents((file.id,))
             raise
-        return made
+        return file
 
     def file(self, tenant: str, id: str) -> FileObject:
         """Return a file."""
@@ -239,13 +239,13 @@ class BatchStorage(BatchRows):
 
     def _check_room(self, execute: Execute, tenant: str, size: int) -> None:
         """Refuse a file of `size` bytes if a tenant has too many files or bytes already."""
-        files, kept = execute(
+        files, used = execute(
             "SELECT count(*), CAST(coalesce(sum(bytes), 0) AS bigint) FROM files WHERE tenant = %s", tenant
         ).fetchone()
         limits = self.limits
-        if kept + size > limits.tenant_bytes:
+        if used + size > limits.tenant_bytes:
             text = (
-                f"Your files have {kept} bytes; with this one they would have more than "
+                f"Your files have {used} bytes; with this one they would have more than "
                 f"{limits.tenant_bytes}: delete some"
             )
             raise ApiError(413, text, code="storage_limit")

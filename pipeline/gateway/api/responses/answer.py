@@ -101,8 +101,8 @@ def _referred(
     if len(ids) > MAX_REFERRED:
         raise ApiError(400, f"input: refers to items of more than {MAX_REFERRED} responses", param="input")
     responses: dict[str, StoredResponse] = {}
-    left = iter(ids)
-    while page := tuple(islice(left, _READ_AT_ONCE)):
+    remaining = iter(ids)
+    while page := tuple(islice(remaining, _READ_AT_ONCE)):
         responses |= stored.find(tenant, page)
         if sum(response.size for response in responses.values()) > most_bytes:
             raise ApiError(400, "input: refers to too many large responses", param="input")
@@ -139,12 +139,12 @@ class ModelResponse(ItemAnswer):
                 return context.generation(chat, [messages])
 
             try:
-                made = generation(messages)
+                generated = generation(messages)
             except PromptTooLong:
                 if request.truncation != "auto":
                     raise
-                made = _last_that_fits(messages, generation)
-        super().__init__(request, made)
+                generated = _last_that_fits(messages, generation)
+        super().__init__(request, generated)
         self._store = None if request.store is False else store
         self._previous = request.previous_response_id
         self._seals = SEALED_REASONING in (request.include or ())
@@ -153,7 +153,7 @@ class ModelResponse(ItemAnswer):
         self._sequence = 0
         self._piece_head = ""  # beginning that the events of all pieces of the item share
         constant = {
-            "id": self.id, "object": "response", "created_at": int(time.time()), "model": made.model_name,
+            "id": self.id, "object": "response", "created_at": int(time.time()), "model": generated.model_name,
             **request.echo(),
         }  # fmt: skip
         # Encoded once: what a response repeats of its request may be large.
@@ -182,7 +182,7 @@ class ModelResponse(ItemAnswer):
         self._output.append(self._item(item, "incomplete" if self.finish_reason == "length" else "completed"))
 
     def step_events(self, step: ItemStep) -> bytes:
-        """Encode a piece with as little work as possible: there is one a token."""
+        """Encode a piece with as little work as possible: there is a piece for each token."""
         if step.kind != "piece":
             return b"".join(self._item_events(step))
         number, self._sequence = self._sequence, self._sequence + 1
@@ -268,8 +268,8 @@ class ModelResponse(ItemAnswer):
         """The JSON of the response."""
         empty = dict.fromkeys(("error", "incomplete_details", "usage", "completed_at"))
         stored = self._store is not None
-        rest = encode_json({"status": status, "store": stored, **empty, "output": [], **fields})
-        return f"{self._head},{rest[1:]}"
+        fields_json = encode_json({"status": status, "store": stored, **empty, "output": [], **fields})
+        return f"{self._head},{fields_json[1:]}"
 
     def _response_event(self, status: str, response: str) -> bytes:
         kind, number = f"response.{status}", self._sequence

@@ -66,9 +66,9 @@ def read_items(
             read.append(referred)
         elif isinstance(kind, str) and kind in _READERS:
             prefix, keep = _READERS[kind]
-            kept = keep(item, where, faults)
-            if kind != "reasoning" or kept["content"]:
-                read.append({"id": item_id(prefix, response_id, index), **kept})
+            stored = keep(item, where, faults)
+            if kind != "reasoning" or stored["content"]:
+                read.append({"id": item_id(prefix, response_id, index), **stored})
         else:
             faults.append(f"{where}.type: {str(kind)[:64]!r} is not supported; there are {', '.join(_TAKEN)}")
     raise_faults(faults, "input")
@@ -142,13 +142,13 @@ def _message(item: Item, where: str, faults: list[str]) -> Item:
 
 
 def _function_call(item: Item, where: str, faults: list[str]) -> Item:
-    kept: dict[str, Any] = {"type": "function_call", "status": "completed"}
+    call: dict[str, Any] = {"type": "function_call", "status": "completed"}
     for name in ("call_id", "name", "arguments"):
-        given = item.get(name)
-        if not isinstance(given, str) or not (given or name == "arguments"):
+        value = item.get(name)
+        if not isinstance(value, str) or not (value or name == "arguments"):
             faults.append(f"{where}.{name}: is missing")
-        kept[name] = given
-    return kept
+        call[name] = value
+    return call
 
 
 def _function_call_output(item: Item, where: str, faults: list[str]) -> Item:
@@ -172,8 +172,8 @@ def _reasoning(item: Item, where: str, faults: list[str]) -> Item:
     texts = [part.get("text") if isinstance(part, dict) else None for part in content]
     if not isinstance(content, list) or not all(isinstance(text, str) for text in texts):
         faults.append(f'{where}.content: must be a list of {{"type": "reasoning_text", "text": …}}')
-    kept = [{"type": "reasoning_text", "text": text} for text in texts]
-    return {"type": "reasoning", "status": "completed", "summary": [], "content": kept}
+    parts = [{"type": "reasoning_text", "text": text} for text in texts]
+    return {"type": "reasoning", "status": "completed", "summary": [], "content": parts}
 
 
 def seal(text: str) -> str:
@@ -187,12 +187,10 @@ def seal(text: str) -> str:
 
 def unseal(sealed: str) -> str:
     """Return the reasoning that `seal` packed; "" for what another server has encrypted."""
+    if not sealed.startswith(_SEAL):
+        return ""
     try:
-        return (
-            base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode()
-            if _SEAL in sealed[:6]
-            else ""
-        )
+        return base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode()
     except ValueError:
         return ""
 
@@ -210,15 +208,15 @@ def _parts(content: Any, kind: str, where: str, faults: list[str]) -> list[dict[
     if not isinstance(content, list):
         faults.append(f"{where}: must be a text or a list of parts")
         return []
-    kept: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         name = part.get("type") if isinstance(part, dict) else None
         key = _TEXTS.get(name) if isinstance(name, str) else None
         if key is None or not isinstance(part.get(key), str):
             faults.append(f'{where}.{index}: this model takes text only: {{"type": "{kind}", "text": …}}')
             continue
-        kept.append({"type": name, key: part[key], **({"annotations": []} if name == "output_text" else {})})
-    return kept
+        parts.append({"type": name, key: part[key], **({"annotations": []} if name == "output_text" else {})})
+    return parts
 
 
 def _text(content: str | Sequence[Mapping[str, Any]]) -> str:

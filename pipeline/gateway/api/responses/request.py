@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from pipeline.gateway.api.bounds import MAX_MESSAGES, Label, Metadata, Tools
 from pipeline.gateway.api.parsing import OpenModel, Shape, hosted_tools, unsupported
@@ -123,25 +124,22 @@ class ResponseRequest(TranslatedRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
-    _referred: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.input, list):
-            references = (item.get("id") for item in self.input if item.get("type") == "item_reference")
-            self._referred = tuple(id for id in references if isinstance(id, str))
         if self.text.format.type == "json_schema" and self.text.format.schema_ is None:
             raise ApiError(400, "text.format.schema: is missing", param="text")
         return self
 
-    @property
+    @cached_property
     def referred_items(self) -> tuple[str, ...]:
         """Ids of the items that the input refers to."""
-        return self._referred
+        items = () if isinstance(self.input, str) else self.input
+        references = (item.get("id") for item in items if item.get("type") == "item_reference")
+        return tuple(id for id in references if isinstance(id, str))
 
     @property
     def has_schemas(self) -> bool:
-        """Whether the request holds JSON schemas: checking them takes longer than their size suggests."""
         forced = bool(self.tools) and self.tool_choice not in (None, "auto", "none")
         return forced or any_strict(self.tools) or self.text.format.schema_ is not None
 
@@ -170,20 +168,20 @@ class ResponseRequest(TranslatedRequest):
         form = self.text.format.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False)
         if self.text.format.type != "json_schema":
             form = {"type": self.text.format.type}
-        given = self.chat_fields
+        chat_fields = self.chat_fields
         return {
             "background": False,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
-            "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
+            "parallel_tool_calls": chat_fields.get("parallel_tool_calls") is not False,
             "previous_response_id": self.previous_response_id,
             "prompt_cache_key": self.prompt_cache_key,
             "reasoning": (self.reasoning or ReasoningConfig()).model_dump(),
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
-            "temperature": 1.0 if given.get("temperature") is None else given["temperature"],
+            "temperature": 1.0 if chat_fields.get("temperature") is None else chat_fields["temperature"],
             "text": {"format": form, "verbosity": self.text.verbosity or "medium"},
             "tool_choice": self.tool_choice or "auto",
             "tools": [
@@ -192,7 +190,7 @@ class ResponseRequest(TranslatedRequest):
                 if tool.get("type") == "function"
             ],
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": 1.0 if given.get("top_p") is None else given["top_p"],
+            "top_p": 1.0 if chat_fields.get("top_p") is None else chat_fields["top_p"],
             "truncation": self.truncation or "disabled",
             "user": self.user,
         }

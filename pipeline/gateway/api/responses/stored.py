@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,21 +25,7 @@ from pipeline.sqlite_file import open_database
 
 Item = Mapping[str, Any]  # item of the input or the output of a response
 _MIB = 2**20
-RESPONSE_TABLES = """
-CREATE TABLE responses (
-    n {serial},
-    tenant text NOT NULL,
-    id text NOT NULL,
-    previous text,                          -- id of the response that it continues
-    response {blob} NOT NULL,
-    input {blob} NOT NULL,
-    size bigint NOT NULL,
-    used double precision NOT NULL,
-    UNIQUE (tenant, id)
-);
-CREATE INDEX responses_of ON responses (tenant, used);
-CREATE INDEX responses_used ON responses (used);
-"""
+RESPONSE_TABLES = (files("pipeline.gateway") / "data" / "responses.sql").read_text(encoding="utf-8")
 _VERSION = 2  # version of the tables
 _FORGET_OLD = "DELETE FROM responses WHERE tenant = %s AND used < %s"
 # Beyond the bounds of a tenant: most responses, most bytes.
@@ -124,7 +111,7 @@ class StoredResponses(Protocol):
         """Whether any response is stored."""
 
     def put(self, tenant: str, id: str, response: StoredResponse) -> bool:
-        """Store a response, and return whether it is; one that is larger than all may be together is not.
+        """Store a response, and return whether it is; a response that is larger than all may be together is not.
 
         The longest unused responses of the tenant are forgotten where there are too many.
         """
@@ -315,11 +302,11 @@ def unseal_responses(
     codec: Codec, tenant: str, rows: Iterable[tuple[str, bytes, bytes, str | None]]
 ) -> Iterator[tuple[str, StoredResponse]]:
     """Return responses of rows of id, response, input and previous, without those sealed with another key."""
-    for id, response, given, previous in rows:
+    for id, response, request_input, previous in rows:
         with suppress(UnreadableEntry):
             opened = (
                 codec.open(response, _key(tenant, id, "response")),
-                codec.open(given, _key(tenant, id, "input")),
+                codec.open(request_input, _key(tenant, id, "input")),
             )
             yield id, StoredResponse(*opened, previous)
 
