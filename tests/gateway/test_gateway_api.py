@@ -38,7 +38,10 @@ def test_an_alias_names_the_model_and_metrics_have_its_own_name(start: Start) ->
     assert client.models.retrieve("org/Tiny").model_dump() == listed["org/Tiny"]
     with pytest.raises(openai.NotFoundError, match=r"there are: tiny, gpt-4o, org/Tiny"):
         client.completions.create(model="gpt", prompt="x")
-    assert '{endpoint="/v1/completions",model="tiny",status="200"} 3.0' in get(running, "/metrics").text
+    assert (
+        '{adapter="",endpoint="/v1/completions",model="tiny",status="200"} 3.0'
+        in get(running, "/metrics").text
+    )
     assert "gpt-4o" not in get(running, "/metrics").text
 
 
@@ -84,7 +87,10 @@ def test_azures_client_with_its_header_and_paths(start: Start) -> None:
         messages = [{"role": "user", "content": "Hi"}]
         chat: Any = client.chat.completions.create(model="tiny", messages=messages)  # type: ignore[arg-type]
         assert chat.choices[0].message.content == "ok"
-    assert '{endpoint="/v1/chat/completions",model="tiny",status="200"} 1.0' in get(running, "/metrics").text
+    assert (
+        '{adapter="",endpoint="/v1/chat/completions",model="tiny",status="200"} 1.0'
+        in get(running, "/metrics").text
+    )
 
 
 def test_the_description_has_every_endpoint_and_refers_to_what_is_there(described: Running) -> None:

@@ -102,7 +102,10 @@ def test_a_batch_from_its_upload_to_its_output(start: Start, tmp_path: Path) -> 
     assert error["response"]["body"]["error"]["param"] == "temperature"
     assert len({one["id"] for one in (*output, error)}) == 4
     # Metrics and log have the model's own name.
-    assert f'{{endpoint="{CHAT}",model="tiny",status="200"}} 3.0' in http.get(f"{running.url}/metrics").text
+    assert (
+        f'{{adapter="",endpoint="{CHAT}",model="tiny",status="200"}} 3.0'
+        in http.get(f"{running.url}/metrics").text
+    )
 
 
 def test_lists_in_pages_and_what_is_deleted_is_gone(start: Start, tmp_path: Path) -> None:

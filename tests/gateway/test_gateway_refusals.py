@@ -46,7 +46,7 @@ def test_numbers_that_no_engine_has_are_refused_by_name(refusing: Running, field
 def counted(running: Running) -> dict[tuple[str, str, str], int]:
     """By endpoint, model and status, without zeros."""
     page = http.get(f"{running.url}/metrics").text
-    pattern = r'requests_total{endpoint="(.*)",model="(.*)",status="(.*)"} ([0-9]+)'
+    pattern = r'requests_total{adapter="",endpoint="(.*)",model="(.*)",status="(.*)"} ([0-9]+)'
     return {found[:3]: int(found[3]) for found in re.findall(pattern, page) if found[3] != "0"}
 
 

@@ -259,7 +259,7 @@ def test_stop_with_the_same_id_ends_a_request(llm: TritonServer, status: Path, s
         ),
         (
             {"text_input": "a", "guided_decoding_guide_type": "yaml"},
-            "guided_decoding_guide_type = yaml: must be json, json_schema, regex or ebnf_grammar",
+            "guided_decoding_guide_type = yaml: must be json, json_schema, regex, ebnf_grammar or structural_tag",
         ),
         (
             {"text_input": "a", "guided_decoding_guide": "a"},
