@@ -257,11 +257,8 @@ class _Run:
     async def _open_loop(self, group: asyncio.TaskGroup, seed: int) -> None:
         arrivals = poisson(self._load.value, seed)
         while (conversation := self._next()) is not None:
-            due_s = (
-                (conversation.start_s or 0.0) / self._load.value
-                if self._load.kind == "trace"
-                else next(arrivals)
-            )
+            start_s = (conversation.start_s or 0.0) / self._load.value
+            due_s = start_s if self._load.kind == "trace" else next(arrivals)
             if self._over(due_s):
                 break
             # One that is late lets answers be read, too: however late all are, it ends.

@@ -1,4 +1,4 @@
-"""What the engine does where the processor has bf16 arithmetic or none, and no exact sums of 8-bit products."""
+"""The cpu engine on processors with and without bf16 arithmetic, and on those that sum 8-bit products inexactly."""
 
 from __future__ import annotations
 

@@ -356,7 +356,7 @@ def _part_feed_forward(model: ov.Model) -> None:
     """Compute gates, up and down by three products, by giving SiLU a factor of 1.
 
     OpenVINO's joint kernel for bf16 (LLMMLP) wants f16 weights: it keeps a converted copy of ours beside the one that
-    it packs, and is slower (2 cores with AMX, hidden size 1,024: 1.09 times as long for one token, 1.27 for 512).
+    it packs, and is slower for prompts. For steps of one token, measurements disagree.
     """
     for node in model.get_ops():
         if node.get_type_name() == "Swish" and node.get_input_size() == 1:
