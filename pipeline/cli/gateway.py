@@ -76,7 +76,7 @@ def command(
         drop_unwritable_output()
     if not start.recipes and start.sources.package is None:
         raise click.UsageError("name a RECIPE, or a folder with --package")
-    from pipeline.frontend.requirements import known_recipes, require_packages
+    from pipeline.frontend.serve import known_recipes, require_packages
 
     artifacts = Store.at(start.store)
     known = known_recipes(start, artifacts)

@@ -28,7 +28,7 @@ from markupsafe import Markup
 from pipeline.deploy.alerts import GATEWAY_JOB, TRITON_JOB, TimeScale, rules_file
 from pipeline.deploy.cluster import REDIS_PORT, Cluster, resource_name
 from pipeline.deploy.containers import NO_CPU_IMAGE, STOP_MARGIN_S, gateway_container, server_container
-from pipeline.deploy.dashboard import dashboard
+from pipeline.deploy.monitoring import dashboard
 from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import render, yaml_block, yaml_scalar
 from pipeline.errors import Fault, InvalidInput

@@ -9,23 +9,59 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pipeline.cache.encryption import KEY
 from pipeline.errors import Fault, InvalidInput, ServerError
-from pipeline.frontend.requirements import require_packages
-from pipeline.gateway.settings import GatewaySettings, GatewayStart, ListenSettings
+from pipeline.gateway.settings import TRACES_VARIABLES, GatewaySettings, GatewayStart, ListenSettings
 from pipeline.keeper import RestartPolicy
+from pipeline.machine.packages import Need, require
 from pipeline.plan.settings import PackageSettings
 from pipeline.private_files import owner_only
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
-from pipeline.serving.deployments import recipe_to_serve
+from pipeline.serving.deployments import find_deployment, recipe_to_serve
 from pipeline.serving.detach import DetachedSupervisor, start_detached
 from pipeline.serving.gateway_process import GatewayLaunch
 from pipeline.serving.launch import ServeOptions, traces_endpoint
 from pipeline.serving.ports import Ports
 from pipeline.serving.serve import serve, stop_on_signals
 from pipeline.settings import Settings
+from pipeline.stages.response_cache import needs_of_cache
 from pipeline.stages.served_package import ChosenPackage, choose_package
 from pipeline.store import Store
+from pipeline.triton.deployment import package_recipe
+from pipeline.triton.running import SUPERVISED
+
+
+def require_packages(recipes: Sequence[Recipe], store: Store, settings: GatewaySettings) -> None:
+    """Check that all packages are there which a gateway of these recipes needs.
+
+    Raises:
+        UserError: Some are missing; it names all of them.
+    """
+    needs = [Need("gateway", "the gateway")]
+    if settings.traces or any(map(os.environ.get, TRACES_VARIABLES)):
+        needs.append(Need("traces", "traces"))
+    if settings.limits_redis:
+        needs.append(Need("cache", "gateway.limits_redis", frozenset({"redis"})))
+        if os.environ.get(KEY) or any(recipe.cache.encryption for recipe in recipes):
+            needs.append(Need("cache", "encryption", frozenset({"cryptography"})))
+    needs += [need for recipe in recipes for need in needs_of_cache(recipe, store)]
+    require("the gateway", needs)
+
+
+def known_recipes(start: GatewayStart, store: Store) -> list[Recipe]:
+    """Find the recipes of a gateway, except those of deployments that it waits for."""
+    if not start.recipes and start.sources.package is not None:
+        return [package_recipe(start.sources.package, start.overrides)]
+    found = []
+    for name in start.recipes:
+        try:
+            found.append(find_deployment(name, start.overrides, store, states=SUPERVISED).recipe)
+        except InvalidInput:
+            if not start.sources.wait_s:
+                raise
+    return found
+
 
 # Command line of a process that gets a `ServeStart`: the number of its descriptor follows.
 _CHILD = (sys.executable, "-m", "pipeline.cli.main", "serve", "--detached")

@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.contracts.engine_memory import cpu_packs_twice
-from pipeline.contracts.rules import rule
 from pipeline.errors import UserError
 from pipeline.models.adapter import Adapter
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import ModelSpec, deployment_spec
 from pipeline.plan.memory.tensors import weight_bytes
 from pipeline.plan.model_facts import facts_from_sizes
-from pipeline.plan.plan import rank_exports
+from pipeline.plan.plan import TARGET
 from pipeline.plan.preflight.context import make_context
-from pipeline.plan.preflight.needs import build_memory_bytes, calibrated_weights, published_bytes
+from pipeline.plan.preflight.needs import build_bytes, build_memory_bytes, calibrated_weights
 from pipeline.recipe import Recipe
 
 _GIB = 2**30
@@ -76,18 +75,12 @@ def artifact_sizes(
         UserError: the sizes of a model are not known, or its weights cannot be counted.
     """
     spec = deployment_spec(recipe, sizes, ram_bytes=_ANY_MEMORY)
-    context = make_context(recipe, facts_from_sizes(sizes))
-    published = [published_bytes(model) for model in context.models]
-    if spec is None or None in published:
+    facts = facts_from_sizes(sizes)
+    context = make_context(recipe, {**facts, TARGET: replace(facts[TARGET], adapters=adapters or {})})
+    stored = {model.role: _stored(model) for model in spec.models} if spec is not None else {}
+    made = build_bytes(context, stored)
+    if not stored or made is None:
         raise UserError(f"{recipe.name}: the sizes of its models are not known here")
-    stored = {model.role: _stored(model) for model in spec.models}
-    copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
-    exports = 0
-    for model in context.models:
-        calibrated = model.format != "none"
-        count = copies["calibrated" if calibrated else "plain"]
-        count += max(0, len(rank_exports(recipe, model.role)) - 1) if calibrated else 0
-        exports += count * stored[model.role]
     weights = sum(stored.values())
     lora = sum(adapter.file_bytes for adapter in (adapters or {}).values())
     package = int((weights + lora) * _MARGIN) + SMALL_FILES
@@ -96,7 +89,7 @@ def artifact_sizes(
     return ArtifactSizes(
         weights=weights,
         package=package,
-        build=int((sum(filter(None, published)) + exports + lora) * _MARGIN) + package + SMALL_FILES,
+        build=int(made * _MARGIN) + package + SMALL_FILES,
         build_memory=max(build_memory_bytes(context), calibration) + _PROCESS,
     )
 

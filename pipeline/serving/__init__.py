@@ -9,7 +9,7 @@ settings         options of `pipeline serve` and `pipeline deploy`
 deployments      the recipe and the server that a name stands for
 announcement     the record of a deployment; control: commands to its supervisor; status: a look from outside
 monitor          whether a server that was ready still works, by probe and live
-preflight        faults of this machine; dry_run: the commands that `serve` would run
+dry_run          faults of this machine, and the commands that `serve` would run
 served           `pipeline serve` as a process of its own, for programs that measure or judge a deployment
 entrypoint       main program of our container; health: its probe; group: several machines as one server
 """

@@ -21,12 +21,12 @@ from pipeline.machine.host import mpi_slots
 from pipeline.plan.preflight import Finding, finding_lines
 from pipeline.process_state import exit_reason
 from pipeline.progress import Progress, Silent, Task
+from pipeline.serving.dry_run import check_container, check_local, refuse
 from pipeline.serving.launch import Launcher, ServeOptions
 from pipeline.serving.launch_docker import docker_launch
 from pipeline.serving.launch_gpu import CHECKED
 from pipeline.serving.log_files import LogLimit, log_folder, rotate
 from pipeline.serving.monitor import HealthMonitor
-from pipeline.serving.preflight import check_container, check_local, refuse
 from pipeline.serving.server import TritonServer, local_launcher
 from pipeline.store import FileHashes
 from pipeline.triton.deployment import ENTRY, Deployment

@@ -4,8 +4,8 @@
     resolved.identity                                           # what keys of artifacts are made from
 
 checkpoint.py resolves; selection.py says which files of a checkpoint are taken; hub.py is the client of the Hub, and
-hub_errors.py says what its errors mean; dataset.py does the same for calibration sets. Nothing is downloaded but
-answers of the Hub's API (and, by `resolve_dataset`, the files of a set). Written against huggingface_hub 1.33.
+dataset.py does the same for calibration sets. Nothing is downloaded but answers of the Hub's API (and, by
+`resolve_dataset`, the files of a set). Written against huggingface_hub 1.33.
 """
 
 from pipeline.sources.checkpoint import (

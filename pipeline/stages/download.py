@@ -27,8 +27,7 @@ from pipeline.plan.lint import lint_files, refuse_errors
 from pipeline.progress import Progress, Task
 from pipeline.reading import UnreadableFile
 from pipeline.sources.checkpoint import HubCheckpoint
-from pipeline.sources.hub import HubClient, RemoteFile
-from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, Stopped
+from pipeline.sources.hub import BrokenTransfer, HubClient, HubRetries, RemoteFile, Stopped
 from pipeline.sources.selection import select, shards
 from pipeline.store import files, human_bytes
 

@@ -21,7 +21,7 @@ from pipeline.machine.image_build import (
     new_conflicts,
     pip_files,
 )
-from pipeline.serving.preflight import modules_of
+from pipeline.serving.dry_run import modules_of
 from pipeline.triton.deployment import REPOSITORY
 
 ROOT = Path(__file__).resolve().parents[2]

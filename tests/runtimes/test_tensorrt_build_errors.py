@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.runtimes.tensorrt.executors.build_log import LogReader, build_errors, diagnose
+from pipeline.runtimes.tensorrt.executors.builder import LogReader, build_errors, diagnose
 
 _LINES = (Path(__file__).parent / "build_errors.txt").read_text(encoding="utf-8").splitlines()[1:]
 REPORTED = {line: name.strip() for name, _, line in (row.partition("| ") for row in _LINES)}

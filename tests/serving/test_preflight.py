@@ -15,10 +15,10 @@ from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLin
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.machine import release_of
 from pipeline.plan.preflight.needs import Where
+from pipeline.serving.dry_run import check_local, preflight, refuse
 from pipeline.serving.launch import Launch, ServeOptions
 from pipeline.serving.launch_gpu import CHECKED, plan_launch
 from pipeline.serving.ports import Ports
-from pipeline.serving.preflight import check_local, preflight, refuse
 from pipeline.triton.deployment import Deployment, LaunchSpec
 from tests.support.deployments import gpu_deployment
 

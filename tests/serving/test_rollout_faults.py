@@ -23,7 +23,7 @@ from pipeline.serving.announcement import Announcement
 from pipeline.serving.control import ControlServer, ask
 from pipeline.serving.launch import ServeOptions
 from pipeline.serving.ports import Ports
-from pipeline.serving.rollouts import Rollouts
+from pipeline.serving.serve import Rollouts
 from pipeline.serving.supervisor import Supervisor
 from pipeline.triton.running import RunningServer
 from tests.support.waiting import wait_for

@@ -31,7 +31,7 @@ import pytest
 from huggingface_hub import constants
 from safetensors.numpy import save
 
-from pipeline.sources import hub_errors
+from pipeline.sources import hub as client
 
 LARGE = (".safetensors", ".bin", ".gguf", ".model", ".onnx")  # kept in LFS, as the Hub does
 
@@ -382,5 +382,5 @@ def asked_hub(patch: pytest.MonkeyPatch, folder: Path, *, retries: int = 2) -> I
         patch.delenv("HF_TOKEN", raising=False)
         patch.delenv("HF_HUB_OFFLINE", raising=False)
         patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
-        patch.setattr(hub_errors, "DELAYS_S", (0.01,) * retries)
+        patch.setattr(client, "DELAYS_S", (0.01,) * retries)
         yield hub

@@ -19,11 +19,12 @@ from pipeline.contracts.rules import rule, rules
 from pipeline.errors import UserError
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.machine_facts import MachineFacts
-from pipeline.plan.memory.adapters import host_cache_bytes
+from pipeline.plan.memory.capacity import host_cache_bytes
 from pipeline.plan.memory.recipe_spec import adapter_demand
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import parameter_counts, published_bytes_by_format
 from pipeline.plan.model_facts import facts_from_sizes
+from pipeline.plan.plan import rank_exports
 from pipeline.plan.preflight.context import Context, Objection, RecipeModel, make_context
 from pipeline.recipe import CpuRuntime, Recipe
 from pipeline.recipe.sections import RecipeValues
@@ -195,18 +196,24 @@ def weight_bytes(recipe: Recipe, sizes: Mapping[str, ModelSizes]) -> int:
     return total
 
 
-def build_bytes(context: Context) -> int | None:
+def build_bytes(context: Context, planned: Mapping[str, int] | None = None) -> int | None:
     """Sum the bytes of disk of all artifacts of a build; None if nothing is known of one of the models.
 
     Adapters count as far as they are here: as they are fetched, and in the package.
+
+    Args:
+        planned: Role -> bytes of the model in the recipe's format, where the memory plan has counted them by tensor.
     """
     copies: Mapping[str, int] = rule("host.disk").facts["copies"][context.kind]
     total = 2 * sum(adapter.file_bytes for adapter in context.target.facts.adapters.values())
     for model in context.models:
-        fetched, stored = published_bytes(model), stored_bytes(model)
+        fetched, stored = published_bytes(model), (planned or {}).get(model.role) or stored_bytes(model)
         if fetched is None or stored is None:
             return None
-        total += fetched + stored * (copies["calibrated"] if model.format != "none" else copies["plain"])
+        count = copies["plain" if model.format == "none" else "calibrated"]
+        # A calibrated model is exported once for each number of ranks.
+        again = len(rank_exports(context.recipe, model.role)) - 1 if model.format != "none" else 0
+        total += fetched + stored * (count + max(0, again))
     return total
 
 

@@ -25,7 +25,7 @@ from pipeline.models import CheckpointQuantization, Format, TensorFiles
 from pipeline.models.adapter import Adapter
 from pipeline.models.published import read_published
 from pipeline.models.sizes import ModelSizes
-from pipeline.plan.memory.adapters import lora_targets
+from pipeline.plan.memory.capacity import lora_targets
 from pipeline.plan.memory.recipe_spec import adapter_demand
 from pipeline.plan.parallelism import parallelism
 from pipeline.plan.plan import TARGET

@@ -8,7 +8,7 @@ from pipeline.contracts.models import known_model
 from pipeline.models.adapter import Adapter, AdapterModule
 from pipeline.models.sizes import ModelSizes
 from pipeline.plan.memory import MemoryPlan, deployment_spec, plan_memory
-from pipeline.plan.memory.adapters import cache_bytes, host_cache_bytes, lora_targets
+from pipeline.plan.memory.capacity import cache_bytes, host_cache_bytes, lora_targets
 from pipeline.plan.memory.spec import AdapterDemand, ModelSpec
 from pipeline.plan.parallelism import Parallelism
 from pipeline.recipe import Recipe

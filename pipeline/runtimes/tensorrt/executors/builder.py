@@ -6,6 +6,13 @@ The timing cache holds TensorRT's measurements of kernels, which save most of a 
 new cache appears in the store by one rename, so any number of builders may share it; the last one wins, and what it
 lacks of another's is measured again. No build fails because of it. What upstream does with a broken cache is in
 `pipeline/contracts/data/build_errors.yaml`.
+
+Warnings of the builder matter because it changes settings without failing, and says so in them only. Patterns and known
+failures are data (`data/build_log.yaml`, `data/build_errors.yaml`, each with its source). Causes are likely, not
+certain: the last lines are always shown beside them.
+
+>>> [error.id for error in diagnose(["[TRT] [E] Error Code 2: OutOfMemory (no further information)"], exit_code=1)]
+['gpu_memory']
 """
 
 from __future__ import annotations
@@ -13,14 +20,17 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
+from pipeline.contracts import read_facts
 from pipeline.errors import StageError, StoreError, UserError
 from pipeline.machine.gpus import read_gpus, visible
 from pipeline.machine.programs import tensorrt_llm_of
@@ -32,9 +42,109 @@ from pipeline.runtimes.tensorrt.executors.base import (
     BuildJob,
     BuildLog,
 )
-from pipeline.runtimes.tensorrt.executors.build_log import BuildError, LogReader, diagnose
 from pipeline.runtimes.tensorrt.executors.process import BuilderProcess, held_log, run
 from pipeline.store import files, human_bytes
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Takes the output line by line.
+
+    >>> reader = LogReader()
+    >>> reader.feed("[10/12/2024-15:46:23] [TRT-LLM] [I] Serializing engine to /o/rank1.engine...")
+    'writing rank 1'
+    >>> reader.feed("[10/12/2024-15:46:23] [TRT-LLM] [W] Overriding paged_state to False")
+    >>> reader.warnings
+    ['Overriding paged_state to False']
+    """
+
+    engines: int = 0  # ranks that are written
+    peak_memory_mib: float | None = None  # of host memory, the largest that it reported
+    warnings: list[str] = field(default_factory=list)  # each once
+
+    def feed(self, line: str) -> str | None:
+        """Take a line, and return what it says about progress, if anything."""
+        patterns = _patterns()
+        prefixed = patterns.prefix.match(line)
+        text = prefixed["text"] if prefixed else line
+        if prefixed and prefixed["severity"] == patterns.warning and text not in self.warnings:
+            self.warnings.append(text)
+        if patterns.engine_done.search(text):
+            self.engines += 1
+        elif found := patterns.peak_memory.search(text):
+            self.peak_memory_mib = max(self.peak_memory_mib or 0.0, float(found[1]) + float(found[2]))
+        for pattern, said in patterns.phases:
+            if found := pattern.search(text):
+                return said.format(*found.groups())
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    prefix: re.Pattern[str]
+    warning: str
+    phases: tuple[tuple[re.Pattern[str], str], ...]
+    engine_done: re.Pattern[str]
+    peak_memory: re.Pattern[str]
+
+
+@cache
+def _patterns() -> _Patterns:
+    data = read_facts("build_log.yaml")
+    single = {name: re.compile(data[name]["pattern"]) for name in ("engine_done", "peak_memory")}
+    return _Patterns(
+        prefix=re.compile(data["prefix"]["pattern"]),
+        warning=data["prefix"]["warning"],
+        phases=tuple((re.compile(phase["pattern"]), phase["text"]) for phase in data["phases"]),
+        **single,
+    )
+
+
+_SHOWN = 3  # causes; more would help nobody
+
+
+@dataclass(frozen=True, slots=True)
+class BuildError:
+    """One known failure of trtllm-build."""
+
+    id: str
+    patterns: tuple[re.Pattern[str], ...]
+    exit_codes: frozenset[int]  # that say it without a word
+    cause: str
+    fix: str
+    drops_timing_cache: bool  # whether a build without the kept cache may go well
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.fix}"
+
+
+def diagnose(lines: Iterable[str], exit_code: int) -> tuple[BuildError, ...]:
+    """Find known failures in the lines of a builder that failed, at most three; a killed one ends with 128 + signal."""
+    found: dict[str, BuildError] = {}
+    said = [line.strip() for line in lines]
+    for error in build_errors():
+        if any(pattern.search(line) for pattern in error.patterns for line in said):
+            found[error.id] = error
+    if not found:  # a worker that is killed makes its parent fail with a text of its own
+        found = {error.id: error for error in build_errors() if exit_code in error.exit_codes}
+    return tuple(found.values())[:_SHOWN]
+
+
+@cache
+def build_errors() -> tuple[BuildError, ...]:
+    """List all known failures, the likeliest cause first."""
+    return tuple(
+        BuildError(
+            id=entry["id"],
+            patterns=tuple(re.compile(pattern) for pattern in entry["patterns"]),
+            exit_codes=frozenset(entry.get("exit", ())),
+            cause=entry["cause"],
+            fix=entry["fix"],
+            drops_timing_cache=entry.get("drops_timing_cache", False),
+        )
+        for entry in read_facts("build_errors.yaml")["errors"]
+    )
+
 
 _TAIL = 20  # lines that a failure shows
 _KEPT = 4000  # lines that are searched for known errors

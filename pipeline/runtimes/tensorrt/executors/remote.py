@@ -21,8 +21,7 @@ from pipeline.errors import UserError
 from pipeline.machine.elsewhere import HandoverScript, adopt_commands, copy_result, require_result
 from pipeline.progress import Progress
 from pipeline.runtimes.tensorrt.executors.base import BuildJob, BuildLog, BuiltElsewhere
-from pipeline.runtimes.tensorrt.executors.build_log import LogReader
-from pipeline.runtimes.tensorrt.executors.builder import check_space
+from pipeline.runtimes.tensorrt.executors.builder import LogReader, check_space
 from pipeline.runtimes.tensorrt.executors.docker import CHECKPOINT, WORK
 from pipeline.runtimes.tensorrt.executors.docker import ENGINE as ENGINE_MOUNT
 from pipeline.store import files, human_bytes
