@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pipeline.doctor.report import Check, Section, State, Text
 from pipeline.doctor.verdicts import DoctorFacts
 from pipeline.extras import install_line
-from pipeline.machine.gpus import GpuSeen, Topology
+from pipeline.machine.gpus import Topology
 from pipeline.machine.host import Disk
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.network import Hub, Listener
 from pipeline.machine.packages import Extra, PythonFacts, version_of
-from pipeline.plan.machine_facts import contract_name
+from pipeline.plan.machine_facts import GpuFacts, contract_name
 from pipeline.serving.launch_embedded import WHEEL
 from pipeline.store import human_bytes
 
@@ -97,8 +97,8 @@ def _gpus(found: Inventory) -> Iterator[Check]:
         yield _links(found.topology, found)
 
 
-def _gpu(gpu: GpuSeen) -> str:
-    known = contract_name(gpu.facts())
+def _gpu(gpu: GpuFacts) -> str:
+    known = contract_name(gpu)
     name = f"{gpu.name}, in recipes {known}" if known else f"{gpu.name}, of which nothing is known"
     memory = f"{gpu.free_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB free"
     return f"{name}; compute capability {gpu.capability}; {memory}"

@@ -61,7 +61,7 @@ class DoctorFacts:
             return None
         mpirun = {"mpirun"} if here.mpi is not None and not here.mpi.problem else set[str]()
         server = {here.triton.path} if here.triton.path is not None else set[str]()
-        return replace(here.software.facts(), programs=frozenset(mpirun | server))
+        return replace(here.software, programs=frozenset(mpirun | server))
 
 
 def judge(name: str, recipe: Recipe, of_recipe: tuple[Finding, ...], found: DoctorFacts) -> Verdict:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.errors import ServerError
 from pipeline.machine.probe import run_command
+from pipeline.plan.machine_facts import DockerFacts
 from pipeline.progress import Progress
 
 _DEADLINE_S = 30.0
@@ -24,43 +25,30 @@ _HOOK = "nvidia-container-runtime-hook"  # `--gpus` needs no more than this besi
 _CDI = ("etc/cdi", "var/run/cdi")  # specifications of devices
 
 
-@dataclass(frozen=True, slots=True)
-class Docker:
-    """Docker of this machine."""
-
-    version: str | None  # of the daemon; None: it does not answer
-    problem: str = ""  # why not
-    fix: str = ""
-    gpu_runtime: bool | None = None  # whether containers may be given GPUs; None: unknown
-    gpu_how: str = ""  # "nvidia runtime" | "CDI" | "nvidia hook"
-    rootless: bool = False
-    folder: str | None = None  # where the daemon keeps images
-
-
-def read_docker(deadline_s: float = _DEADLINE_S, docker: str = "docker", root: Path = Path("/")) -> Docker:
+def read_docker(
+    deadline_s: float = _DEADLINE_S, docker: str = "docker", root: Path = Path("/")
+) -> DockerFacts:
     """Read the Docker of this machine; `root` holds etc/ and var/."""
     if shutil.which(docker) is None:
-        return Docker(
-            None, f"there is no {docker} on PATH", "install Docker and the NVIDIA Container Toolkit"
-        )
+        problem, fix = f"there is no {docker} on PATH", "install Docker and the NVIDIA Container Toolkit"
+        return DockerFacts(None, problem=problem, fix=fix)
     output = run_command([docker, "info", "--format", "{{json .}}"], deadline_s)
     if output.problem:
-        return Docker(None, output.problem, _advice(output.problem))
+        return DockerFacts(None, problem=output.problem, fix=_advice(output.problem))
     return _parse(json.loads(output.text), root)
 
 
-def _parse(info: dict[str, Any], root: Path) -> Docker:
+def _parse(info: dict[str, Any], root: Path) -> DockerFacts:
     """Parse `docker info` (Docker 20.10 to 29), which an older client prints even though no daemon answers."""
     if "host" in info and "ServerVersion" not in info:
-        return Docker(
-            None, "docker is Podman here, whose containers are given GPUs in another way", "install Docker"
-        )
+        problem = "docker is Podman here, whose containers are given GPUs in another way"
+        return DockerFacts(None, problem=problem, fix="install Docker")
     errors = info.get("ServerErrors") or []
     if errors or not info.get("ServerVersion"):
         problem = f"docker failed: {' '.join(errors) or 'no daemon answers'}"
-        return Docker(None, problem, _advice(problem))
+        return DockerFacts(None, problem=problem, fix=_advice(problem))
     how = _gpu_way(info, root)
-    return Docker(
+    return DockerFacts(
         version=info["ServerVersion"],
         gpu_runtime=bool(how),
         gpu_how=how,

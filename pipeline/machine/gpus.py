@@ -33,32 +33,10 @@ _NO_PROGRAM = "there is no nvidia-smi: no driver, or a container that was starte
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSeen:
-    """One GPU."""
-
-    index: int
-    uuid: str
-    name: str  # "NVIDIA H100 80GB HBM3"
-    sm: int  # 90 for compute capability 9.0
-    memory_mib: int
-    free_mib: int
-    driver: str  # "590.44.01"
-
-    def facts(self) -> GpuFacts:
-        """Facts that rules judge."""
-        return GpuFacts(self.index, self.name, self.sm, self.memory_mib, self.free_mib, self.driver)
-
-    @property
-    def capability(self) -> str:
-        """Compute capability, such as "9.0"."""
-        return f"{self.sm // 10}.{self.sm % 10}"
-
-
-@dataclass(frozen=True, slots=True)
 class GpuSurvey:
     """All GPUs of the machine, and where the answer comes from."""
 
-    gpus: tuple[GpuSeen, ...]
+    gpus: tuple[GpuFacts, ...]
     problem: str  # why there are none to see; empty if there are
     source: str  # "NVML" | "nvidia-smi" | "" where neither answers
     cuda: str | None = None  # newest CUDA that the driver supports: "13.0"; only NVML tells
@@ -72,7 +50,7 @@ def survey_gpus(deadline_s: float = _DEADLINE_S) -> GpuSurvey:
     said = ask_nvml(deadline_s)
     if not said.problem:
         answer = json.loads(said.text)
-        gpus = tuple(GpuSeen(driver=answer["driver"], **entry) for entry in answer["gpus"])
+        gpus = tuple(GpuFacts(driver=answer["driver"], **entry) for entry in answer["gpus"])
         return GpuSurvey(gpus, "" if gpus else "NVML lists no GPU", "NVML", answer["cuda"])
     if said.late:
         return GpuSurvey((), f"the driver does not answer within {deadline_s:g} s", "", late=True)
@@ -89,7 +67,7 @@ def ask_nvml(deadline_s: float) -> CommandOutput:
     return replace(said, problem=said.problem.rpartition("failed: ")[2])
 
 
-def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuSeen, ...], str]:
+def read_gpus(deadline_s: float = _DEADLINE_S) -> tuple[tuple[GpuFacts, ...], str]:
     """List all GPUs of the machine by nvidia-smi, and the reason if there are none to see."""
     survey = _by_nvidia_smi(deadline_s)
     return survey.gpus, survey.problem
@@ -109,15 +87,15 @@ def _by_nvidia_smi(deadline_s: float) -> GpuSurvey:
     return GpuSurvey(gpus, "", "nvidia-smi") if gpus else GpuSurvey((), "nvidia-smi lists no GPU", "")
 
 
-def _gpu(row: list[str]) -> GpuSeen:
+def _gpu(row: list[str]) -> GpuFacts:
     index, uuid, name, capability, total, free, driver = (field.strip() for field in row)
     major, _, minor = capability.partition(".")
-    return GpuSeen(int(index), uuid, name, int(major) * 10 + int(minor), int(total), int(free), driver)
+    return GpuFacts(int(index), name, int(major) * 10 + int(minor), int(total), int(free), driver, uuid)
 
 
 def visible(
-    gpus: tuple[GpuSeen, ...], devices: tuple[int, ...], environment: Mapping[str, str]
-) -> tuple[GpuSeen, ...]:
+    gpus: tuple[GpuFacts, ...], devices: tuple[int, ...], environment: Mapping[str, str]
+) -> tuple[GpuFacts, ...]:
     """Select the GPUs that a process sees: the given devices, or those that CUDA_VISIBLE_DEVICES leaves."""
     if devices:
         return tuple(gpu for gpu in gpus if gpu.index in devices)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServerError
-from pipeline.machine.docker import Docker, read_docker
+from pipeline.machine.docker import read_docker
 from pipeline.machine.gpus import GpuSurvey, Topology, read_topology, survey_gpus, visible
 from pipeline.machine.host import (
     Disk,
@@ -36,14 +36,13 @@ from pipeline.machine.probe import Late, at_once
 from pipeline.machine.programs import (
     EngineBuilder,
     Mpi,
-    Software,
     TritonProgram,
     read_builder,
     read_mpi,
     read_triton,
     software_here,
 )
-from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, MachineFacts
+from pipeline.plan.machine_facts import DiskFacts, DockerFacts, MachineFacts, SoftwareFacts
 
 DEADLINE_S = 2.0
 MARGIN = 0.8  # of the deadline that a program is given, so that its own reason is heard
@@ -61,10 +60,10 @@ class Inventory:
     store: Disk | None = None
     temporary: Disk | None = None
     shm_bytes: int | None = None
-    docker: Docker | None = None
+    docker: DockerFacts | None = None
     mpi: Mpi | None = None
     triton: TritonProgram | None = None
-    software: Software | None = None  # of the Python on PATH
+    software: SoftwareFacts | None = None  # of the Python on PATH
     builder: EngineBuilder | None = None
     hub: Hub | None = None
     listeners: Mapping[int, Listener] | None = None  # port -> who listens there
@@ -73,7 +72,7 @@ class Inventory:
     def facts(self, devices: tuple[int, ...] = ()) -> MachineFacts:
         """Facts that rules judge. `devices`: GPUs that may be used; empty for all that CUDA_VISIBLE_DEVICES leaves."""
         return MachineFacts(
-            gpus=self._gpus(devices),
+            gpus=visible(self.gpus.gpus, devices, os.environ) if self.gpus else None,
             gpu_problem=self.gpus.problem if self.gpus else "",
             links=self.topology.facts() if self.topology and not self.topology.problem else None,
             store=_disk_facts(self.store),
@@ -88,14 +87,9 @@ class Inventory:
             mpi_slots=self.processors.cores if self.processors else None,
             is_root=os.geteuid() == 0,
             taken_ports=frozenset(self.listeners) if self.listeners is not None else None,
-            docker=_docker_facts(self.docker),
+            docker=self.docker,
             hub=self.hub.repositories if self.hub else {},
         )
-
-    def _gpus(self, devices: tuple[int, ...]) -> tuple[GpuFacts, ...] | None:
-        if self.gpus is None:
-            return None
-        return tuple(gpu.facts() for gpu in visible(self.gpus.gpus, devices, os.environ))
 
 
 def take(
@@ -139,7 +133,7 @@ def take(
     return Inventory(**{name: answer for name, answer in answers.items() if name not in late}, late=late)
 
 
-def _software(deadline_s: float) -> Software | Late:
+def _software(deadline_s: float) -> SoftwareFacts | Late:
     try:
         return software_here(deadline_s=deadline_s)
     except ServerError as error:
@@ -148,9 +142,3 @@ def _software(deadline_s: float) -> Software | Late:
 
 def _disk_facts(disk: Disk | None) -> DiskFacts | None:
     return None if disk is None or disk.problem else DiskFacts(disk.folder, disk.device, disk.free_bytes)
-
-
-def _docker_facts(docker: Docker | None) -> DockerFacts | None:
-    if docker is None:
-        return None
-    return DockerFacts(docker.version, docker.gpu_runtime, docker.problem, docker.fix)

@@ -2,7 +2,7 @@
 
 Of the Hub, only heads of answers are asked for, and the token is never shown. The rules are huggingface_hub's
 (HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN, HF_HOME), without its import, which takes longer than all else that is looked
-at. Ports are those of /proc/net/tcp, as `ss -ltnp` reads it.
+at.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
+
+import psutil
 
 from pipeline import __version__
 from pipeline.machine.probe import Late, at_once
@@ -134,10 +137,6 @@ def _token(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
     return (str(file), token) if token else (None, None)
 
 
-_ROOT = Path("/")
-_LISTENING = "0A"
-
-
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A socket that listens."""
@@ -147,52 +146,15 @@ class Listener:
     program: str | None
 
 
-def listeners(ports: Sequence[int], root: Path = _ROOT) -> dict[int, Listener]:
-    """Map each taken port to its listener, on any address; `root` holds proc/."""
-    sockets = dict(_listening(root, set(ports)))  # inode -> port
-    taken = {port: Listener(port, None, None) for port in sockets.values()}
-    if sockets:
-        for inode, pid in _holders(root, set(sockets)):
-            taken[sockets[inode]] = Listener(sockets[inode], pid, _program(root, pid))
+def listeners(ports: Sequence[int]) -> dict[int, Listener]:
+    """Map each taken port to its listener, on any address; none where the kernel has no tables of them."""
+    taken, connections = dict[int, Listener](), list[Any]()
+    with suppress(OSError):
+        connections = psutil.net_connections("tcp")
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and (port := connection.laddr.port) in ports:
+            with suppress(psutil.NoSuchProcess):  # ended by now
+                program = psutil.Process(connection.pid).name() if connection.pid is not None else None
+                if port not in taken or program is not None:
+                    taken[port] = Listener(port, connection.pid, program)
     return dict(sorted(taken.items()))
-
-
-def _listening(root: Path, ports: set[int]) -> Iterator[tuple[str, int]]:
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = (root / "proc/net" / name).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue  # a kernel without IPv6
-        for line in lines:
-            cells = line.split()
-            port = int(cells[1].rpartition(":")[2], 16)
-            if cells[3] == _LISTENING and port in ports:
-                yield cells[9], port
-
-
-def _holders(root: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:
-    """Yield the processes that have one of the sockets open, as far as this user may see."""
-    wanted = {f"socket:[{inode}]": inode for inode in inodes}
-    for process in (root / "proc").iterdir():
-        if process.name.isdigit():
-            for link in _links(process / "fd"):
-                if link in wanted:
-                    yield wanted[link], int(process.name)
-
-
-def _links(folder: Path) -> Iterator[str]:
-    """Yield the targets of a process's descriptors; none for another user's process."""
-    try:
-        descriptors = os.listdir(folder)
-    except OSError:
-        return
-    for descriptor in descriptors:
-        with suppress(OSError):  # closed by now
-            yield os.readlink(folder / descriptor)
-
-
-def _program(root: Path, pid: int) -> str | None:
-    try:
-        return (root / f"proc/{pid}/comm").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None

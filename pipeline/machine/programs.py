@@ -131,25 +131,9 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Software:
-    """Software of a Python environment that serves."""
-
-    tensorrt_llm: str | None
-    tensorrt: str | None
-    release: str | None  # of the Triton container, by its NVIDIA_TRITON_SERVER_VERSION: "26.07"
-    missing: tuple[str, ...] = ()  # modules that the models import and that are not there
-    programs: frozenset[str] | None = None  # programs that were asked for and are there; None: unknown
-    own: bool = False  # whether it is this machine's own, whose limits then count, too
-
-    def facts(self) -> SoftwareFacts:
-        """Facts that rules judge."""
-        return SoftwareFacts(self.tensorrt_llm, self.tensorrt, self.release, self.missing, self.programs)
-
-
 def software_here(
     programs: Sequence[str] = (), modules: Sequence[str] = (), deadline_s: float = _SOFTWARE_DEADLINE_S
-) -> Software:
+) -> SoftwareFacts:
     """Read the software of this machine, or of the container that this runs in.
 
     Raises:
@@ -160,7 +144,7 @@ def software_here(
     return replace(_answer([python], modules, deadline_s), programs=there, own=True)
 
 
-def software_of_image(reference: str, modules: Sequence[str]) -> Software:
+def software_of_image(reference: str, modules: Sequence[str]) -> SoftwareFacts:
     """Read the software of a local image: a container of it runs for some seconds, without a GPU or a network.
 
     Raises:
@@ -170,9 +154,9 @@ def software_of_image(reference: str, modules: Sequence[str]) -> Software:
     return _answer(run, modules, _SOFTWARE_DEADLINE_S)
 
 
-def _answer(python: list[str], modules: Sequence[str], deadline_s: float) -> Software:
+def _answer(python: list[str], modules: Sequence[str], deadline_s: float) -> SoftwareFacts:
     said = run_command([*python, "-c", _QUESTION, *modules], deadline_s)
     if said.problem:
         raise ServerError(f"{' '.join(python)} does not answer: {said.problem}")
     answer = json.loads(said.lines[-1])
-    return Software(**{**answer, "missing": tuple(answer["missing"])})
+    return SoftwareFacts(**{**answer, "missing": tuple(answer["missing"])})

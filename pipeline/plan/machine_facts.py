@@ -29,6 +29,12 @@ class GpuFacts:
     memory_mib: int
     free_mib: int
     driver: str  # "590.44.01"
+    uuid: str = ""
+
+    @property
+    def capability(self) -> str:
+        """Compute capability, such as "9.0"."""
+        return f"{self.sm // 10}.{self.sm % 10}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +59,13 @@ class DiskFacts:
 class DockerFacts:
     """The container engine, if there is one that answers."""
 
-    version: str | None  # of the server; None: it does not answer
-    gpu_runtime: bool | None = None  # containers may be given GPUs (nvidia runtime or CDI)
+    version: str | None  # of the daemon; None: it does not answer
+    gpu_runtime: bool | None = None  # whether containers may be given GPUs; None: unknown
     problem: str = ""  # why it does not answer
     fix: str = ""  # what would help
+    gpu_how: str = ""  # "nvidia runtime" | "CDI" | "nvidia hook"
+    rootless: bool = False
+    folder: str | None = None  # where the daemon keeps images
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +74,10 @@ class SoftwareFacts:
 
     tensorrt_llm: str | None = None  # None: not installed
     tensorrt: str | None = None
-    container: str | None = None  # release of the Triton container: "26.07"
+    release: str | None = None  # of the Triton container, by its NVIDIA_TRITON_SERVER_VERSION: "26.07"
     missing: tuple[str, ...] = ()  # modules that the models import and that are not there
-    programs: frozenset[str] | None = None  # that a launch runs, and that are there
+    programs: frozenset[str] | None = None  # that a launch runs, and that are there; None: unknown
+    own: bool = False  # whether it is this machine's own, whose limits then count, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from pipeline.errors import Fault, InvalidInput, ServerError
 from pipeline.machine.docker import Image, find_image
 from pipeline.machine.host import mpi_slots
 from pipeline.machine.inventory import take
-from pipeline.machine.programs import Software, software_here, software_of_image
-from pipeline.plan.machine_facts import MachineFacts
+from pipeline.machine.programs import software_here, software_of_image
+from pipeline.plan.machine_facts import MachineFacts, SoftwareFacts
 from pipeline.plan.preflight import Finding, MachineNeeds, ServingNeeds, allow, machine_findings
 from pipeline.plan.preflight.needs import Where
 from pipeline.serving.launch import Launch, ServeOptions, Start
@@ -39,7 +39,7 @@ def preflight(
     deployment: Deployment,
     plan: Launch | None,
     here: MachineFacts,
-    software: Software | None = None,
+    software: SoftwareFacts | None = None,
     where: Where = "local",
     served: Sequence[str] = ("RECIPE",),
     machines: int = 1,
@@ -54,7 +54,7 @@ def preflight(
         served: Arguments of `pipeline serve` that name the package: a recipe, or --package and its folder.
         machines: Number of machines that share the ranks.
     """
-    facts = replace(here, software=software.facts()) if software is not None else here
+    facts = replace(here, software=software) if software is not None else here
     recipe = ("RECIPE",) if served[0] == "--package" else served
     needs = replace(
         needs_of(deployment, plan, where, machines),

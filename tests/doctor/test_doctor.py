@@ -10,13 +10,13 @@ import pytest
 from pipeline.doctor.report import Text, Verdict
 from pipeline.doctor.sections import sections
 from pipeline.doctor.verdicts import DoctorFacts, judge
-from pipeline.machine.docker import Docker
 from pipeline.machine.gpus import GpuSurvey
 from pipeline.machine.host import Memory
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.network import Hub, Listener
 from pipeline.machine.packages import Extra, Package, read_python
-from pipeline.machine.programs import EngineBuilder, Software, TritonProgram
+from pipeline.machine.programs import EngineBuilder, TritonProgram
+from pipeline.plan.machine_facts import DockerFacts, SoftwareFacts
 from pipeline.plan.preflight import findings
 from pipeline.recipe import load_recipe
 from tests.support.machines import DISK, GIB, H100, h100s
@@ -64,9 +64,9 @@ def test_a_host_with_docker_and_the_gpu_builds_and_deploys_in_containers() -> No
 def test_inside_the_container_no_docker_is_needed() -> None:
     inside = replace(
         h100s(1),
-        docker=Docker(None, "there is no docker on PATH", "install Docker"),
+        docker=DockerFacts(None, problem="there is no docker on PATH", fix="install Docker"),
         triton=TritonProgram("/opt/tritonserver/bin/tritonserver", "26.07", "2.60.0"),
-        software=Software("1.2.1", "10.14.1.48", "26.07"),
+        software=SoftwareFacts("1.2.1", "10.14.1.48", "26.07"),
         builder=EngineBuilder("/usr/local/bin/trtllm-build", "1.2.1"),
     )
     said = verdict("llama-3.1-8b-fp8", inside)
@@ -123,7 +123,8 @@ def test_memory_to_calibrate_stops_the_build_alone() -> None:
 
 
 def test_docker_without_gpus_or_without_a_daemon() -> None:
-    for docker in (Docker("28.3.2", gpu_runtime=False), Docker(None, "docker does not answer within 2 s")):
+    late = DockerFacts(None, problem="docker does not answer within 2 s")
+    for docker in (DockerFacts("28.3.2", gpu_runtime=False), late):
         said = verdict("llama-3.1-8b-fp8", replace(h100s(1), docker=docker))
         assert "host.docker" in obstacles(said)["docker"]
         assert ("trtllm-build" in obstacles(said)["build"]) is bool(docker.problem)
@@ -132,7 +133,9 @@ def test_docker_without_gpus_or_without_a_daemon() -> None:
 
 def test_a_builder_of_another_version_does_not_count() -> None:
     other = replace(
-        h100s(1), docker=Docker(None, "no daemon"), builder=EngineBuilder("/usr/bin/trtllm-build", "1.0.0")
+        h100s(1),
+        docker=DockerFacts(None, problem="no daemon"),
+        builder=EngineBuilder("/usr/bin/trtllm-build", "1.0.0"),
     )
     assert "trtllm-build" in obstacles(verdict("llama-3.1-8b-fp8", other))["build"]
     assert "trtllm-build" not in obstacles(verdict("llama-3.1-8b-eagle3", other))["build"]
@@ -233,7 +236,7 @@ def test_lines_that_ask_for_something() -> None:
         shm_bytes=64 << 20,
         store=replace(DISK, writable=False),
         temporary=replace(DISK, free_files=0),
-        docker=Docker("28.3.2", gpu_runtime=False),
+        docker=DockerFacts("28.3.2", gpu_runtime=False),
         hub=Hub("https://hub", offline=False, token=None, clock_ahead_s=-300.0, repositories={"a/b": 403}),
         listeners={8001: Listener(8001, 77, "tritonserver"), 8080: Listener(8080, None, None)},
     )

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.machine import gpus as module
-from pipeline.machine.gpus import GpuSeen, Link, parse, read_gpus, read_topology, survey_gpus, visible
+from pipeline.machine.gpus import Link, parse, read_gpus, read_topology, survey_gpus, visible
 from pipeline.machine.nvml import survey
 from pipeline.machine.probe import CommandOutput
-from pipeline.plan.machine_facts import GpuLink
+from pipeline.plan.machine_facts import GpuFacts, GpuLink
 from tests.support.machines import HANGS, line, put_nvidia_smi, put_tool
 
 # As drivers 525 to 590 print it: tabs between columns, the heading underlined, network cards beside the GPUs.
@@ -91,7 +91,7 @@ def test_nvml_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(module, "ask_nvml", lambda _: CommandOutput(said))
     found = survey_gpus(5)
-    assert found.gpus == (GpuSeen(0, "GPU-0", "NVIDIA H200", 90, 143771, 143000, "590.44.01"),)
+    assert found.gpus == (GpuFacts(0, "NVIDIA H200", 90, 143771, 143000, "590.44.01", "GPU-0"),)
     assert (found.source, found.cuda, found.problem) == ("NVML", "13.1", "")
 
 
@@ -145,7 +145,7 @@ def test_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     seen, problem = read_gpus()
     assert problem == ""
-    assert seen[0] == GpuSeen(0, "GPU-0abc", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+    assert seen[0] == GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01", "GPU-0abc")
     assert seen[1].sm == 89
     assert [gpu.index for gpu in visible(seen, (1,), {})] == [1]
     assert [gpu.index for gpu in visible(seen, (), {"CUDA_VISIBLE_DEVICES": "0"})] == [0]

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 import pytest
 
 from pipeline.machine.network import Hub, Listener, listeners, read_hub
@@ -26,7 +27,7 @@ def test_a_port_and_its_holder() -> None:
     assert listeners([port]) == {}
 
 
-def test_recorded_tables(tmp_path: Path) -> None:
+def test_recorded_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heading = (
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     )
@@ -48,15 +49,19 @@ def test_recorded_tables(tmp_path: Path) -> None:
     (process / "fd").mkdir(parents=True)
     (process / "fd/3").symlink_to("socket:[4003]")
     (process / "fd/4").symlink_to("/dev/null")
-    (process / "comm").write_text("tritonserver\n")
-    assert listeners([8000, 8001, 8002, 8080], tmp_path) == {
+    (process / "stat").write_text(f"77 (tritonserver) {' '.join(['0'] * 50)}\n")
+    (process / "cmdline").write_text("tritonserver")
+    (tmp_path / "proc/stat").write_text("btime 1700000000\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
+    assert listeners([8000, 8001, 8002, 8080]) == {
         8000: Listener(8000, None, None),
         8002: Listener(8002, 77, "tritonserver"),
     }
 
 
-def test_a_kernel_without_tables(tmp_path: Path) -> None:
-    assert listeners([8000], tmp_path) == {}
+def test_a_kernel_without_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert listeners([8000]) == {}
 
 
 class _Hub(BaseHTTPRequestHandler):

@@ -10,8 +10,15 @@ import pytest
 
 from pipeline.contracts.gpus import gpus
 from pipeline.errors import InvalidInput
-from pipeline.machine.programs import Software
-from pipeline.plan.machine_facts import DiskFacts, DockerFacts, GpuFacts, GpuLink, MachineFacts, contract_name
+from pipeline.plan.machine_facts import (
+    DiskFacts,
+    DockerFacts,
+    GpuFacts,
+    GpuLink,
+    MachineFacts,
+    SoftwareFacts,
+    contract_name,
+)
 from pipeline.plan.preflight import Finding, allow
 from pipeline.plan.preflight.machine import release_of
 from pipeline.plan.preflight.needs import Where
@@ -27,7 +34,7 @@ H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
 TWO = LaunchSpec(mode="leader", world_size=2, engine_models=("tensorrt_llm",), weights_gib=70)
 DEPLOYMENT = gpu_deployment(TWO, gpus=2)
 PLAN = plan_launch(DEPLOYMENT, CHECKED)
-SOFTWARE = Software("1.2.1", "10.14.1.48", "26.07", (), frozenset(PLAN.programs), own=True)
+SOFTWARE = SoftwareFacts("1.2.1", "10.14.1.48", "26.07", (), frozenset(PLAN.programs), own=True)
 FITTING = MachineFacts(
     gpus=(H100, replace(H100, index=1)),
     links={(0, 1): GpuLink("NV", 18)},
@@ -39,7 +46,7 @@ FITTING = MachineFacts(
 
 def found(
     machine: MachineFacts = FITTING,
-    software: Software | None = SOFTWARE,
+    software: SoftwareFacts | None = SOFTWARE,
     deployment: Deployment = DEPLOYMENT,
     plan: Launch | None = PLAN,
 ) -> tuple[Finding, ...]:
@@ -81,7 +88,9 @@ NO_GPU_DOCKER = replace(FITTING, docker=DockerFacts("28.3.2", gpu_runtime=False)
     ids=["fits", "others", "newer driver", "patch of TensorRT", "no container", "no image", "no Docker",
          "limits of an image", "limits of no image", "unknown"],
 )  # fmt: skip
-def test_nothing_is_said_of_a_machine_that_fits(machine: MachineFacts, software: Software | None) -> None:
+def test_nothing_is_said_of_a_machine_that_fits(
+    machine: MachineFacts, software: SoftwareFacts | None
+) -> None:
     assert found(machine, software) == ()
 
 
@@ -112,7 +121,7 @@ def test_nothing_is_said_of_a_machine_that_fits(machine: MachineFacts, software:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_keeps_it_from_serving(
-    machine: MachineFacts, software: Software | None, rule: str, problem: str, fix: str
+    machine: MachineFacts, software: SoftwareFacts | None, rule: str, problem: str, fix: str
 ) -> None:
     (one,) = found(machine, software)
     assert (one.severity, one.rule) == ("error", rule)
@@ -131,7 +140,7 @@ def test_what_keeps_it_from_serving(
     ],
     ids=["memory", "release", "shared memory", "links"],
 )  # fmt: skip
-def test_what_is_only_warned_about(machine: MachineFacts, software: Software, problem: str) -> None:
+def test_what_is_only_warned_about(machine: MachineFacts, software: SoftwareFacts, problem: str) -> None:
     (one,) = found(machine, software)
     assert one.severity == "warning"
     assert problem in one.problem

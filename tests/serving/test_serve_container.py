@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.client import Client
 from pipeline.contracts.releases import container
-from pipeline.machine.programs import Software
+from pipeline.plan.machine_facts import SoftwareFacts
 from pipeline.serving.ports import Ports
 from pipeline.triton.running import RunningServer
 from tests.support.builders import DIGEST, FakeDocker
@@ -189,6 +189,6 @@ def test_dry_run_prints_and_runs_nothing(gpu_package: Path, docker: FakeDocker, 
 def test_software_is_asked_of_the_image() -> None:
     from pipeline.machine.programs import software_of_image
 
-    assert software_of_image(IMAGE, ("numpy", "no_such_module")) == Software(
+    assert software_of_image(IMAGE, ("numpy", "no_such_module")) == SoftwareFacts(
         "1.2.1", "10.14.1.48", "26.07", ("no_such_module",)
     )

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine.docker import Docker
-from pipeline.machine.gpus import GpuSeen, GpuSurvey, Link, Topology
+from pipeline.machine.gpus import GpuSurvey, Link, Topology
 from pipeline.machine.host import Disk, Memory, Processors, Ulimits
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.network import Hub
-from pipeline.machine.programs import EngineBuilder, Mpi, Software, TritonProgram
+from pipeline.machine.programs import EngineBuilder, Mpi, TritonProgram
+from pipeline.plan.machine_facts import DockerFacts, GpuFacts, SoftwareFacts
 
 GIB = 1 << 30
-H100 = GpuSeen(0, "GPU-0", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+H100 = GpuFacts(0, "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01", "GPU-0")
 DISK = Disk("/data/store", 7, 4096 * GIB, 4000 * GIB, 1_000_000, "xfs", writable=True, quota=False)
 
 
@@ -35,10 +35,10 @@ def h100s(count: int, way: str = "NV") -> Inventory:
         store=DISK,
         temporary=replace(DISK, folder="/tmp"),
         shm_bytes=64 * GIB,
-        docker=Docker("28.3.2", gpu_runtime=True, gpu_how="nvidia runtime", folder="/var/lib/docker"),
+        docker=DockerFacts("28.3.2", gpu_runtime=True, gpu_how="nvidia runtime", folder="/var/lib/docker"),
         mpi=Mpi("Open MPI", "4.1.8"),
         triton=TritonProgram(None, None, None),
-        software=Software(None, None, None),
+        software=SoftwareFacts(None, None, None),
         builder=EngineBuilder(None, None),
         hub=Hub("https://huggingface.co", offline=False, token="HF_TOKEN", clock_ahead_s=0.4),
         listeners={},

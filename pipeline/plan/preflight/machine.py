@@ -304,7 +304,7 @@ def _software(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     inside = _inside(needs, wanted)
     if have.tensorrt_llm is None:
         if needs.where != "anywhere":
-            where = f"Triton {have.container}" if have.container else "this machine"
+            where = f"Triton {have.release}" if have.release else "this machine"
             yield Objection((VERSION,), f"TensorRT-LLM is not installed in {where}", inside)
         return
     if have.tensorrt_llm != wanted.version:
@@ -328,8 +328,8 @@ def _software(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
 def _container(needs: MachineNeeds, here: MachineFacts) -> Iterator[Objection]:
     have, wanted = here.software, needs.serving
     release = release_of(wanted.image) if wanted is not None else None
-    if wanted is not None and release and have is not None and have.container and have.container != release:
-        text = f"it is container {have.container}; it was made for {release}"
+    if wanted is not None and release and have is not None and have.release and have.release != release:
+        text = f"it is container {have.release}; it was made for {release}"
         yield Objection((VERSION,), text, _inside(needs, wanted))
 
 
