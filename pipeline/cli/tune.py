@@ -65,7 +65,7 @@ def command(
     \b
     pipeline tune tiny-cpu --set slo.itl_p95_ms=50
     pipeline tune my.yaml --load chat.yaml --study objective=throughput --study trials=8
-    pipeline tune my.yaml --study draft_lengths=0-8 --dry-run
+    pipeline tune my.yaml --study keys=draft.max_draft_tokens --dry-run
     pipeline tune llama-3.1-8b-fp8 --executor print; pipeline tune llama-3.1-8b-fp8 --adopt llama-3.1-8b-fp8-tune
 
     Exit code 0 also where the recipe is best as it is; 2 where the options are wrong.

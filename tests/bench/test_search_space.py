@@ -9,11 +9,9 @@ import pytest
 from pipeline.bench.tune.search_space import (
     TUNABLE_KEYS,
     Dimension,
-    draft_lengths,
     search_space,
     variant,
 )
-from pipeline.bench.tune.settings import read_lengths
 from pipeline.errors import InvalidInput, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.sections import RecipeValues
@@ -116,20 +114,14 @@ def test_without_a_draft_nothing_below_its_section_is_set() -> None:
     assert variant(recipe_of("ngrams"), space.overrides(none)).runtime.speculation is None  # type: ignore[union-attr]
 
 
-def test_lengths_of_drafts_are_read_and_bounded() -> None:
-    assert read_lengths("0-3,6") == (0, 1, 2, 3, 6)
-    with pytest.raises(InvalidInput, match="is no length of drafts"):
-        draft_lengths(recipe_of("cpu"), read_lengths("0-99999999999999"))
-    for wrong in ("", "a", "3-1", "-1", "1-"):
-        with pytest.raises(ValueError, match="no list of lengths"):
-            read_lengths(wrong)
-    (one,) = draft_lengths(recipe_of("cpu"), (0, 2)).dimensions
-    assert (one.values, one.own) == ((0, 2), 4)
-    assert [one.override(value) for value in one.values] == ["draft=null", "draft.max_draft_tokens=2"]
+def test_a_length_of_drafts_is_tried_alone() -> None:
+    (one,) = search_space(recipe_of("cpu"), ["draft.max_draft_tokens"]).dimensions
+    assert (one.values, one.own) == ((0, 1, 2, 3, 4, 5, 6, 8), 4)
+    assert [one.override(value) for value in one.values[:3]] == [
+        "draft=null", "draft.max_draft_tokens=1", "draft.max_draft_tokens=2",
+    ]  # fmt: skip
     with pytest.raises(InvalidInput, match="has no draft"):
-        draft_lengths(load_recipe("phi-4-fp8"), (0, 1))
-    with pytest.raises(InvalidInput, match="write 0 to 64"):
-        draft_lengths(recipe_of("cpu"), (0, 65))
+        search_space(load_recipe("phi-4-fp8"), ["draft.max_draft_tokens"])
 
 
 def test_values_are_written_as_yaml() -> None:

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.bench.load_settings import Load
-from pipeline.bench.tune.objective import Confirmation, Score, TrialRecord, gain_of, score
+from pipeline.bench.tune.objective import Confirmation, Score, gain_of, score
 from pipeline.bench.tune.report import (
-    Recommendation,
     TrialReport,
     TuneReport,
     best_of,
     make_report,
     recommend,
-    recommend_length,
 )
-from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads, trial_name
+from pipeline.bench.tune.search import Runner, SearchOptions, measure_loads
 from pipeline.bench.tune.search_space import Settings, Value, variant
 from pipeline.bench.tune.study import TuneStudy
 from pipeline.recipe import Recipe
@@ -99,54 +97,21 @@ def conclude(
 ) -> TuneReport:
     """Measure the best trial again beside what it is held against, and recommend."""
     records = study.records()
-    planned = final_rounds(study, options, pairs)
+    planned = final_rounds(study, pairs)
     confirmed = confirm(study, planned, options.loads, runner, say) if planned else None
-    advice: Recommendation
-    if options.sweep:
-        advice = _advice_on_length(study, records, pairs, confirmed)
-    else:
-        advice = recommend(records, study.space, study.objectives, confirmed)
+    advice = recommend(records, study.space, study.objectives, confirmed)
     return make_report(study, recipe, advice, options.loads)
 
 
-def final_rounds(study: TuneStudy, options: SearchOptions, pairs: int) -> list[Round]:
-    """List the rounds in which the best trial is measured again; none where there is nothing to hold it against.
-
-    In a sweep over draft lengths, the best length is held against no draft; else the best trial against the recipe.
-    """
-    records = study.records()
-    if options.sweep:
-        (dimension,) = study.space.dimensions
-        best = best_of([one for one in records if one.settings[dimension.key]], study.objectives)
-        other: Settings = {dimension.key: 0}
-        comparable = best is not None and 0 in dimension.values
-    else:
-        best, other = best_of(records, study.objectives), study.space.own
-        comparable = best is not None and bool(study.space.overrides(best.settings))
-    return rounds(study, best.settings, other, pairs) if best is not None and comparable and pairs else []
-
-
-def _advice_on_length(
-    study: TuneStudy, records: Sequence[TrialRecord], pairs: int, confirmed: Confirmation | None
-) -> Recommendation:
-    (dimension,) = study.space.dimensions
-    lengths = {
-        length: one
-        for one in records
-        if one.feasible and isinstance(length := one.settings[dimension.key], int)
-    }
-    best = best_of([one for length, one in lengths.items() if length], study.objectives)
-    result = None if best is None else study.measurement(trial_name(best.number))
-    levels = () if result is None or best is None else result.levels
-    acceptance = next((one.acceptance for one in levels if best and str(one.load) == best.load), None)
-    if confirmed is None and pairs and 0 in dimension.values and best is not None:
-        reason = "the best length was not measured against no draft in rounds of their own"
-        return Recommendation(verdict="none yet", trial=best.number, reason=reason)
-    advice = recommend_length(lengths, confirmed, dimension.own, study.objectives, acceptance)
-    if advice.trial is None:
-        return advice
-    settings = next(one.settings for one in records if one.number == advice.trial)
-    return advice.model_copy(update={"changes": study.space.overrides(settings)})
+def final_rounds(study: TuneStudy, pairs: int) -> list[Round]:
+    """List the rounds in which the best trial is measured again; none where that is the recipe as it is."""
+    best = best_of(study.records(), study.objectives)
+    comparable = best is not None and bool(study.space.overrides(best.settings))
+    return (
+        rounds(study, best.settings, study.space.own, pairs)
+        if best is not None and comparable and pairs
+        else []
+    )
 
 
 def tuned_recipe(recipe: Recipe, report: TuneReport, folder: Path) -> str:

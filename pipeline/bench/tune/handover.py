@@ -33,7 +33,7 @@ def hand_over(
     if not planned:
         planned = [
             (one.name, one.settings)
-            for one in final_rounds(study, options, pairs)
+            for one in final_rounds(study, pairs)
             if study.measurement(one.name) is None
         ]
     if not planned:
@@ -74,7 +74,7 @@ def take_results(
         InvalidInput: Lists every file that is of something else; nothing is taken then.
     """
     trials = {trial_name(one.number): one for one in study.planned()}
-    names = [*trials, *(one.name for one in final_rounds(study, options, pairs))]
+    names = [*trials, *(one.name for one in final_rounds(study, pairs))]
     faults: list[Fault] = []
     results: dict[str, BenchResult] = {}
     for name in names:

@@ -55,9 +55,7 @@ class TrialRecord(Score):
     settings: dict[str, Value]
     outcome: Outcome = "planned"
     reason: str = Field(default="", description="Why it was refused or stopped, or has failed.")
-    origin: str = Field(
-        default="sampler", description="Why it was tried: recipe, forecast, sweep or sampler."
-    )
+    origin: str = Field(default="sampler", description="Why it was tried: recipe, forecast or sampler.")
     seconds: dict[str, float] = Field(default_factory=dict, description="build, serve, measure.")
     compiled: bool = Field(default=False, description="Whether an engine was built for it.")
     worths: tuple[float, ...] = Field(

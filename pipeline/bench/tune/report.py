@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -146,42 +146,6 @@ def recommend(
         interval=None if gain.interval is None else (round(gain.interval[0], 4), round(gain.interval[1], 4)),
         rounds=len(confirmation.best),
         reason=reason,
-    )
-
-
-def recommend_length(
-    lengths: Mapping[int, TrialRecord],
-    confirmation: Confirmation | None,
-    own: Value,
-    objectives: Sequence[Objective],
-    acceptance: float | None,
-) -> Recommendation:
-    """Recommend a draft length, or none, with the reason.
-
-    Args:
-        lengths: Length -> trial within the SLO; 0 is without a draft.
-        acceptance: Share of the best length's tokens that were accepted.
-    """
-    drafted = best_of([one for length, one in lengths.items() if length], objectives)
-    if drafted is None:
-        return Recommendation(verdict="keep", reason="no draft length was measured within the SLO")
-    length = next(number for number, one in lengths.items() if one is drafted)
-    if confirmation is None:
-        verdict: Literal["tuned", "keep"] = "keep" if length == own else "tuned"
-        reason = f"{length} tokens were best of those that were tried; no draft was not among them"
-        return Recommendation(verdict=verdict, trial=drafted.number, reason=reason)
-    pays = confirmation.best_feasible and (confirmation.gain.clear or not confirmation.other_feasible)
-    accepted = "" if acceptance is None else f", {acceptance:.0%} of them accepted"
-    gain = f"{length} tokens{accepted}: {_gain_text(confirmation, objectives[0])} over no draft"
-    chosen = length if pays else 0
-    trial = drafted if pays else lengths.get(0, drafted)
-    return Recommendation(
-        verdict="keep" if chosen == own else "tuned",
-        trial=trial.number,
-        gain=round(confirmation.gain.mean, 4),
-        interval=confirmation.gain.interval,
-        rounds=len(confirmation.best),
-        reason=gain if pays else f"no draft: the best length gains nothing that is clear ({gain})",
     )
 
 

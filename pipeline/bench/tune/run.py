@@ -23,9 +23,7 @@ from pipeline.bench.tune.search import SearchOptions, TrialJudgement, Watch, sea
 from pipeline.bench.tune.search_space import (
     SearchSpace,
     Settings,
-    draft_lengths,
     fixed_values,
-    lengths_of,
     search_space,
     variant,
 )
@@ -205,10 +203,7 @@ class SearchPlan:
         faults, space = list[Fault](), None
         study = settings.study
         try:
-            if study.draft_lengths:
-                space = draft_lengths(recipe, study.draft_lengths)
-            else:
-                space = search_space(recipe, study.keys, [key for key, _ in fixed_values(study.fix)])
+            space = search_space(recipe, study.keys, [key for key, _ in fixed_values(study.fix)])
         except InvalidInput as error:
             faults += error.faults
         named = settings.outputs(".yaml", ".yml")
@@ -223,7 +218,6 @@ class SearchPlan:
         options = SearchOptions(
             loads=tuple(sorted(load.loads, key=lambda one: -one.value)),
             trials=study.trials,
-            sweep=lengths_of(space) if study.draft_lengths else (),
             ahead=settings.elsewhere,
         )
         usual: Objective = "goodput" if judged else "throughput"

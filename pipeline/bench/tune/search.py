@@ -80,13 +80,11 @@ class SearchOptions:
     Attributes:
         loads: Loads of a trial, the largest first.
         trials: Trials that are measured; those that the plan refuses do not count.
-        sweep: Settings that are tried, all of them and nothing else; empty to search.
         ahead: Whether trials are planned for another machine, and not measured here.
     """
 
     loads: tuple[Load, ...]
     trials: int = 12
-    sweep: tuple[Settings, ...] = ()
     ahead: bool = False
 
 
@@ -108,8 +106,8 @@ def plan_trials(study: TuneStudy, runner: Runner, options: SearchOptions) -> Ite
     With `ahead`, the next one is yielded without the figures of those before.
     """
     left, refused = list(study.planned()), 0
-    forecasts = [] if options.sweep else plan_forecasts(study, runner)
-    _propose(study, forecasts, options)
+    forecasts = plan_forecasts(study, runner)
+    _propose(study, forecasts)
     while refused < _MOST_REFUSED:
         trial = left.pop(0) if left else _begin(study, options, forecasts)
         if trial is None:
@@ -128,19 +126,12 @@ def _begin(
     records = study.records()
     states = ("planned", *COUNTED) if options.ahead else tuple(COUNTED)
     count = sum(one.outcome in states for one in records)
-    if options.sweep:
-        tried = sum(one.origin == "sweep" for one in records)
-        return study.next() if tried < len(options.sweep) else None
     if count >= options.trials:
         return None
     return study.next(forecasts, uncompiled=count < _UNCOMPILED_SHARE * options.trials)
 
 
-def _propose(study: TuneStudy, forecasts: Sequence[tuple[Settings, float]], options: SearchOptions) -> None:
-    if options.sweep:
-        for settings in options.sweep:
-            study.propose(settings, "sweep")
-        return
+def _propose(study: TuneStudy, forecasts: Sequence[tuple[Settings, float]]) -> None:
     study.propose(study.space.own, "recipe")
     own = forecasts[0][1] if forecasts else 0.0
     better = sorted((one for one in forecasts if one[1] > own), key=lambda one: -one[1])

@@ -11,9 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
 
-from pipeline.bench.tune.settings import MAX_LENGTH
 from pipeline.errors import Fault, InvalidInput, UserError
 from pipeline.recipe import PyTorchRuntime, Recipe, load_recipe
 from pipeline.recipe.loading import recipe_of_values
@@ -31,7 +29,7 @@ class TunableKey:
     """A key of the recipe that a search may change.
 
     Attributes:
-        key: Dotted key; in draft lengths, 0 stands for no draft.
+        key: Dotted key; as a length of drafts, 0 stands for no draft.
         runtimes: Runtimes whose engines or Triton models read it.
         values: Values that are tried beside the recipe's own.
         factors: Values as multiples of the recipe's own instead.
@@ -237,54 +235,6 @@ def search_space(recipe: Recipe, keys: Sequence[str] = (), fixed: Sequence[str] 
     if faults:
         raise InvalidInput("command line", faults)
     return SearchSpace(chosen, left_out)
-
-
-def draft_lengths(recipe: Recipe, lengths: Sequence[int]) -> SearchSpace:
-    """Make the space of a sweep over draft lengths alone.
-
-    Args:
-        lengths: Lengths from 0, which is no draft, to 64.
-
-    Raises:
-        InvalidInput: The recipe has no draft; or lengths are out of bounds.
-    """
-    faults = [
-        Fault(
-            "is no length of drafts",
-            where="--study",
-            key="draft_lengths",
-            value=length,
-            fix=f"write 0 to {MAX_LENGTH}",
-        )
-        for length in lengths
-        if not 0 <= length <= MAX_LENGTH
-    ]
-    named = [one for one in TUNABLE_KEYS if one.key in DRAFT_LENGTHS and not _no_use(one, recipe)]
-    if not named:
-        faults.append(
-            Fault(
-                "the recipe has no draft and no n-grams, whose length could be tried",
-                where="--study",
-                key="draft_lengths",
-            )
-        )
-    elif len(set(lengths)) < 2 and not faults:
-        faults.append(_fault("needs two lengths or more to compare"))
-    if faults:
-        raise InvalidInput("command line", faults)
-    whole = _dimension(named[0], recipe)
-    values = tuple(sorted({*lengths}))
-    one = Dimension(whole.key, whole.reason, values, whole.own, _is_compiled(recipe, whole, values))
-    return SearchSpace((one,), {key.key: "draft_lengths" for key in TUNABLE_KEYS if key.key != one.key})
-
-
-_fault = partial(Fault, where="--study", key="draft_lengths")
-
-
-def lengths_of(space: SearchSpace) -> tuple[Settings, ...]:
-    """List the settings of a sweep over draft lengths."""
-    (dimension,) = space.dimensions
-    return tuple({dimension.key: value} for value in dimension.values)
 
 
 def variant(recipe: Recipe, overrides: Sequence[str]) -> Recipe:

@@ -4,45 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, DirectoryPath, Field
+from pydantic import DirectoryPath, Field
 
 from pipeline.bench.load_settings import LoadSettings, Several
 from pipeline.bench.settings import output_faults
-from pipeline.document_faults import refusal
 from pipeline.errors import Fault
 from pipeline.settings import Option, Settings
 
 Objective = Literal["goodput", "throughput", "latency"]
-
-MAX_LENGTH = 64  # of drafts, by the recipe's schema
-
-
-def read_lengths(text: str) -> tuple[int, ...]:
-    """Read `0-8`, `0,2,4` or both mixed.
-
-    Raises:
-        ValueError: It is neither.
-
-    >>> read_lengths("0,2-4")
-    (0, 2, 3, 4)
-    """
-    lengths: set[int] = set()
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise ValueError(f"{text!r} is no list of lengths: write 0-8 or 0,2,4")
-        # One more than there may be, so that `draft_lengths` refuses the lengths out of bounds by name.
-        lengths |= set(range(int(low), min(int(high or low), max(int(low), MAX_LENGTH + 1)) + 1))
-    return tuple(sorted(lengths))
-
-
-def _lengths(value: Any) -> Any:
-    try:
-        return read_lengths(str(value)) if isinstance(value, str | int) else value
-    except ValueError as error:
-        raise refusal(str(error)) from None
 
 
 class StudySettings(Settings):
@@ -67,11 +38,6 @@ class StudySettings(Settings):
     fix: Annotated[tuple[str, ...], Several] = Field(
         default=(), description="Leave these as the recipe has them (KEY), or at a value (KEY=VALUE)."
     )
-    draft_lengths: Annotated[tuple[int, ...], BeforeValidator(_lengths)] = Field(
-        default=(),
-        description="Try the number of drafted tokens alone, such as 0-8 or 0,2,4 (0: no draft), and recommend one or "
-        "none.",
-    )
     rounds: int = Field(
         default=3,
         ge=0,
@@ -83,12 +49,6 @@ class StudySettings(Settings):
         default=False,
         description="Forget the trials of this search; if not given, it goes on where it was.",
     )
-
-    def conflicts(self) -> Iterator[Fault]:
-        """Yield keys that exclude each other."""
-        for name, values in (("keys", self.keys), ("fix", self.fix)):
-            if values and self.draft_lengths:
-                yield Fault("goes without draft_lengths, which tries one key alone", key=name)
 
 
 class TuneSettings(Settings):

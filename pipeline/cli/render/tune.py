@@ -100,7 +100,7 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
 def plan_lines(plan: SearchPlan) -> dict[str, Any]:
     """List what a search will do, and about how long it takes."""
     space, options, load = plan.space, plan.options, plan.load
-    trials, rounds = min(len(options.sweep) or options.trials, space.size), 2 * plan.rounds
+    trials, rounds = min(options.trials, space.size), 2 * plan.rounds
     # As many seconds as are known: answers under way at the end, and loads by count, take longer.
     load_s = (load.period_s or 0.0) + load.uncounted_s + FIRST_SECONDS
     loads = 1 if plan.objectives[0] == "latency" else len(options.loads)
