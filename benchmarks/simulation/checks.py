@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.published import figures, full_load_requests, served_figure
 from benchmarks.simulation.outcome import FleetResult, FleetSettings
 from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, RandomRouting, Routing
 from benchmarks.simulation.service import cpu_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.accuracy import figures, full_load_requests, served_figure
 from pipeline.plan.performance.scheduler import ServedEngine
 from pipeline.plan.performance.step_times import StepTimes
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.render.speed import number, wrapped
 from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
-from pipeline.plan.performance.accuracy import figure_source, figures, speculation_checks
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.constants import fitted_constants
 from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, figure_classes
@@ -91,14 +90,13 @@ def _speed_lines() -> Iterator[str]:
     yield ""
     yield "gain of prediction layers (MTP) for one request, by the tokens that a round yielded; never fitted"
     yield f"  {'':<50} layers  tokens a round  measured  computed   error"
-    for gain in speculation_checks():
+    for gain in fitted_constants()["speculation"]:
         yield (
-            f"  {gain.what:<50} {gain.layers:>6} {gain.tokens:>15.2f} {gain.measured:>9.2f} {gain.computed:>9.2f} "
-            f"{gain.error:>+7.1%}"
+            f"  {gain['what']:<50} {gain['layers']:>6} {gain['tokens']:>15.2f} {gain['measured']:>9.2f} "
+            f"{gain['computed']:>9.2f} {gain['computed'] / gain['measured'] - 1:>+7.1%}"
         )
     yield ""
-    yield from sorted({f"{figure.source}: {figure_source(figure)}" for figure in figures()})
-    yield from sorted({f"mtp: {gain.source}" for gain in speculation_checks()})
+    yield from (f"{name}: {source}" for name, source in fitted_constants()["sources"].items())
 
 
 def _held(share: float | None) -> str:
@@ -107,11 +105,15 @@ def _held(share: float | None) -> str:
 
 def _speed_json() -> Mapping[str, Json]:
     """Classes with their errors, for JSON."""
+    sources = fitted_constants()["sources"]
     return {
         "fitted": dict(fitted_constants()["fitted"]),
         "classes": [asdict(group) for group in figure_classes()],
         "checks": list(fitted_constants()["checks"]),
-        "speculation": [{**asdict(gain), "error": gain.error} for gain in speculation_checks()],
+        "speculation": [
+            {**gain, "source": sources[gain["source"]], "error": gain["computed"] / gain["measured"] - 1}
+            for gain in fitted_constants()["speculation"]
+        ],
     }
 
 
