@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.render.speed import number, wrapped
-from pipeline.plan.memory.accuracy import MeasurementErrors, capacity_accuracy, load_log_accuracy
+from pipeline.plan.memory.accuracy import MeasurementErrors, measurement_errors
 from pipeline.plan.performance.calibration import FIGURE_NAMES, FIGURES, FigureErrors, SpeedCalibration
 from pipeline.plan.performance.constants import fitted_constants
 from pipeline.plan.performance.estimates import QUANTITIES, QUANTITY_NAMES, figure_classes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def accuracy_page(*, as_json: bool) -> str:
     """Render every point of memory with its error, and the errors of speed, class by class."""
-    parts = {"capacity": capacity_accuracy(), "load_log": load_log_accuracy()}
+    parts = {"capacity": measurement_errors("capacity"), "load_log": measurement_errors("load_log")}
     if as_json:
         rows = {name: _row(part) for name, part in parts.items()}
         return json.dumps({**rows, "speed": _speed_json()}, indent=2)
