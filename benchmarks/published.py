@@ -25,8 +25,7 @@ from pipeline.plan.performance.engine import EngineSpeed, SpeculativeEngine, tok
 from pipeline.plan.performance.estimates import Quantity, structure_of
 from pipeline.plan.performance.queueing import QueueRun, Workload, all_at_once, closed_loop, open_arrivals
 from pipeline.plan.performance.roofline import ModelLoad, model_load
-from pipeline.plan.performance.scheduler import PromptBalance, ServedEngine
-from pipeline.plan.performance.step_times import StepTimes
+from pipeline.plan.performance.step_times import PromptBalance, ServedEngine, StepTimes
 from pipeline.resources import parse_yaml
 
 Kind = Literal["full-load", "fixed-batch", "first-token", "closed-loop", "open-loop", "disaggregated"]

@@ -17,8 +17,7 @@ from benchmarks.simulation.routing import AffinityRouting, LeastLoadRouting, Ran
 from benchmarks.simulation.service import cpu_service
 from benchmarks.simulation.simulator import Fleet
 from benchmarks.simulation.traffic import Conversation
-from pipeline.plan.performance.scheduler import ServedEngine
-from pipeline.plan.performance.step_times import StepTimes
+from pipeline.plan.performance.step_times import ServedEngine, StepTimes
 
 _T_95 = 2.262  # 95 % of Student's t with nine degrees of freedom lie within
 _RUNS = 10

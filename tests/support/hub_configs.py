@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.models.sizes import ModelSizes, config_faults
 from pipeline.resources import parse_yaml
 
 _FOLDER = Path(__file__).parent
@@ -31,6 +32,22 @@ def hub_configs() -> Mapping[str, Mapping[str, Any]]:
         lzma.decompress((_FOLDER / "hub_configs.json.xz").read_bytes())
     )
     return found
+
+
+@cache
+def read(repo: str) -> ModelSizes:
+    """Sizes of a checkpoint on the Hub."""
+    entry = hub_configs()[repo]
+    sizes = ModelSizes.from_config(entry["config"], entry.get("hf_quant_config"))
+    assert sizes is not None, [
+        str(fault) for fault in config_faults(entry["config"], entry.get("hf_quant_config"))
+    ]
+    return sizes
+
+
+def packed(**weights: Any) -> dict[str, Any]:
+    """A quantization of compressed-tensors."""
+    return {"targets": ["Linear"], "weights": {"strategy": "group", "symmetric": True, **weights}}
 
 
 def hub_counts() -> Mapping[str, tuple[int, int]]:

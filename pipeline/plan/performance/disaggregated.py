@@ -18,7 +18,8 @@ from pipeline.contracts.gpus import GpuRates
 from pipeline.plan.memory.spec import ModelSpec
 from pipeline.plan.memory.tensors import cache_token_bytes
 from pipeline.plan.performance.constants import Efficiency
-from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler, ServedEngine
+from pipeline.plan.performance.scheduler import EngineRequest, EngineScheduler
+from pipeline.plan.performance.step_times import ServedEngine
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,6 @@ class DisaggregatedEngines:
     def bundled(self, bundle: int) -> DisaggregatedEngines:
         """Let each request stand for several that are alike."""
         return replace(self, context=self.context.bundled(bundle), generation=self.generation.bundled(bundle))
-
-    def scheduler(self) -> DisaggregatedScheduler:
-        """Begin a simulation."""
-        return DisaggregatedScheduler(self)
 
 
 def transfer_s(

@@ -11,11 +11,11 @@ import pytest
 from pipeline.contracts import gpus
 from pipeline.contracts.rules import GROUPS, Severity, rule, rules, source
 from pipeline.plan.preflight.run_rules import CHECKED, MACHINE_GROUPS, RECIPE_GROUPS
-from tests.support.preflight import machines, recipes
+from tests.support.preflight import machines, recipes, written
 from tests.support.preflight.case import AWQ, FP8, Case
 
 ROOT = Path(__file__).parents[3]
-CASES = [*recipes.CASES, *machines.CASES]
+CASES = [*recipes.CASES, *written.CASES, *machines.CASES]
 
 DECOUPLED = "serving/test_engine_models.py::test_engines_are_decoupled_as_the_bls_that_streams_from_them"
 # Rules that are held where something is written -> the tests that hold what is right, and refuse what is wrong.
