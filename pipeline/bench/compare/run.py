@@ -1,6 +1,6 @@
 """Two deployments beside each other, from their sources to one result.
 
-    a, b = RunningSource(record, …), PackageSource(Path("package"), …)
+    a, b = (find_source(name, settings, store) for name in ("tiny-cpu", "package/"))
     result = compare_deployments(a, b, CompareSettings(), Silent())
 
 Rounds go A B B A A B B A …: what changes slowly on a machine changes both alike. Packages are served by this process,
@@ -26,7 +26,7 @@ from pipeline.bench.compare.budgets import BudgetResult, BudgetState, load_budge
 from pipeline.bench.compare.figures import LoadComparison, Side, compare_rounds, compare_runs
 from pipeline.bench.compare.judge import Judge
 from pipeline.bench.compare.settings import CompareCriteria, CompareSettings
-from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource, PackageSource
+from pipeline.bench.compare.sources import ComparedDeployment, DeploymentSource
 from pipeline.bench.load_settings import section_argv
 from pipeline.bench.result import BenchResult, LevelResult, ResultDocument, Section
 from pipeline.bench.run import run_bench
@@ -234,10 +234,10 @@ class _Comparison:
 
     def open(self, stack: ExitStack) -> None:
         """Start both, where that does not make one slower than it would be alone."""
-        packages = [source.package for source in self.sources.values() if isinstance(source, PackageSource)]
+        packages = [one.package for one in self.sources.values() if one.started and one.package is not None]
         self.by_turns = bool(packages) and (self.settings.criteria.by_turns or not _fit(packages))
         for side, source in self.sources.items():
-            if not (self.by_turns and isinstance(source, PackageSource)):
+            if not (self.by_turns and source.started):
                 self._up[side] = stack.enter_context(self._started(side, source))
 
     def comparison(self) -> tuple[LoadComparison, ...]:
@@ -302,7 +302,7 @@ class _Comparison:
 
     @contextmanager
     def _started(self, side: Side, source: DeploymentSource) -> Iterator[ComparedDeployment]:
-        if isinstance(source, PackageSource):
+        if source.started:
             self.progress.say(f"starting {side.upper()} from {source.given}")
         with source.up() as deployment:
             yield deployment

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.bench.compare.judge import Judge
 from pipeline.bench.compare.settings import CompareCriteria, CompareSettings, source_kind
 from pipeline.bench.settings import SubjectSettings
-from pipeline.bench.subject import Subject, Way, find_subject
+from pipeline.bench.subject import Subject, find_subject
 from pipeline.bench.targets import only_model
 from pipeline.errors import Fault, InvalidInput
 from pipeline.golden import GoldenBudgets, GoldenSet
@@ -27,7 +28,6 @@ from pipeline.serving.ports import Ports
 from pipeline.serving.served import ServedDeployment
 from pipeline.store import Store
 from pipeline.triton.deployment import Deployment
-from pipeline.triton.running import RunningServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,88 +56,24 @@ class ComparedDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningSource:
-    """A deployment that runs already, and goes on running."""
-
-    given: str
-    subject: Subject
-    record: RunningServer
-
-    @property
-    def package(self) -> Path:
-        """Folder that it is served from."""
-        return self.record.deployment.parent
-
-    @contextmanager
-    def up(self) -> Iterator[ComparedDeployment]:
-        """Context in which it runs."""
-        yield ComparedDeployment(self.subject, self.package, self.record.target)
-
-
-@dataclass(frozen=True, slots=True)
-class PackageSource:
-    """A package, served by `pipeline serve` as a process of its own.
+class DeploymentSource:
+    """One of the two, before it is reached.
 
     Attributes:
-        slo: Targets for goodput.
-        way: Whether a gateway is started in front of it.
-        devices: GPUs that it may use; empty for all that it needs.
+        given: Name as on the command line.
+        package: Folder that it is served from; None of an address.
+        up: Makes the context in which it runs.
+        started: Whether it is started for the comparison, by a `pipeline serve` of its own.
     """
 
     given: str
-    package: Path
-    slo: Slo | None = None
-    way: Way = "triton"
-    devices: tuple[int, ...] = ()
-
-    @contextmanager
-    def up(self) -> Iterator[ComparedDeployment]:
-        """Context in which it runs."""
-        deployment = Deployment.load(self.package)
-        with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
-            # A store of its own: two packages of one name can then run at a time.
-            store = Store(Path(folder))
-            argv = ["--package", str(self.package.absolute()), *store.words]
-            argv += ["--no-gateway"] if self.way == "triton" else []
-            argv += ["--gpus", ",".join(map(str, self.devices))] if self.devices else []
-            server = ServedDeployment.start(
-                argv,
-                deployment.name,
-                store.running,
-                Path(folder) / "logs",
-                deadline_s=deployment.start_deadline_s,
-            )
-            try:
-                subject = Subject.of_record(server.record, self.slo, self.way)
-                yield ComparedDeployment(subject, self.package, server.record.target)
-            finally:
-                server.stop()
-
-
-@dataclass(frozen=True, slots=True)
-class UrlSource:
-    """A server of OpenAI's API at an address: any program that has it.
-
-    Attributes:
-        given: Address as on the command line, with the model after a #.
-        subject: How it is measured.
-    """
-
-    given: str
-    subject: Subject
-    package: None = None
-
-    @contextmanager
-    def up(self) -> Iterator[ComparedDeployment]:
-        """Context in which it runs."""
-        yield ComparedDeployment(self.subject, None, "")
-
-
-DeploymentSource = RunningSource | PackageSource | UrlSource
+    package: Path | None
+    up: Callable[[], AbstractContextManager[ComparedDeployment]]
+    started: bool = False
 
 
 def find_source(name: str, settings: CompareSettings, store: Store) -> DeploymentSource:
-    """Find a package, a deployment that runs, or the server of an address.
+    """Find a package, a deployment that runs and goes on running, or the server of an address.
 
     Args:
         name: Folder of the package, name of the deployment, or `http://host:port#model`.
@@ -147,17 +83,43 @@ def find_source(name: str, settings: CompareSettings, store: Store) -> Deploymen
         InvalidInput: There is no such deployment.
     """
     if source_kind(name) == "package":
-        slo = Slo(**dict(settings.slo)) if settings.slo else None
-        return PackageSource(name, Path(name), slo, settings.way, allowed_devices())
+        return DeploymentSource(name, Path(name), partial(_served, Path(name), settings), started=True)
     if source_kind(name) == "url":
         url, _, model = name.partition("#")
         reached = SubjectSettings(
             url=url, model=model or only_model(url), tokenizer=settings.tokenizer, slo=settings.slo
         )
-        return UrlSource(name, find_subject(None, reached, store))
+        found = ComparedDeployment(find_subject(None, reached, store), None, "")
+        return DeploymentSource(name, None, lambda: nullcontext(found))
     record = find_deployment(name, (), store).require_server(store)
-    reach = SubjectSettings(way=settings.way, slo=settings.slo)
-    return RunningSource(name, find_subject(name, reach, store), record)
+    reach, package = SubjectSettings(way=settings.way, slo=settings.slo), record.deployment.parent
+    found = ComparedDeployment(find_subject(name, reach, store), package, record.target)
+    return DeploymentSource(name, package, lambda: nullcontext(found))
+
+
+@contextmanager
+def _served(package: Path, settings: CompareSettings) -> Iterator[ComparedDeployment]:
+    """Serve a package meanwhile, with a gateway in front of it if that is asked, on the GPUs that may be used."""
+    deployment, devices = Deployment.load(package), allowed_devices()
+    with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
+        # A store of its own: two packages of one name can then run at a time.
+        store = Store(Path(folder))
+        argv = ["--package", str(package.absolute()), *store.words]
+        argv += ["--no-gateway"] if settings.way == "triton" else []
+        argv += ["--gpus", ",".join(map(str, devices))] if devices else []
+        server = ServedDeployment.start(
+            argv,
+            deployment.name,
+            store.running,
+            Path(folder) / "logs",
+            deadline_s=deployment.start_deadline_s,
+        )
+        try:
+            slo = Slo(**dict(settings.slo)) if settings.slo else None
+            subject = Subject.of_record(server.record, slo, settings.way)
+            yield ComparedDeployment(subject, package, server.record.target)
+        finally:
+            server.stop()
 
 
 def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ...]:
