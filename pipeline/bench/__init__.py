@@ -8,10 +8,9 @@ targets     clients: Triton by our client, or a server of OpenAI's API
 load        the load generator: sends requests, and records every one
 summary     figures of a load from its records, held against the recipe's SLO
 statistics  percentiles with intervals, and ratios over rounds
-result      figures of a run: JSON, and its schema
+result      figures of a run: JSON, its schema, and the run in a sentence
 run         all of this, from settings to a result; sweeps
 forecast    forecasts of `pipeline plan` for the same loads, and the plan's constants fitted to runs
-verdict     a run in a sentence, and reasons to mistrust it
 page        a run as one HTML file, with `pictures`
 engine_model  the engine's own model of a deployment, asked with token ids
 

@@ -18,8 +18,7 @@ from pipeline.bench.pictures import (
     throughput_pictures,
     timeline_picture,
 )
-from pipeline.bench.result import BenchResult, ForecastPoint, LevelResult
-from pipeline.bench.verdict import verdict, warnings
+from pipeline.bench.result import BenchResult, ForecastPoint, LevelResult, verdict, warnings
 from pipeline.charts import has_matplotlib
 from pipeline.extras import install_line
 

@@ -2,22 +2,84 @@
 
 Entries are encrypted if there is a key. Those that cannot be read (damaged, written by something else, encrypted with
 another key) are counted and treated as misses: they never fail a request.
+
+Of a server that does not answer, the circuit breaker asks nothing for a while after a failure, and then one request
+tries: otherwise every request would wait for the same timeout.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.cache.backend import Candidate, Capacity, EntryFilter, Vector
+from pipeline.cache.backend import BackendDown, Candidate, Capacity, EntryFilter, Vector
 from pipeline.cache.encryption import Codec, PlainCodec, UnreadableEntry
 from pipeline.cache.entry import CacheEntry
 from pipeline.cache.key import Question
+
+_FIRST_S = 0.5
+_LONGEST_S = 15.0
+
+
+class ServerUnreachable(BackendDown):
+    """The server could not be reached, or took too long."""
+
+
+class CircuitBreaker:
+    """Open for 0.5 s after the first failure, twice as long after each further one, 15 s at most; thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Failures in a row.
+        self._failures = 0
+        self._until = 0.0
+        self._why = ""
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Run a request to the server.
+
+        Raises:
+            BackendDown: at once while the breaker is open. A ServerUnreachable that the block raises opens it.
+        """
+        # Requests that are under way together all fail: they count as one.
+        trial = self._failures > 0
+        if trial:
+            # One request tries when the pause is over; the others are refused until it has an answer.
+            with self._lock:
+                now = self._clock()
+                if now < self._until:
+                    raise BackendDown(f"{self._why}; asked again in {self._until - now:.1f} s")
+                self._until = now + self._length()
+        try:
+            yield
+        except ServerUnreachable as error:
+            with self._lock:
+                if trial or self._clock() >= self._until:
+                    self._failures += 1
+                    self._why = str(error)
+                    self._until = self._clock() + self._length()
+            raise
+        except Exception:
+            # The server refused, or the block failed after its answer: it is there.
+            self._close()
+            raise
+        self._close()
+
+    def _close(self) -> None:
+        self._failures, self._until = 0, 0.0
+
+    def _length(self) -> float:
+        return float(min(_FIRST_S * 2 ** max(0, self._failures - 1), _LONGEST_S))
+
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipeline.cache.backend import PASSWORD, BackendDown, without_password
-from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
+from pipeline.cache.packed_backend import CircuitBreaker, ServerUnreachable
 from pipeline.extras import install_line
 
 SCHEMES = ("postgresql", "postgres")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from pipeline.cache.backend import PASSWORD, BackendDown, without_password
-from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
+from pipeline.cache.packed_backend import CircuitBreaker, ServerUnreachable
 from pipeline.extras import install_line
 
 _PORT = 6379

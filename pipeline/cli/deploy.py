@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.plan.settings import DeviceSettings, PackageSettings
 
 if TYPE_CHECKING:
-    from pipeline.deploy.package import DeployedPackage
+    from pipeline.deploy.containers import DeployedPackage
     from pipeline.deploy.targets import DeployTarget
     from pipeline.recipe import Recipe
     from pipeline.serving.ports import Ports
@@ -140,7 +140,7 @@ def command(
 
 def _package(chosen: ChosenPackage, store: Store, *, details: bool) -> DeployedPackage:
     """Describe the package; the details are for a cluster, which fetches and builds packages itself."""
-    from pipeline.deploy.package import DeployedPackage
+    from pipeline.deploy.containers import DeployedPackage
     from pipeline.documents import dump_yaml
     from pipeline.stages.builder import UNKNOWN_PACKAGE
     from pipeline.store.signature import VerifyKeys

@@ -15,10 +15,11 @@ import yaml
 from pipeline import __version__
 from pipeline.contracts.gpus import gpu
 from pipeline.deploy.containers import (
+    DeployedPackage,
     GatewayContainer,
+    ScalingPolicy,
     ServerContainer,
 )
-from pipeline.deploy.package import DeployedPackage, ScalingPolicy
 from pipeline.deploy.templates import GIB, MIB
 from pipeline.plan.artifact_sizes import ArtifactSizes
 from pipeline.recipe import KubernetesSection, Recipe

@@ -27,9 +27,14 @@ from markupsafe import Markup
 
 from pipeline.deploy.alerts import GATEWAY_JOB, TRITON_JOB, TimeScale, rules_file
 from pipeline.deploy.cluster import REDIS_PORT, Cluster, resource_name
-from pipeline.deploy.containers import NO_CPU_IMAGE, STOP_MARGIN_S, gateway_container, server_container
+from pipeline.deploy.containers import (
+    NO_CPU_IMAGE,
+    STOP_MARGIN_S,
+    DeployedPackage,
+    gateway_container,
+    server_container,
+)
 from pipeline.deploy.monitoring import dashboard
-from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import render, yaml_block, yaml_scalar
 from pipeline.errors import Fault, InvalidInput
 from pipeline.recipe import GatewaySection, KubernetesSection, Recipe

@@ -24,9 +24,14 @@ from markupsafe import Markup
 
 from pipeline import __version__
 from pipeline.contracts import read_facts
-from pipeline.deploy.containers import NO_CPU_IMAGE, base_image, gateway_container, server_container
+from pipeline.deploy.containers import (
+    NO_CPU_IMAGE,
+    DeployedPackage,
+    base_image,
+    gateway_container,
+    server_container,
+)
 from pipeline.deploy.kubernetes import kubernetes_files, make_cluster
-from pipeline.deploy.package import DeployedPackage
 from pipeline.deploy.templates import exec_argument, render, yaml_block
 from pipeline.errors import UserError
 from pipeline.serving.dry_run import shell_lines

@@ -21,7 +21,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from pipeline.cache.backend import BackendDown
-from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
+from pipeline.cache.packed_backend import CircuitBreaker, ServerUnreachable
 from pipeline.cache.redis_server import RedisAddress
 
 _log = logging.getLogger("pipeline.gateway")

@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.bench.load_settings import Load
 from pipeline.bench.page import page, write_page
-from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, LevelResult
-from pipeline.bench.verdict import verdict, warnings
+from pipeline.bench.result import BenchForecast, BenchResult, ForecastPoint, LevelResult, verdict, warnings
 from tests.support.benched import failed_level, level, result
 from tests.support.browser import opened
 from tests.support.downloads import Unavailable, chromium

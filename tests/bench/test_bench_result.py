@@ -11,10 +11,9 @@ import pytest
 
 from pipeline.bench import result as results
 from pipeline.bench.load_settings import Load, LoadSettings
-from pipeline.bench.result import BenchResult, LevelResult, SloCheck, json_schema
+from pipeline.bench.result import BenchResult, LevelResult, SloCheck, json_schema, verdict, warnings
 from pipeline.bench.run import find_limit, run_bench
 from pipeline.bench.subject import Subject
-from pipeline.bench.verdict import verdict, warnings
 from pipeline.client.testing import FakeServer, Reply
 from pipeline.errors import InvalidInput
 from pipeline.progress import Silent

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from pipeline.bench.load import LoadRecords, Period, run_load
 from pipeline.bench.load_settings import Load
-from pipeline.bench.result import LevelResult, ServerFigures
+from pipeline.bench.result import LevelResult, ServerFigures, verdict
 from pipeline.bench.summary import summarize
 from pipeline.bench.targets import BenchRequest, OpenAITarget
-from pipeline.bench.verdict import verdict
 from pipeline.bench.workload import ScriptedConversation, Turn
 from pipeline.cli.render.bench import bench_table
 from pipeline.errors import ServerError

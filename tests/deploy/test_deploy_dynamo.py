@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pipeline.contracts import read_facts
-from pipeline.deploy.package import DeployedPackage
+from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe

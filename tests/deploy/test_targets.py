@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 from pipeline import __version__
 from pipeline.contracts.images import serving_image
 from pipeline.contracts.releases import joined
-from pipeline.deploy.package import DeployedPackage
+from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import DeployTarget, deployment_files
 from pipeline.errors import UserError
 from pipeline.recipe import load_recipe

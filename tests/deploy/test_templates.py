@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.deploy.package import DeployedPackage
+from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.deploy.templates import render, yaml_block, yaml_scalar
 from pipeline.errors import UserError

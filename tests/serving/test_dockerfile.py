@@ -18,7 +18,7 @@ import yaml
 from pipeline.contracts.images import image_facts, serving_image
 from pipeline.contracts.launching import launch_facts
 from pipeline.contracts.releases import container, joined, releases
-from pipeline.deploy.package import DeployedPackage
+from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.machine.image_build import CONSTRAINTS, REQUIREMENTS
 from pipeline.recipe import load_recipe

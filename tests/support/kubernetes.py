@@ -17,7 +17,7 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from pipeline.deploy.package import DeployedPackage
+from pipeline.deploy.containers import DeployedPackage
 from pipeline.deploy.targets import deployment_files
 from pipeline.documents import dump_yaml
 from pipeline.recipe import Recipe, load_recipe

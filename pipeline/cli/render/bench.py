@@ -20,12 +20,11 @@ from rich.text import Text
 from pipeline.bench.conversations import BenchWorkload
 from pipeline.bench.load import LoadRecords
 from pipeline.bench.load_settings import Load, LoadSettings, section_argv
-from pipeline.bench.result import BenchResult, Distribution, LevelResult
+from pipeline.bench.result import BenchResult, Distribution, LevelResult, verdict, warnings
 from pipeline.bench.run import Watcher
 from pipeline.bench.settings import BenchSettings
 from pipeline.bench.statistics import percentiles
 from pipeline.bench.subject import Subject
-from pipeline.bench.verdict import verdict, warnings
 
 _LINE_EVERY_S, _DRAW_EVERY_S = 5.0, 0.25
 _LATEST = 200  # requests behind live figures

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from pipeline.cache.backend import BackendDown
-from pipeline.cache.circuit_breaker import CircuitBreaker, ServerUnreachable
+from pipeline.cache.packed_backend import CircuitBreaker, ServerUnreachable
 
 
 class Clock:
