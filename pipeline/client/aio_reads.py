@@ -42,7 +42,10 @@ class MessageReads:
                 wait raises. After a cancellation it is called no more.
         """
         self._call, self._end_call, self._loop, self._take = call, end_call, loop, take
-        self._cancelled, self._wake, self._context = False, None, None
+        self._cancelled = False
+        # Of the task, while it waits.
+        self._wake: Callable[[object], None] | None = None
+        self._context: Any = None
         self._error: BaseException | None = None
         self._message: Any = None
 

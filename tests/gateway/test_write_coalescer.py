@@ -131,10 +131,10 @@ def test_with_room_nothing_is_waited_for() -> None:
     async def work() -> None:
         connection = Connection([0])
         async with WriteCoalescer(connection.send, connection) as body:
-            assert not body.has_room, "the response has not begun"
+            rooms = [body.has_room]
             await body.put(b"first")
             await asyncio.sleep(0.002)
-            assert body.has_room
+            assert [*rooms, body.has_room] == [False, True], "first the response has to begin"
             body.put_now(b"second")
             assert connection.sent == [b"", b"first", b"second"]
 
