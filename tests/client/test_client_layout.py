@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,12 +60,12 @@ def test_bytes_that_are_no_message_are_left_to_the_parser(
 
 def messages_of(texts: Sequence[str], token_ids: Sequence[int]) -> list[bytes]:
     """As the entry model sends them: text, count and ids of each step, then an empty last one."""
-    made = []
+    made: list[bytes] = []
     for text, token in zip([*texts, ""], [*token_ids, 0], strict=False):
         message = pb.ModelStreamInferResponse()
         answer = message.infer_response
         answer.parameters["triton_final_response"].bool_param = len(made) == len(texts)
-        values = {
+        values: dict[str, tuple[str, list[Any]]] = {
             "text_output": ("BYTES", [text]), "output_ids": ("INT32", [token] * (token % 3)),
             "num_output_tokens": ("INT32", [token % 3]), "num_input_tokens": ("INT32", [7]),
         }  # fmt: skip
