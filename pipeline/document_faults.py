@@ -95,7 +95,11 @@ def located_errors(
 ) -> list[tuple[KeyPath, ErrorDetails]]:
     """Find the key of each error, in the order of the file; without those that the document's own faults explain."""
     errors = [(without_tags(model, detail["loc"]), detail) for detail in error.errors(include_url=False)]
-    errors = [one for one in errors if one[1]["input"] is not None or one[0] not in document.formless]
+    errors = [
+        located
+        for located in errors
+        if located[1]["input"] is not None or located[0] not in document.formless
+    ]
     return sorted(errors, key=lambda error: document.place(error[0]).line or 0)
 
 
@@ -248,7 +252,9 @@ def _allowed(path: KeyPath, model: type[BaseModel], data: Mapping[str, Any]) -> 
     elsewhere = [known for known in all_keys(model) if known.split(".")[-1] == key and known != dotted(path)]
     hint = near or (f"did you mean {elsewhere[0]}? " if elsewhere else "")
     if others and (name := tag(others[0])[0]):
-        hint = f"it belongs to {dotted((*path[:-1], name))} {' or '.join(tag(one)[1] for one in others)}; "
+        hint = (
+            f"it belongs to {dotted((*path[:-1], name))} {' or '.join(tag(member)[1] for member in others)}; "
+        )
     return f"{hint}allowed{' here' if elsewhere and not near else ''}: {', '.join(names)}"
 
 

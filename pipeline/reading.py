@@ -156,19 +156,19 @@ def check_text(value: Any) -> None:
     """Raises ValueError if a text in a value holds half of a surrogate pair, which UTF-8 cannot encode."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
+        part = waiting.pop()
+        if isinstance(part, str):
             try:
-                one.encode()
+                part.encode()
             except UnicodeEncodeError as error:
-                half = f"\\u{ord(one[error.start]):04x}"
+                half = f"\\u{ord(part[error.start]):04x}"
                 raise ValueError(
                     f"holds {half}, which is half of a character: write both halves, or none"
                 ) from None
-        elif isinstance(one, Mapping):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, Sequence):
-            waiting += one
+        elif isinstance(part, Mapping):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, Sequence):
+            waiting += part
 
 
 def read_tokenizer(path: Path) -> Any:

@@ -132,10 +132,12 @@ def _host(found: Inventory) -> Iterator[Check]:
     if found.processors is None:
         yield _unknown("processors", found, "processors")
     else:
-        one = found.processors
-        quota = f"; the container's share is {one.quota:g}" if one.quota is not None else ""
-        bf16 = {True: ", bf16 arithmetic", False: ", no bf16 arithmetic", None: ""}[one.bf16]
-        yield Check("processors", "ok", f"{one.cores} cores, {one.threads} threads{bf16}{quota}")
+        processors = found.processors
+        quota = f"; the container's share is {processors.quota:g}" if processors.quota is not None else ""
+        bf16 = {True: ", bf16 arithmetic", False: ", no bf16 arithmetic", None: ""}[processors.bf16]
+        yield Check(
+            "processors", "ok", f"{processors.cores} cores, {processors.threads} threads{bf16}{quota}"
+        )
     yield _shm(found)
     yield _disk("store", found.store, found)
     yield _disk("temporary", found.temporary, found)

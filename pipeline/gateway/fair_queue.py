@@ -259,8 +259,8 @@ class FairQueue:
         if wait_s < inf:
             self._timers[future] = asyncio.get_running_loop().call_later(wait_s, give_up)
 
-    def _not_ready(self, what: str) -> ApiError:
-        text = f"The model {what}: {self.paused}"
+    def _not_ready(self, problem: str) -> ApiError:
+        text = f"The model {problem}: {self.paused}"
         return ApiError(503, text, code="unavailable", retry_after_s=_RETRY_AFTER_S)
 
     def _release(self, tenant: str) -> None:

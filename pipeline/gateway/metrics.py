@@ -159,9 +159,9 @@ class GatewayMetrics(Collector):
         self, name: str, model: str, source: CacheCounters | AsyncClient, now: Mapping[str, int]
     ) -> None:
         """Add to a counter what a source has counted since the last time, by its second label."""
-        seen = self._seen.get(source, {})
+        counted = self._seen.get(source, {})
         for label, count in now.items():
-            if new := count - seen.get(label, 0):
+            if new := count - counted.get(label, 0):
                 self._counters[name].labels(model, label).inc(new)
         self._seen[source] = dict(now)
 

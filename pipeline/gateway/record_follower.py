@@ -86,12 +86,12 @@ class RecordFollower:
         file = self._folder / f"{self.name}.json"
         try:
             stat = file.stat()
-            seen = (stat.st_mtime_ns, stat.st_ino)
+            version = (stat.st_mtime_ns, stat.st_ino)
         except OSError:
-            seen = None
+            version = None
         # Also without a change: after a failure, and because clocks of file systems are coarse.
-        if seen != self._seen or time.monotonic() >= self._reread_at:
-            self._seen, self._reread_at = seen, time.monotonic() + _REREAD_S
+        if version != self._seen or time.monotonic() >= self._reread_at:
+            self._seen, self._reread_at = version, time.monotonic() + _REREAD_S
             try:
                 self._record = await asyncio.to_thread(RunningServer.read, self._folder, self.name)
                 if self._record is None:

@@ -90,10 +90,10 @@ class BucketTake(NamedTuple):
     """Amount that is to be taken from one bucket of a tenant.
 
     Attributes:
-        what: name of the bucket.
+        bucket: Name of the bucket.
     """
 
-    what: str
+    bucket: str
     per_minute: float
     amount: float
 
@@ -158,8 +158,8 @@ class RedisBuckets:
             The state of each bucket, and after them that of the choices that run, if there is a lease; None if the
             server does not answer.
         """
-        words: list[Any] = [
-            word for take in wanted for word in (take.what, repr(take.per_minute), repr(take.amount))
+        arguments: list[Any] = [
+            word for take in wanted for word in (take.bucket, repr(take.per_minute), repr(take.amount))
         ]
         lease_words = ("", 0, 0) if lease is None else lease
         if lease is not None:
@@ -169,8 +169,8 @@ class RedisBuckets:
                 self._renewing = asyncio.create_task(self._keep_leases())
         keys = [f"pipeline:limits:{tenant}", f"pipeline:running:{tenant}"]
         try:
-            words = [int(forced), *lease_words, repr(self._lease_s), *words]
-            reply = await self._take(keys, words)
+            arguments = [int(forced), *lease_words, repr(self._lease_s), *arguments]
+            reply = await self._take(keys, arguments)
         except BackendDown as error:
             if not self._fault:
                 _log.warning("limits of tenants are counted by this gateway alone: %s", error)

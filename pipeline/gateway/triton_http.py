@@ -124,9 +124,9 @@ class TritonHttp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        held = _Held(self)
+        buffered = _BufferedBytes(self)
         try:
-            async with aclosing(self._request(scope, receive, held)) as request:
+            async with aclosing(self._request(scope, receive, buffered)) as request:
                 await self._exchange(request, receive, send)
         except ApiError as error:
             await _refusal(error)(scope, receive, send)
@@ -136,9 +136,11 @@ class TritonHttp:
             # So that the client sees that the answer is not whole.
             scope["peer"].abort()
         finally:
-            held.release()
+            buffered.release()
 
-    async def _request(self, scope: Scope, receive: Receive, held: _Held) -> AsyncGenerator[bytes]:
+    async def _request(
+        self, scope: Scope, receive: Receive, buffered: _BufferedBytes
+    ) -> AsyncGenerator[bytes]:
         """Yield the bytes of the request to Triton; the first of them when it is known that it is harmless."""
         headers = dict(scope["headers"])
         path = scope["raw_path"].decode("latin-1")
@@ -168,7 +170,7 @@ class TritonHttp:
             more = piece if text is None else piece[: text - len(json_bytes)]
             if len(json_bytes) + len(more) > self.limits.json_bytes:
                 raise ApiError(413, f"The JSON is longer than {self.limits.json_bytes} bytes")
-            held.add(len(piece))
+            buffered.add(len(piece))
             try:
                 depth.feed(more)
             except ApiError:
@@ -272,7 +274,7 @@ class _ClientLeft(Exception):
     """The client has closed the connection."""
 
 
-class _Held:
+class _BufferedBytes:
     """Bytes that a request holds in memory, of those that all requests may hold."""
 
     def __init__(self, owner: TritonHttp) -> None:

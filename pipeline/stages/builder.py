@@ -225,7 +225,7 @@ def preview_deployment(
     except SourceError as error:
         note = str(error)
     probes = probe_models(recipe, store)
-    sizes = {role: one.sizes for role, one in probes.items() if one.sizes is not None}
+    sizes = {role: probe.sizes for role, probe in probes.items() if probe.sizes is not None}
     return DeploymentPreview(package, runtime_of(recipe).preview_deployment(recipe, sizes), note)
 
 

@@ -85,10 +85,10 @@ class Download:
     def _judge(self, listed: Mapping[str, RemoteFile]) -> None:
         """Judge a checkpoint that is quantized already by its headers and scales, before its weights come."""
         try:
-            found = lint_files(_RemoteParts(self, listed), quantized_only=True)
+            findings = lint_files(_RemoteParts(self, listed), quantized_only=True)
         except (InvalidInput, UnreadableFile):
             return  # the settings; they are judged when all files are there
-        refuse_errors(found or (), self.source.label, self.progress.say, allowed=self.allow_faults)
+        refuse_errors(findings or (), self.source.label, self.progress.say, allowed=self.allow_faults)
 
     def run_graph(self) -> bool:
         """Bring the published ONNX graph, as model.onnx, with its configuration and tokenizer.
@@ -134,8 +134,8 @@ class Download:
                 "set PIPELINE_STORE to a larger disk"
             )
         if missing < total:
-            there, whole = human_bytes(total - missing), human_bytes(total)
-            self.progress.say(f"{self.source.label}: {there} of {whole} are here from an earlier try")
+            present, whole = human_bytes(total - missing), human_bytes(total)
+            self.progress.say(f"{self.source.label}: {present} of {whole} are here from an earlier try")
         with self.progress.task(f"download {self.source.repo}", missing, "B") as task:
             shared = _Shared(task)
             self._run_all([self._transfer(file, shared) for file in wanted])
@@ -192,9 +192,9 @@ class _RemoteParts:
         return {name: file.bytes for name, file in self.listed.items()}
 
     def part(self, name: str, begin: int, end: int) -> bytes:
-        here = self.download.into / name
-        if here.is_file():
-            with here.open("rb") as stream:
+        file = self.download.into / name
+        if file.is_file():
+            with file.open("rb") as stream:
                 stream.seek(begin)
                 return stream.read(end - begin)
         self._reads[name] += 1

@@ -73,13 +73,15 @@ def choose_package(
         return ChosenPackage(wanted.package, deployment, recipe, argv)
     assert recipe is not None, "the caller asked for one"
     if preview:
-        seen = preview_deployment(recipe, store, progress=progress, allowed=wanted.allowed)
-        if seen.deployment is None:
-            return ChosenPackage(seen.package, Deployment.load(seen.package), recipe, argv)
+        previewed = preview_deployment(recipe, store, progress=progress, allowed=wanted.allowed)
+        if previewed.deployment is None:
+            return ChosenPackage(previewed.package, Deployment.load(previewed.package), recipe, argv)
         allowing = (part for rule in sorted(wanted.allowed) for part in ("--allow", rule))
         lines = [f"Before: {shlex.join(('pipeline', 'build', *recipe.build_words, *store.words, *allowing))}"]
-        lines += [f"Where the package will be is not known: {seen.note}"] if seen.note else []
-        return ChosenPackage(seen.package, seen.deployment, recipe, argv, built=False, note="\n".join(lines))
+        lines += [f"Where the package will be is not known: {previewed.note}"] if previewed.note else []
+        return ChosenPackage(
+            previewed.package, previewed.deployment, recipe, argv, built=False, note="\n".join(lines)
+        )
     prepared = prepare(recipe, store, progress=progress, allowed=wanted.allowed)
     builder = Builder(prepared, store, progress)
     serving = [Need(extra, "serve") for extra in ("cpu", "server")] if recipe.runtime.kind == "cpu" else []

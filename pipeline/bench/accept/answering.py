@@ -72,13 +72,13 @@ def stream(run: AcceptanceRun) -> Checks:
 
 def golden(run: AcceptanceRun) -> Checks:
     """The recipe's golden questions."""
-    asked = GoldenSet.load(run.built)
-    if asked is None:
+    golden_set = GoldenSet.load(run.built)
+    if golden_set is None:
         yield skipped("golden questions", "the recipe has none")
         return
     longest = run.deployment.limits.max_output_tokens
     with run.client() as client:
-        report = asked.ask(
+        report = golden_set.ask(
             lambda prompt: (
                 client.generate(prompt.asked, temperature=0.0, max_tokens=prompt.max_tokens or longest).text
             )
@@ -161,8 +161,8 @@ def undrafted(run: AcceptanceRun) -> Checks:
 
 
 def _texts(run: AcceptanceRun, client: Client, **sampling: Any) -> DraftedTexts:
-    asked, tokens = questions(run.settings.load.questions), min(64, run.deployment.limits.max_output_tokens)
-    answers = [client.generate(prompt, temperature=0.0, max_tokens=tokens, **sampling) for prompt in asked]
+    prompts, tokens = questions(run.settings.load.questions), min(64, run.deployment.limits.max_output_tokens)
+    answers = [client.generate(prompt, temperature=0.0, max_tokens=tokens, **sampling) for prompt in prompts]
     return DraftedTexts(
         tuple(answer.text for answer in answers),
         sum(answer.stats.draft_tokens or 0 for answer in answers),
@@ -191,7 +191,7 @@ def _agreement(pairs: Sequence[tuple[list[int], list[int]]]) -> float:
     equal = differing = 0
     for first, second in pairs:
         both = zip(first, second, strict=False)
-        same = next((at for at, (a, b) in enumerate(both) if a != b), min(len(first), len(second)))
+        same = next((index for index, (a, b) in enumerate(both) if a != b), min(len(first), len(second)))
         equal += same
         differing += same < max(len(first), len(second))
     return equal / max(1, equal + differing)
@@ -260,8 +260,8 @@ def _heldout(run: AcceptanceRun) -> list[list[int]]:
         dataset = run.store.find(run.prepared.plan["dataset"].key)
     if dataset is None:
         tokenizer = run.tokenizer
-        asked = (run.template.render(question) for question in questions(count))
-        return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in asked]
+        prompts = (run.template.render(question) for question in questions(count))
+        return [tokenizer.encode(text).ids[: limits.max_input_tokens] for text in prompts]
     lines = (dataset.path / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     samples = [json.loads(line)["tokens"] for line in lines]
     return [sample[: max(1, min(len(sample) // 2, limits.max_input_tokens))] for sample in samples]

@@ -53,8 +53,8 @@ def plan(run: AcceptanceRun) -> Checks:
     )
     if run.plan.performance is not None:
         run.figures["forecast"] = dict(run.plan.performance.as_json())
-    for what, why in run.plan.unknown.items():
-        yield AcceptanceCheck(f"plan of {what}", "measured", "", "not known", note=why)
+    for figure, why in run.plan.unknown.items():
+        yield AcceptanceCheck(f"plan of {figure}", "measured", "", "not known", note=why)
 
 
 def build(run: AcceptanceRun) -> Checks:
@@ -145,13 +145,13 @@ def metrics(run: AcceptanceRun) -> Checks:
     """The pages of metrics: Triton's, and the gateway's."""
     triton = MetricsPage.fetch(run.up.record.metrics_url)
     engine = TARGET_MODEL in run.deployment.models and run.recipe.runtime.kind != "pytorch"
-    wanted = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
-    missing = [name for name in wanted if triton is None or not triton.samples.get(name)]
+    families = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
+    missing = [name for name in families if triton is None or not triton.samples.get(name)]
     yield expect(
         "Triton's page",
         not missing,
-        f"{len(wanted)} families",
-        f"{len(wanted) - len(missing)}",
+        f"{len(families)} families",
+        f"{len(families) - len(missing)}",
         f"missing: {', '.join(missing)}" if missing else "",
     )
     answered = triton.total(_FAMILIES[0], model=run.deployment.entry_model) if triton is not None else None
@@ -277,11 +277,11 @@ def _tokens_per_s(level: LevelResult) -> float:
 
 
 def _no_fault(level: LevelResult) -> Checks:
-    done, asked = level.requests["complete"], sum(level.requests.values())
+    complete, requests = level.requests["complete"], sum(level.requests.values())
     yield expect(
         f"{level.load.concurrency} streams, requests that failed",
-        0 < done == asked,
+        0 < complete == requests,
         "0",
-        f"{asked - done} of {asked}",
+        f"{requests - complete} of {requests}",
         "; ".join(list(level.errors)[:3]),
     )

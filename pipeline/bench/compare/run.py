@@ -328,12 +328,12 @@ def _fit(packages: Sequence[Path]) -> bool:
     """Whether packages can be served beside each other. On GPUs the second would get less KV cache than the first."""
     if any(Deployment.load(package).requirements is not None for package in packages):
         return len(packages) == 1
-    found = [memory_beside(package, None, Store.at(None)) for package in packages]
-    return sum(need.needed_bytes for need in found) <= min(need.free_bytes for need in found)
+    needs = [memory_beside(package, None, Store.at(None)) for package in packages]
+    return sum(need.needed_bytes for need in needs) <= min(need.free_bytes for need in needs)
 
 
-def _side(source: DeploymentSource, seen: ComparedDeployment) -> ComparedSide:
-    return ComparedSide(name=seen.subject.name, given=source.given, target=seen.subject.described)
+def _side(source: DeploymentSource, deployment: ComparedDeployment) -> ComparedSide:
+    return ComparedSide(name=deployment.subject.name, given=source.given, target=deployment.subject.described)
 
 
 def _warnings(loads: Sequence[LoadComparison]) -> Iterator[str]:

@@ -166,7 +166,7 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
     Raises:
         InvalidInput: With each package that is not built, and all that keeps this machine from serving one.
     """
-    faults, found = list[Fault](), list[Path]()
+    faults, packages = list[Fault](), list[Path]()
     for recipe in recipes:
         key = f"{recipe.name}, runtime {recipe.runtime.kind}"
         artifact = store.find(prepare(recipe, store).plan["package"].key)
@@ -174,7 +174,7 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
             build = shlex.join(("pipeline", "build", *recipe.build_words, *store.words))
             faults.append(Fault("its package is not built", key=key, fix=build))
             continue
-        found.append(artifact.path)
+        packages.append(artifact.path)
         ports = Ports.choose(recipe, usual=False)
         stopping = (
             finding for finding in dry_run(artifact.path, ServeOptions(ports)).findings if finding.stops
@@ -185,7 +185,7 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
         ]
     if faults:
         raise InvalidInput("these cannot be compared on this machine", faults)
-    return tuple(found)
+    return tuple(packages)
 
 
 def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: DeploymentSource) -> GoldenSet | None:

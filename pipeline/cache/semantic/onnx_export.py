@@ -73,7 +73,7 @@ class _Encoder:
         graph = helper.make_graph(
             self._nodes,
             "bert",
-            [helper.make_tensor_value_info(given, TensorProto.INT64, shape) for given in INPUTS],
+            [helper.make_tensor_value_info(input_name, TensorProto.INT64, shape) for input_name in INPUTS],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, of)],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )

@@ -231,8 +231,8 @@ def _reaching(scores: NDArray[np.float64]) -> list[int]:
 
 def _known(measured: Measured, rows: Rows, name: str) -> bool:
     """Whether there are enough traps of the kind that a guard is for."""
-    found = measured.found[:, measured.guards.index(name)]
-    return int((found & ~measured.same & rows).sum()) >= _MIN_TRAPS
+    objections = measured.found[:, measured.guards.index(name)]
+    return int((objections & ~measured.same & rows).sum()) >= _MIN_TRAPS
 
 
 def _every(measured: Measured) -> Rows:
@@ -251,9 +251,9 @@ class GuardWeight:
 def weigh(measured: Measured, setting: Setting) -> tuple[GuardWeight, ...]:
     """Count for every guard that is on what it alone stops, in their order."""
     used = [measured.guards.index(name) for name in setting.guards]
-    found = measured.found[:, used]
+    objections = measured.found[:, used]
     reached = measured.passing(replace(setting, guards=()))
-    alone = found & (found.sum(axis=1) == 1)[:, None] & reached[:, None]
+    alone = objections & (objections.sum(axis=1) == 1)[:, None] & reached[:, None]
     stopped = (alone & ~measured.same[:, None]).sum(axis=0).tolist()
     lost = (alone & measured.same[:, None]).sum(axis=0).tolist()
     return tuple(

@@ -313,11 +313,11 @@ class GeneratingEndpoints(EndpointFamily):
             model = context.find_model(parsed.model)
             ignored = tolerate(parsed, model.template, strict=model.strict)
             answer = make(parsed, AnswerContext(model, tenant, record))
-            given = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
-            ignored += sorted(answer.generation.unread & given)
+            fields = parsed.model_fields_set | getattr(parsed, "chat_fields", {}).keys()
+            ignored += sorted(answer.generation.unread & fields)
             own_words = getattr(kind, "own_words", str)
             ignored += [
-                own_words(f"tools.{index}.function.strict") for index in answer.generation.tools.unheld
+                own_words(f"tools.{index}.function.strict") for index in answer.generation.tools.unguided
             ]
             record.headers += ignored_headers(ignored)
             if (answer.generation.request.output_token_limit or 0) > model.max_output_tokens:

@@ -215,7 +215,7 @@ class LeasedQueue:
     ) -> AsyncIterator[None]:
         """See `fair_queue.FairQueue.slot`. The monotonic clock is the same in all processes."""
         self.waiting += 1
-        held = False
+        counted = False
         try:
             async with self.worker.lease(
                 model=self.model,
@@ -226,10 +226,10 @@ class LeasedQueue:
                 background=background,
                 work=None if work is None else asdict(work),
             ):
-                self.waiting, self.running, held = self.waiting - 1, self.running + 1, True
+                self.waiting, self.running, counted = self.waiting - 1, self.running + 1, True
                 yield
         finally:
-            if held:
+            if counted:
                 self.running -= 1
             else:
                 self.waiting -= 1

@@ -96,7 +96,7 @@ def adapter_demand(recipe: Recipe, known: Mapping[str, Adapter]) -> AdapterDeman
     said = _own(recipe, "lora_config")
     device, host = said.get("max_loras"), said.get("max_cpu_loras")
     return AdapterDemand(
-        known={name: one for name, one in known.items() if one.modules and not one.faults},
+        known={name: adapter for name, adapter in known.items() if adapter.modules and not adapter.faults},
         unknown=tuple(name for name in recipe.adapters if name not in known),
         device=device if isinstance(device, int) else min(count, recipe.limits.max_concurrency),
         host=host if isinstance(host, int) else count,
@@ -130,7 +130,7 @@ def _obstacles(role: str, sizes: ModelSizes, form: str) -> Iterator[str]:
     if form not in forms:
         yield (
             f"the weights of the {role} are published in {form}, whose bytes are not understood; understood are "
-            f"{', '.join(one for one in forms if one not in ('none', 'auto'))}"
+            f"{', '.join(form for form in forms if form not in ('none', 'auto'))}"
         )
     if sizes.dtype not in dtypes:
         yield f"dtype of config.json is not known: {role}: {sizes.dtype}; known: {', '.join(dtypes)}"

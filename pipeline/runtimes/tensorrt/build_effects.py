@@ -89,20 +89,20 @@ def effects(version: str, argv: Sequence[str], model: CheckpointConfig, sm: int)
         UserError: The version is not known.
     """
     known, values = flags(version), parse(version, argv)
-    asked = {name: config_value(known[name], value) for name, value in values.items()}
-    build = _BuilderRun(model, sm, dict(asked), keeps_gemm=values["gemm_plugin"] == "disable")
+    requested = {name: config_value(known[name], value) for name, value in values.items()}
+    build = _BuilderRun(model, sm, dict(requested), keeps_gemm=values["gemm_plugin"] == "disable")
     refusal = None
     try:
         build.run()
     except _BuilderRefusal as refused:
         refusal = str(refused)
-    changes = _changes({name: asked[name] for name in named_flags(version, argv)}, build)
+    changes = _changes({name: requested[name] for name in named_flags(version, argv)}, build)
     return BuildEffects(build.values, tuple(build.messages), changes, refusal)
 
 
-def _changes(asked: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChange, ...]:
+def _changes(requested: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChange, ...]:
     """Longer sequences of an engine that verifies drafts are no change: the flag means that."""
-    meant = {**asked}
+    meant = {**requested}
     if "max_seq_len" in meant:
         meant["max_seq_len"] += build.grown
     reasons = {flag: message.text for message in build.messages for flag in message.changes}

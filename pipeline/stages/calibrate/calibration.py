@@ -116,10 +116,10 @@ def measure_sensitivity(
     work = _open(checkpoint_dir, dataset_dir, quantization, into, progress, device)
     work.import_libraries()
     with torch_threads_for(work.elements):
-        found = work.measure_sensitivity(work.load(), dataset_dir, kept)
+        sensitivity = work.measure_sensitivity(work.load(), dataset_dir, kept)
     return {
-        "formats": list(found["bits"]),
-        "groups": len(found["groups"]),
+        "formats": list(sensitivity["bits"]),
+        "groups": len(sensitivity["groups"]),
         "device": work.device,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -253,19 +253,21 @@ class _Calibration:
 
         _, batches = self._batches(model, dataset_dir)
         with self._phase("measuring sensitivity"):
-            found = auto.measure_sensitivity(
+            sensitivity = auto.measure_sensitivity(
                 model, self._quantization, batches, kept, self.into, self.progress
             )
-        write_json(self.into / auto.SENSITIVITY, found)
-        for form, bits in sorted(found["bits"].items(), key=lambda one: float(one[1])):
-            costs: dict[str, float] = {group["layers"][0]: group["scores"][form] for group in found["groups"]}
+        write_json(self.into / auto.SENSITIVITY, sensitivity)
+        for form, bits in sorted(sensitivity["bits"].items(), key=lambda item: float(item[1])):
+            costs: dict[str, float] = {
+                group["layers"][0]: group["scores"][form] for group in sensitivity["groups"]
+            }
             if form != "none":
                 most = max(costs, key=costs.__getitem__)
                 total = f"{sum(costs.values()):.2g} nats"
                 self.progress.say(
                     f"    {form}, {bits:.4g} bits a weight: {total} by the gradients, most in {most}"
                 )
-        return found
+        return sensitivity
 
     def measure(self, model: Any, dataset_dir: Path, sensitivity_dir: Path | None) -> dict[str, Json]:
         """Scales, checked; and a sample answer."""

@@ -174,13 +174,13 @@ class Decoder:
             tokens, rank = torch.where(chosen == number)
             if not len(tokens):
                 continue
-            mine = x[tokens]
+            routed = x[tokens]
             if model.stacked:
-                made = self._stacked_expert(f"{place}experts.", number, mine)
+                made = self._stacked_expert(f"{place}experts.", number, routed)
             else:
                 expert = f"{place}experts.{number}."
                 gate, up, down = (expert + name for name in (("w1", "w3", "w2") if is_mixtral else _GATED))
-                inner = self._held(functional.silu(self.linear(gate, mine)) * self.linear(up, mine))
+                inner = self._held(functional.silu(self.linear(gate, routed)) * self.linear(up, routed))
                 made = self.linear(down, inner)
             result.index_add_(0, tokens, made * shares[tokens, rank, None])
         return result

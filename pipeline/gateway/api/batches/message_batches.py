@@ -284,14 +284,14 @@ class MessageBatchEndpoints(EndpointFamily):
         # What is not there any more is a 404, not half an answer.
         first = await self.context.use_state(next, lines, b"")
 
-        def some() -> bytes:
+        def next_part() -> bytes:
             return b"".join(islice(lines, _RESULT_LINES))
 
         async def parts() -> AsyncIterator[bytes]:
             part = first
             while part:
                 yield part
-                part = await self.context.use_state(some)
+                part = await self.context.use_state(next_part)
 
         return StreamingResponse(parts(), media_type="application/x-jsonl")
 

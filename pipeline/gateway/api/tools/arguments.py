@@ -78,7 +78,7 @@ class JsonArguments:
         start = at
         while True:
             mark = self._marks.search(text, at)
-            limit = mark.start() if mark else len(text) - self._marks.held(text)
+            limit = mark.start() if mark else len(text) - self._marks.partial(text)
             end = self._scanner.end(text[at:limit]) if self._is_object else None
             if end is not None:
                 self._stage, self._scanner = "rest", Scanner(depth=1)
@@ -96,7 +96,7 @@ class JsonArguments:
         if not self._encloses and not self._ends:
             return Step(read, at, over=True)
         mark = self._marks.search(text, at)
-        limit = mark.start() if mark else max(at, len(text) - self._marks.held(text))
+        limit = mark.start() if mark else max(at, len(text) - self._marks.partial(text))
         if self._encloses and (end := self._scanner.end(text[at:limit])) is not None:
             return Step(read, at + end, over=True)
         if mark is None:
@@ -106,7 +106,7 @@ class JsonArguments:
     def finish(self, text: str, *, cut: bool) -> str:
         if self._stage != "arguments":
             return ""
-        return text[: len(text) - self._marks.held(text)] if cut else text
+        return text[: len(text) - self._marks.partial(text)] if cut else text
 
 
 class XmlArguments:
@@ -194,7 +194,7 @@ class XmlArguments:
         while True:
             mark = self._marks.search(text, at)
             if mark is None:
-                end = max(start, len(text) - self._marks.held(text))
+                end = max(start, len(text) - self._marks.partial(text))
                 if self._dialect.trim and end > start and text[end - 1] == "\n":
                     end -= 1
                 return Step(self._take(text[start:end]), end)
@@ -214,8 +214,8 @@ class XmlArguments:
         after = _space_end(text, mark.end())
         if any(text.startswith(follows, after) for follows in expected):
             return True
-        rest = text[after : after + 64]
-        return None if any(follows.startswith(rest) for follows in expected) else False
+        ahead = text[after : after + 64]
+        return None if any(follows.startswith(ahead) for follows in expected) else False
 
     def _take(self, text: str) -> str:
         if not text:
@@ -251,11 +251,11 @@ class XmlArguments:
         if self._stage == "between":
             return "" if cut else self._close()
         mark = self._marks.search(text)
-        rest = text[: mark.start() if mark else len(text) - self._marks.held(text)]
+        remaining = text[: mark.start() if mark else len(text) - self._marks.partial(text)]
         if cut:
-            rest = rest.removesuffix("\n") if self._dialect.trim else rest
-            return self._take(rest) if self._streams else ""
-        return self._close_value(rest) + self._close()
+            remaining = remaining.removesuffix("\n") if self._dialect.trim else remaining
+            return self._take(remaining) if self._streams else ""
+        return self._close_value(remaining) + self._close()
 
 
 class UnquotedArguments:
@@ -278,11 +278,11 @@ class UnquotedArguments:
             if self._over:
                 mark = self._marks.search(text, at)
                 if mark is None:
-                    return Step("".join(out), len(text) - self._marks.held(text[at:]))
+                    return Step("".join(out), len(text) - self._marks.partial(text[at:]))
                 return Step("".join(out), mark.end() if mark[0] in self._ends else mark.start(), over=True)
             if self._in_text:
                 end = text.find(self._quote, at)
-                stop = end if end >= 0 else max(at, len(text) - self._quotes.held(text))
+                stop = end if end >= 0 else max(at, len(text) - self._quotes.partial(text))
                 out.append(json.dumps(text[at:stop], ensure_ascii=False)[1:-1])
                 if end < 0:
                     return Step("".join(out), stop)
@@ -297,8 +297,8 @@ class UnquotedArguments:
 
     def _outside(self, out: list[str], text: str, at: int) -> int:
         """Read on outside of texts; return how many characters, 0 if more are needed to tell."""
-        char, rest = text[at], text[at : at + len(self._quote)]
-        if rest == self._quote:
+        char, quote = text[at], text[at : at + len(self._quote)]
+        if quote == self._quote:
             out.append('"')
             self._in_text, self._wanted = True, False
             return len(self._quote)

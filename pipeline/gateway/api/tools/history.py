@@ -49,8 +49,8 @@ def _with_reasoning(message: Mapping[str, Any], template: ChatTemplate) -> dict[
     """A message whose reasoning, by whatever name it came, is where the template looks for it."""
     if message.get("role") != "assistant":
         return dict(message)
-    given = (message.get(name) for name in _REASONING)
-    text = next((one for one in given if isinstance(one, str) and one), None)
+    reasonings = (message.get(name) for name in _REASONING)
+    text = next((reasoning for reasoning in reasonings if isinstance(reasoning, str) and reasoning), None)
     made = {key: value for key, value in message.items() if key not in _REASONING}
     read = () if text is None else (name for name in _REASONING if name in template.words)
     return {**made, **dict.fromkeys(read, text)}

@@ -25,8 +25,8 @@ def parameters_of(function: Any) -> Mapping[str, Any]:
     """Return the schema of a function's parameters, its own reference followed; an empty one if there is none."""
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if isinstance(schema, Mapping) and "properties" not in schema and "$ref" in schema:
-        found = referred(schema["$ref"], schema)
-        schema = {**schema, **found} if isinstance(found, Mapping) else schema
+        resolved = referred(schema["$ref"], schema)
+        schema = {**schema, **resolved} if isinstance(resolved, Mapping) else schema
     return schema if isinstance(schema, Mapping) else {}
 
 
@@ -62,21 +62,21 @@ def schema_types(schema: Any, root: Any = None) -> frozenset[str]:
     >>> sorted(schema_types({"anyOf": [{"type": "integer"}, {"const": None}]}))
     ['integer', 'null']
     """
-    types, seen, left = set[str](), set[int](), [schema]
-    while left and len(seen) < _MAX_PARTS:
+    types, visited, left = set[str](), set[int](), [schema]
+    while left and len(visited) < _MAX_PARTS:
         part = left.pop()
-        if not isinstance(part, Mapping) or id(part) in seen:
+        if not isinstance(part, Mapping) or id(part) in visited:
             continue
-        seen.add(id(part))
-        given = part.get("type")
-        if given is None:
+        visited.add(id(part))
+        kinds = part.get("type")
+        if kinds is None:
             values = part.get("enum", [part["const"]] if "const" in part else ())
-            given = (
+            kinds = (
                 [_JSON_TYPES.get(type(value), "null") for value in values] if isinstance(values, list) else ()
             )
-        given = [given] if isinstance(given, str) else given
-        types.update(one for one in given if isinstance(one, str)) if isinstance(
-            given, list | tuple
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        types.update(kind for kind in kinds if isinstance(kind, str)) if isinstance(
+            kinds, list | tuple
         ) else None
         for kind in ("anyOf", "oneOf", "allOf"):
             parts = part.get(kind)

@@ -153,13 +153,15 @@ class BlockManager:
             [pool.cached[digest] for digest in digests[first:]]
             for pool, first in zip(self._pools, firsts, strict=True)
         ]
-        if not all(pool.fits(pages.max_blocks, found) for pool, found in zip(self._pools, hits, strict=True)):
+        if not all(
+            pool.fits(pages.max_blocks, cached) for pool, cached in zip(self._pools, hits, strict=True)
+        ):
             return None
-        for pool, table, first, found in zip(self._pools, pages.tables, firsts, hits, strict=True):
-            pool.reserve(pages.max_blocks, found)
-            table.blocks[first:count] = found
+        for pool, table, first, cached in zip(self._pools, pages.tables, firsts, hits, strict=True):
+            pool.reserve(pages.max_blocks, cached)
+            table.blocks[first:count] = cached
             table.first = first
-            pages.reused += len(found)
+            pages.reused += len(cached)
         pages.count, pages.filled, pages.digests = count, filled, digests
         return pages
 

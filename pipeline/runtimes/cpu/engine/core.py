@@ -85,7 +85,7 @@ class EngineCore:
     def precisions(self) -> dict[str, str]:
         """Model -> type that it computes in, and why."""
         models = {"target": self._target, "draft": self._draft}
-        return {name: f"{one.precision}: {one.reason}" for name, one in models.items() if one}
+        return {name: f"{model.precision}: {model.reason}" for name, model in models.items() if model}
 
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest if the request could never run."""
@@ -122,8 +122,8 @@ class EngineCore:
             raise InvalidRequest(f"embedding_bias: has shape {bias.shape}, must be ({vocab},)")
         if request.adapter and request.adapter not in self._target.adapters:
             names = ", ".join(self._target.adapters)
-            there = f"there are {names}" if names else "this engine has no adapters"
-            raise InvalidRequest(f"adapter = {request.adapter[:64]!r}: is unknown; {there}")
+            known = f"there are {names}" if names else "this engine has no adapters"
+            raise InvalidRequest(f"adapter = {request.adapter[:64]!r}: is unknown; {known}")
         if request.guide is not None and self.grammars is None:
             raise InvalidRequest(
                 "guided_decoding_guide_type: this engine was started without guided decoding"

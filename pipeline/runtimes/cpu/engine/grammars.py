@@ -204,8 +204,8 @@ class _Workers:
 
     def __init__(self, vocabulary: Vocabulary, memory_mib: int) -> None:
         # -P: its folder, this one, has modules that are named as others'.
-        words = (grammar_server.__file__, vocabulary.tokenizer, vocabulary.end_id, memory_mib)
-        self._command = [sys.executable or "python3", "-P", *map(str, words)]
+        arguments = (grammar_server.__file__, vocabulary.tokenizer, vocabulary.end_id, memory_mib)
+        self._command = [sys.executable or "python3", "-P", *map(str, arguments)]
         self._lock = threading.Lock()  # guards what follows
         self._control: socket.socket | None = None
         # A worker that waits for the next guide: making one takes longer than most guides do.
@@ -235,8 +235,8 @@ class _Workers:
         """
         if len(guide.text.encode(errors="replace")) > _MAX_GUIDE_BYTES:
             raise ValueError(f"has more than {_MAX_GUIDE_BYTES} bytes")
-        asked = {"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s, "nice": niceness}
-        request = json.dumps(asked).encode()
+        fields = {"kind": guide.kind, "text": guide.text, "cpu_s": cpu_s, "nice": niceness}
+        request = json.dumps(fields).encode()
         for _ in range(_ATTEMPTS):
             with self._lock:
                 control = self._connected()
@@ -261,11 +261,11 @@ class _Workers:
         if self._closed:
             raise GrammarsUnavailable("the engine is closed")
         if self._control is None:
-            self._control, there = socket.socketpair()
-            with there:
+            self._control, child_end = socket.socketpair()
+            with child_end:
                 process = subprocess.Popen(
                     self._command,
-                    stdin=there.fileno(),
+                    stdin=child_end.fileno(),
                     # Python in Triton's stub knows modules from more places than its command line would.
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
@@ -292,10 +292,10 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket, spare: list[s
 
 def _worker(control: socket.socket) -> socket.socket:
     """Ask the server for a worker; what is sent to it is lost if there is no server any more."""
-    worker, there = socket.socketpair()
+    worker, child_end = socket.socketpair()
     worker.settimeout(_ANSWER_S)
-    with there, contextlib.suppress(OSError):
-        socket.send_fds(control, [b"f"], [there.fileno()])
+    with child_end, contextlib.suppress(OSError):
+        socket.send_fds(control, [b"f"], [child_end.fileno()])
     return worker
 
 

@@ -90,7 +90,7 @@ class Matcher:
 
     def _go(self, ahead: abc.Sequence[int]) -> bool:
         common = next(
-            (at for at, (one, other) in enumerate(zip(ahead, self._ahead, strict=False)) if one != other),
+            (at for at, (new, old) in enumerate(zip(ahead, self._ahead, strict=False)) if new != old),
             min(len(ahead), len(self._ahead)),
         )
         self._back(common)
@@ -118,8 +118,8 @@ class Matcher:
         known = min(self._size, self._vocab_size)
         mask = np.zeros(self._vocab_size, np.bool_)
         mask[:known] = np.unpackbits(bits.view(np.uint8), count=known, bitorder="little")
-        asked = mask[self._closing]
+        closing = mask[self._closing]
         mask[list(self._special)] = False
-        mask[self._closing] = asked
+        mask[self._closing] = closing
         mask[self._ends] |= self._inner.is_accepting()
         return mask if mask.any() else None

@@ -192,12 +192,12 @@ def _process(row: Floats, sequence: Sequence, ahead: int) -> None:
         counts = sequence.counts
         if drafts:
             counts = counts + np.bincount(drafts, minlength=len(counts)).astype(np.int32)
-        seen = np.flatnonzero(counts)
-        values = row[seen]
+        present = np.flatnonzero(counts)
+        values = row[present]
         values = np.where(
             values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
         )
-        row[seen] = values - sampling.presence_penalty - sampling.frequency_penalty * counts[seen]
+        row[present] = values - sampling.presence_penalty - sampling.frequency_penalty * counts[present]
     allowed = None if sequence.matcher is None else sequence.matcher.allowed(drafts)
     if allowed is not None:
         np.copyto(row, -np.inf, where=~allowed)
@@ -259,17 +259,17 @@ def accept_or_resample(
     bar = uniform(stream(seed, 1), position) if threshold is None else threshold
     if p[token] > bar * q[token]:
         return token
-    rest = np.maximum(p - q, 0)
-    rest[token] = 0  # with a threshold above 1, p may exceed q there
-    if not rest.any():
-        rest = p
-    ids = np.flatnonzero(rest)
+    residual = np.maximum(p - q, 0)
+    residual[token] = 0  # with a threshold above 1, p may exceed q there
+    if not residual.any():
+        residual = p
+    ids = np.flatnonzero(residual)
     noise = gumbel(
         np.full(len(ids), stream(seed, 2), np.uint64),
         np.full(len(ids), position, np.uint64),
         ids.astype(np.uint64),
     )
-    return int(ids[(np.log(rest[ids]) + noise).argmax()])
+    return int(ids[(np.log(residual[ids]) + noise).argmax()])
 
 
 U64 = npt.NDArray[np.uint64]

@@ -183,11 +183,11 @@ def causal_mask(inputs: Inputs, window: int | None) -> Node:
         return ops.select(ops.logical_and(causal, present), f32(0.0), f32(MASKED))
     near = ops.greater(keys, ops.add(queries, i64(-window)))
     # Said twice over, because the pattern wants four conjunctions.
-    seen = ops.bitwise_and(causal, ops.bitwise_and(ops.bitwise_and(causal, near), present))
-    seen = ops.bitwise_and(seen, present)
+    visible = ops.bitwise_and(causal, ops.bitwise_and(ops.bitwise_and(causal, near), present))
+    visible = ops.bitwise_and(visible, present)
     tokens, context = ops.unsqueeze(inputs.tokens, i64(0)), ops.unsqueeze(inputs.context, i64(0))
     shape = ops.concat([inputs.batch, i64([1]), tokens, context], 0)
-    scores = ops.select(ops.broadcast(seen, shape), f32(0.0), f32(MASKED))
+    scores = ops.select(ops.broadcast(visible, shape), f32(0.0), f32(MASKED))
     return ops.slice(scores, i64([0]), context, i64([1]), i64([3]))
 
 

@@ -56,5 +56,5 @@ class _Auto:
                 reasons.append(f"  {name}: {error}")
             else:
                 return executor
-        what = f"nothing here can run trtllm-build {version}; --executor print makes a script for a machine that can"
-        raise UserError("\n".join([what, *reasons]))
+        problem = f"nothing here can run trtllm-build {version}; --executor print makes a script for a machine that can"
+        raise UserError("\n".join([problem, *reasons]))
