@@ -328,7 +328,7 @@ def find_server(chosen: argparse.Namespace, stack: ExitStack, folder: Path) -> S
         # So that answers are the engine's, and not the cache's.
         recipe = load_recipe(chosen.recipe, ("cache.enabled=false",))
         Builder(prepare(recipe, store, progress=report), store, report).run()
-        served = stack.enter_context(serving(recipe.words, recipe.name, store, folder / "logs"))
+        served = stack.enter_context(serving(recipe.argv, recipe.name, store, folder / "logs"))
         return Server(served.record.gateway_url, recipe.name, tokenizer.resolve())
     if chosen.gateway:
         delays = (chosen.first_ms, chosen.gap_ms, chosen.output_tokens)

@@ -75,7 +75,7 @@ def serving(argv: Sequence[str], name: str, store: Store, logs: Path) -> Iterato
         store: Store that has the package, or gets it.
         logs: Folder for its output.
     """
-    served = ServedDeployment.start((*argv, *store.words), name, store.running, logs, deadline_s=300)
+    served = ServedDeployment.start((*argv, *store.argv), name, store.running, logs, deadline_s=300)
     try:
         yield served
     finally:

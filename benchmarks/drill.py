@@ -241,13 +241,13 @@ class Detached:
 
     def start(self) -> None:
         """Start it, on the same port each time, and wait until it is ready."""
-        self._run("serve", *self._words, "--detach", "--port", str(self._port), *self._store.words)
+        self._run("serve", *self._words, "--detach", "--port", str(self._port), *self._store.argv)
 
     def stop(self) -> None:
         """End it, if it runs."""
         record = RunningServer.read(self._store.running, self._name)
         if record is not None and psutil.pid_exists(record.pid):
-            self._run("stop", self._name, *self._store.words)
+            self._run("stop", self._name, *self._store.argv)
 
     def _run(self, *words: str) -> None:
         subprocess.run([sys.executable, "-m", "pipeline.cli.main", *words], check=True, stdout=sys.stderr)

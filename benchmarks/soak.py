@@ -341,7 +341,7 @@ def main() -> None:
         cache = f"cache={{enabled: true, backend: {{kind: sqlite, path: {folder}/cache.sqlite}}}}"
         recipe = load_recipe(chosen.recipe, (cache,))
         package = Builder(prepare(recipe, store, progress=report), store, report).run().path
-        deployment, words = Deployment.load(package), (*recipe.words, *store.words)
+        deployment, words = Deployment.load(package), (*recipe.argv, *store.argv)
         keys = Path(folder) / "keys.yaml"
         tenants = "".join(f"  {name}: {{keys: [sk-{name}]}}\n" for name in TENANTS)
         keys.write_text(f"tenants:\n{tenants}")

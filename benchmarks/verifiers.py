@@ -22,7 +22,7 @@ from pipeline.cache.semantic.cross_encoder import CrossEncoder, CrossEncoderVeri
 from pipeline.cache.semantic.decision import default_verifier
 from pipeline.cache.semantic.embedder import Embedder
 from pipeline.cache.semantic.guards import GUARDS, findings
-from pipeline.cache.tuning.measuring import CountedShare, Measured, measure
+from pipeline.cache.tuning.measuring import CountedShare, PairMeasurements, measure
 from pipeline.cache.tuning.pairs import question_groups, read_pairs
 
 SHARES = (0.005, 0.01, 0.02, 0.05)  # of the traps
@@ -63,7 +63,7 @@ def main() -> None:
         print(f"  processor time of one comparison, {name}: {spent:.2f} ms")
 
 
-def _told(measured: Measured, values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> str:
+def _told(measured: PairMeasurements, values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> str:
     passing = np.where(measured.unforbidden(measured.guards), values, -np.inf)
     traps = np.sort(passing[~measured.same])[::-1]
     above = traps[int(share * len(traps))]

@@ -335,9 +335,9 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> KeyPa
     path: list[str | int] = []
     section: type[BaseModel] | None = model
     info: FieldInfo | None = None
-    rest = list(location)
-    while rest:
-        part = rest.pop(0)
+    parts = list(location)
+    while parts:
+        part = parts.pop(0)
         path.append(part)
         if info is not None and (isinstance(part, int) or _has_names(info)):
             sections, info = members(info.annotation), None
@@ -345,10 +345,10 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> KeyPa
             info = fields_of(section).get(str(part)) if section else None
             sections = members(info.annotation) if info else []
         section = sections[0] if len(sections) == 1 else None
-        if len(sections) > 1 and rest:
-            section = next((member for member in sections if tag(member)[1] == rest[0]), None)
+        if len(sections) > 1 and parts:
+            section = next((member for member in sections if tag(member)[1] == parts[0]), None)
             if section is not None:
-                rest.pop(0)
+                parts.pop(0)
     return tuple(path)
 
 

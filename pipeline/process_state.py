@@ -194,25 +194,25 @@ class HangJudge:
     _used_s: float = field(default=0.0, init=False)
     _waited_s: float = field(default=0.0, init=False)
 
-    def judge(self, late_s: float, seen: ProcessActivity) -> bool:
+    def judge(self, late_s: float, activity: ProcessActivity) -> bool:
         """Take in what was seen, and decide.
 
         Args:
             late_s: How long the answer has been awaited, in seconds.
-            seen: Activity of the process so far.
+            activity: Activity of the process so far.
         """
         if self._last is None:
             self._since_s = late_s
         else:
             # Both are sums over processes, which may shrink when one of them ends.
-            self._used_s += max(0.0, seen.cpu_s - self._last.cpu_s)
-            self._waited_s += max(0.0, seen.waited_s - self._last.waited_s)
-        self._last = seen
+            self._used_s += max(0.0, activity.cpu_s - self._last.cpu_s)
+            self._waited_s += max(0.0, activity.waited_s - self._last.waited_s)
+        self._last = activity
         looked_s = late_s - self._since_s
         # A wait that goes on has not been added yet.
-        waiting_s = seen.pressure * looked_s if seen.works else 0.0
+        waiting_s = activity.pressure * looked_s if activity.works else 0.0
         starved_s = min(looked_s, max(self._waited_s, waiting_s))
-        works = seen.works or self._used_s > _BUSY_SHARE * late_s
+        works = activity.works or self._used_s > _BUSY_SHARE * late_s
         most_s = _BUSY_ANSWER_S if works else _ANSWER_S
         return late_s - starved_s > most_s or late_s > _STARVED_ANSWER_S
 

@@ -136,8 +136,8 @@ def checked_json(text: str, kind: type = dict) -> Any:
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(value, kind):
-        found = "null" if value is None else _KINDS.get(type(value), "a number")
-        raise ValueError(f"is not {_KINDS[kind]}, but {found}")
+        actual = "null" if value is None else _KINDS.get(type(value), "a number")
+        raise ValueError(f"is not {_KINDS[kind]}, but {actual}")
     if "\\u" in text or not text.isascii():
         check_text(value)
     return value

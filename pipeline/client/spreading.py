@@ -103,12 +103,12 @@ class HashRing:
 
     def walk(self, key: int) -> Iterator[int]:
         """Yield the index of every name once, in the order in which the ring has them from an `affinity_key` on."""
-        owners, seen = self._owners, set[int]()
+        owners, visited = self._owners, set[int]()
         first = bisect(self._points, key)
         for at in range(first, first + len(owners)):
             owner = owners[at % len(owners)]
-            if owner not in seen:
-                seen.add(owner)
+            if owner not in visited:
+                visited.add(owner)
                 yield owner
-                if len(seen) == self._count:
+                if len(visited) == self._count:
                     return

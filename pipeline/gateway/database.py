@@ -140,7 +140,7 @@ class ServerFaults:
             _log.warning("%s can be used again", self._subject)
 
 
-class Unsealed:
+class UnencryptedCodec:
     """Codec of what stays on this machine: not encrypted."""
 
     def seal(self, content: bytes, key: bytes) -> bytes:  # noqa: ARG002
@@ -154,7 +154,7 @@ class Unsealed:
 class SqliteDatabase:
     """See `StateDatabase`. All transactions come one after the other, also those of other processes."""
 
-    codec: Codec = Unsealed()
+    codec: Codec = UnencryptedCodec()
 
     def __init__(
         self, connect: Callable[[], sqlite3.Connection], place: object = "the memory of this process"

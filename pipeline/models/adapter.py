@@ -113,9 +113,11 @@ class Adapter:
             yield f"adapts {_named(fixed)}, to which servers apply no adapters"
         unfit: dict[str, list[str]] = {}
         for module, weight in known:
-            ours, theirs = (module.outputs, module.inputs), (weight.rows, weight.columns)
-            if ours != theirs:
-                problem = f"is for layers of {list(ours)}, but those of the base are {list(theirs)}"
+            base_shape, adapter_shape = (module.outputs, module.inputs), (weight.rows, weight.columns)
+            if base_shape != adapter_shape:
+                problem = (
+                    f"is for layers of {list(base_shape)}, but those of the base are {list(adapter_shape)}"
+                )
                 unfit.setdefault(problem, []).append(module.name)
         yield from (f"{problem}: {_named(names)}" for problem, names in unfit.items())
 

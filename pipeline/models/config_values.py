@@ -143,23 +143,25 @@ class ConfigValues:
     def refuse_unread(self, name: str) -> None:
         """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
         for keys in _STRUCTURE:
-            given = [key for key in keys if any(level.get(key) for level in self._maps)]
-            if given and self._asked.isdisjoint(given):
+            present = [key for key in keys if any(level.get(key) for level in self._maps)]
+            if present and self._asked.isdisjoint(present):
                 problem = f"is not known of a {name}: the model would be taken for another one"
                 self._fault(
-                    given[0], next(level[given[0]] for level in self._maps if level.get(given[0])), problem
+                    present[0],
+                    next(level[present[0]] for level in self._maps if level.get(present[0])),
+                    problem,
                 )
 
     def refuse(self, key: str, problem: str, fix: str = "") -> None:
         """Note that the value of a key is not understood."""
         self._fault(key, self.get(key), problem, fix)
 
-    def _default(self, keys: tuple[str, ...], given: Any) -> Any:
+    def _default(self, keys: tuple[str, ...], value: Any) -> Any:
         if any(keys[0] in level for level in self._maps):
             # Null, which is not the same as leaving a key out.
-            return given
+            return value
         defaults = (self._defaults.get(key) for key in keys if self._place or key not in _NEVER_DEFAULT)
-        return next((value for value in defaults if value is not None), given)
+        return next((value for value in defaults if value is not None), value)
 
     def _number(self, key: str, value: Any, least: int, most: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

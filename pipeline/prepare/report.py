@@ -82,26 +82,26 @@ class PlanReport:
 
         "fits: 66 x 9221 tokens at a time, 64 wanted; meets the SLO"
         """
-        words = [_memory_words(self.memory)]
+        clauses = [_memory_words(self.memory)]
         if self.meets_slo is not None:
             missed = "does not meet the SLO with so many requests of such lengths"
-            words.append("meets the SLO" if self.meets_slo else missed)
+            clauses.append("meets the SLO" if self.meets_slo else missed)
         errors = sum(finding.stops for finding in self.findings)
         if errors:
-            words.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
-        return "; ".join(words)
+            clauses.append(f"refused by {errors} rule{'s' if errors > 1 else ''} of preflight")
+        return "; ".join(clauses)
 
 
 def _memory_words(memory: MemoryPlan | None) -> str:
     if memory is None:
         return "whether it fits is not known"
     spec = memory.spec
-    held = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
+    capacity = f"{memory.sequences} x {spec.sequence_tokens} tokens at a time, {spec.concurrency} wanted"
     short = -memory.tightest.headroom
     if memory.verdict == "does not fit" and short > 0:
         place = "on a GPU" if spec.is_gpu else "for this machine's memory"
         return f"does not fit: {short / 2**30:.1f} GiB too much {place} before any KV cache"
-    return f"{memory.verdict}: {held}"
+    return f"{memory.verdict}: {capacity}"
 
 
 # Of what the files of a checkpoint hold, that may be counted.
@@ -138,15 +138,15 @@ def make_report(
     access = None if offline else read_access(recipe, store)
     ram, bf16 = serving_memory_bytes(recipe), read_processors().bf16
 
-    found = allow(facts.findings(access), allowed)
-    plan, found = _plan(facts, store, offline, allowed, found, unknown)
+    report_findings = allow(facts.findings(access), allowed)
+    plan, report_findings = _plan(facts, store, offline, allowed, report_findings, unknown)
     adapters = (
         read_models(plan, store)[TARGET].adapters if plan is not None else facts.models[TARGET].adapters
     )
     memory = _memory(recipe, probes, facts.emitted, ram, bf16, adapters, unknown)
     return PlanReport(
         recipe=recipe,
-        findings=found,
+        findings=report_findings,
         plan=plan,
         memory=memory,
         alternatives=_alternatives(recipe, memory) if memory is not None else (),
@@ -181,8 +181,8 @@ def compare_recipe(
     models = facts_from_sizes(sizes)
 
     def judge(changed: Recipe) -> tuple[str, ...]:
-        found = findings(changed, models, emitted=read_settings(changed))
-        return tuple(f"{finding.problem} [{finding.rule}]" for finding in found if finding.stops)
+        objections = findings(changed, models, emitted=read_settings(changed))
+        return tuple(f"{finding.problem} [{finding.rule}]" for finding in objections if finding.stops)
 
     steps = read_settings(recipe).steps
     question = comparison_settings(workload, recipe.limits)
@@ -221,23 +221,23 @@ def _plan(
     store: Store,
     offline: bool,
     allowed: frozenset[str],
-    found: tuple[Finding, ...],
+    report_findings: tuple[Finding, ...],
     unknown: dict[str, str],
 ) -> tuple[Plan | None, tuple[Finding, ...]]:
     """The plan that a build would execute, and what preflight finds once its sources are settled."""
-    if any(finding.stops for finding in found):
+    if any(finding.stops for finding in report_findings):
         unknown["plan"] = "a build is refused, see the findings"
-        return None, found
+        return None, report_findings
     try:
         prepared = plan_build(facts, store, offline=offline, allowed=allowed)
     except SourceError as error:
         unknown["plan"] = str(error)
-        return None, found
-    known = {(finding.rule, finding.keys, finding.problem) for finding in found}
+        return None, report_findings
+    known = {(finding.rule, finding.keys, finding.problem) for finding in report_findings}
     more = (
         finding for finding in prepared.findings if (finding.rule, finding.keys, finding.problem) not in known
     )
-    return prepared.plan, (*found, *more)
+    return prepared.plan, (*report_findings, *more)
 
 
 def _memory(

@@ -115,13 +115,13 @@ class ProgressJudge:
         assert self._still_since is not None, "it was just set"
         assert self._idle_since is not None, "it was just set"
         if waits_s >= self._timeout_s:
-            what = (
+            reason = (
                 "Triton does not show its metrics" if page is None else "no model in its path shows progress"
             )
             if now - self._idle_since >= self._timeout_s / 2:
-                return HealthVerdict("hung", what)
+                return HealthVerdict("hung", reason)
             if now - self._still_since >= _COMPUTING_S:
-                return HealthVerdict("hung", f"{what}, though it computes")
+                return HealthVerdict("hung", f"{reason}, though it computes")
         room_s = 0.0 if self._room_since is None else now - self._room_since
         if room_s >= self._timeout_s and not self._asked_again:
             self._asked_again = True
@@ -198,7 +198,7 @@ class ProcessWatch:
 
 
 @dataclass(slots=True)
-class _Path:
+class _ProbedModel:
     """A model that is asked, and the judge of its answers."""
 
     probe: HealthProbe
@@ -232,7 +232,7 @@ class HealthMonitor:
         timeout_s = default_hang_timeout_s(deployment) if hang_timeout_s is None else hang_timeout_s
         paths = probed_paths(deployment) if interval_s else {}
         self._paths = [
-            _Path(HealthProbe(grpc_url, model), ProgressJudge(path, timeout_s))
+            _ProbedModel(HealthProbe(grpc_url, model), ProgressJudge(path, timeout_s))
             for model, path in paths.items()
         ]
         self._next_page = 0.0
@@ -275,7 +275,7 @@ class HealthMonitor:
         for path in self._paths:
             path.probe.close()
 
-    def _is_late(self, path: _Path, now: float) -> bool:
+    def _is_late(self, path: _ProbedModel, now: float) -> bool:
         """Send a probe if one is due. Returns whether one has been under way for longer than is usual."""
         since = path.probe.outstanding_since
         if since is not None:
@@ -287,7 +287,9 @@ class HealthMonitor:
         return False
 
     @staticmethod
-    def _judge(path: _Path, now: float, page: MetricsPage | None, cpu_s: float | None) -> HealthIssue | None:
+    def _judge(
+        path: _ProbedModel, now: float, page: MetricsPage | None, cpu_s: float | None
+    ) -> HealthIssue | None:
         probe, since = path.probe, path.probe.outstanding_since
         if since is None:
             # It has just been answered.

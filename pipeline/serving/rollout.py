@@ -159,7 +159,7 @@ class Rollout:
         old, ports = self._old, self._old.server.ports
         began = time.monotonic()
         self._keeper.exchange(
-            _NoTriton(),
+            _PlaceholderComponent(),
             lambda: self._announcement.set_state("triton", "restarting", "its package is exchanged in place"),
         )
         try:
@@ -310,7 +310,7 @@ class Rollout:
             raise
 
 
-class _NoTriton:
+class _PlaceholderComponent:
     """A component that is kept between two Tritons."""
 
     kind, title = "triton", "Triton"

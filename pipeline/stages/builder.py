@@ -94,7 +94,7 @@ class Builder:
         plan, recipe = self.prepared.plan, self.prepared.recipe
         package = self.store.find(plan["package"].key)
         if package is None or not self.store.use(package):
-            build = shlex.join(("pipeline", "build", *recipe.build_words, *self.store.words))
+            build = shlex.join(("pipeline", "build", *recipe.build_argv, *self.store.argv))
             raise UserError(
                 f"{recipe.name} is not built as its recipe says now; run {build}, or serve --build"
             )

@@ -28,7 +28,7 @@ from pipeline.progress import Progress, Task
 from pipeline.reading import UnreadableFile
 from pipeline.sources.checkpoint import HubCheckpoint
 from pipeline.sources.hub import HubClient, RemoteFile
-from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, Stopped
+from pipeline.sources.hub_errors import BrokenTransfer, HubRetries, TransferStopped
 from pipeline.sources.selection import select, shards
 from pipeline.store import files, human_bytes
 
@@ -137,7 +137,7 @@ class Download:
             present, whole = human_bytes(total - missing), human_bytes(total)
             self.progress.say(f"{self.source.label}: {present} of {whole} are here from an earlier try")
         with self.progress.task(f"download {self.source.repo}", missing, "B") as task:
-            shared = _Shared(task)
+            shared = _SharedTask(task)
             self._run_all([self._transfer(file, shared) for file in wanted])
 
     def _transfer(self, file: RemoteFile, task: Task) -> _Transfer:
@@ -175,7 +175,7 @@ class Download:
             for future in running
             if not future.cancelled() and (error := future.exception()) is not None
         ]
-        for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
+        for error in sorted(failures, key=lambda error: isinstance(error, TransferStopped)):
             raise error
 
 
@@ -206,7 +206,7 @@ class _RemoteParts:
         )
 
 
-class _Shared:
+class _SharedTask:
     """A task that several threads advance."""
 
     def __init__(self, task: Task) -> None:
@@ -283,7 +283,7 @@ class _Transfer:
                     raise BrokenTransfer(f"{self.file.name}: another part than was asked for")
             for block in response.iter_raw():  # as they come: nothing waits in a buffer when it breaks
                 if self.stopped.is_set():
-                    raise Stopped
+                    raise TransferStopped
                 out.write(block)
                 self._digest.update(block)
                 self.advance(len(block))

@@ -65,7 +65,7 @@ def choose_package(
         GateFailed: Its figures are over the recipe's budgets.
     """
     known = recipe is not None and recipe.provenance.file is not None
-    argv = (*recipe.words, *store.words) if recipe is not None and known else ()
+    argv = (*recipe.argv, *store.argv) if recipe is not None and known else ()
     if wanted.package is not None:
         deployment = Deployment.load(wanted.package)
         if recipe is not None and deployment.name != recipe.name:
@@ -77,7 +77,7 @@ def choose_package(
         if previewed.deployment is None:
             return ChosenPackage(previewed.package, Deployment.load(previewed.package), recipe, argv)
         allowing = (part for rule in sorted(wanted.allowed) for part in ("--allow", rule))
-        lines = [f"Before: {shlex.join(('pipeline', 'build', *recipe.build_words, *store.words, *allowing))}"]
+        lines = [f"Before: {shlex.join(('pipeline', 'build', *recipe.build_argv, *store.argv, *allowing))}"]
         lines += [f"Where the package will be is not known: {previewed.note}"] if previewed.note else []
         return ChosenPackage(
             previewed.package, previewed.deployment, recipe, argv, built=False, note="\n".join(lines)

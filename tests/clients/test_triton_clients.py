@@ -59,7 +59,7 @@ Deployments = dict[str, dict[str, str]]
 def whole(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDeployment]:
     """tiny-cpu with one response to each request, and its draft as a model of its own."""
     overrides = [word for value in (*WHOLE, "serving.http=true") for word in ("--set", value)]
-    words = ("tiny-cpu", "--build", "--no-gateway", *overrides, *store.words)
+    words = ("tiny-cpu", "--build", "--no-gateway", *overrides, *store.argv)
     logs = tmp_path_factory.mktemp("whole")
     deployment = ServedDeployment.start(words, "tiny-whole", store.running, logs, deadline_s=600)
     try:

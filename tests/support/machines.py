@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.machine.docker import Docker
-from pipeline.machine.gpus import GpuSeen, GpuSurvey, Link, Topology
+from pipeline.machine.gpus import DetectedGpu, GpuSurvey, Link, Topology
 from pipeline.machine.host import Disk, Memory, Processors, Ulimits
 from pipeline.machine.inventory import Inventory
 from pipeline.machine.network import Hub
 from pipeline.machine.programs import EngineBuilder, Mpi, Software, TritonProgram
 
 GIB = 1 << 30
-H100 = GpuSeen(0, "GPU-0", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
+H100 = DetectedGpu(0, "GPU-0", "NVIDIA H100 80GB HBM3", 90, 81559, 81000, "590.44.01")
 DISK = Disk("/data/store", 7, 4096 * GIB, 4000 * GIB, 1_000_000, "xfs", writable=True, quota=False)
 
 

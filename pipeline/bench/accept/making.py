@@ -94,7 +94,7 @@ def serve(run: AcceptanceRun) -> Checks:
     if run.on_gpu:
         run.before_mib = gpu_memory_mib(allowed_devices())
     deadline_s = run.recipe.triton.start_timeout_s or run.deployment.start_deadline_s
-    argv = (*run.recipe.words, *run.store.words, "--set", f"triton.start_timeout_s={deadline_s:g}")
+    argv = (*run.recipe.argv, *run.store.argv, "--set", f"triton.start_timeout_s={deadline_s:g}")
     argv += tuple(part for rule in sorted(run.allowed) for part in ("--allow", rule))
     if allowed_devices():
         argv += ("--gpus", ",".join(map(str, allowed_devices())))

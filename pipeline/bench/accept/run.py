@@ -122,7 +122,7 @@ def accept(
     if earlier is not None and earlier.recipe != recipe.name:
         raise InvalidInput("--resume", [Fault(f"is the report of {earlier.recipe}, not of {recipe.name}")])
     inventory = take(store.root, only=_PROBES, deadline_s=_MACHINE_S)
-    command = ("pipeline", "accept", *recipe.words, *(f"--skip={name}" for name in sorted(skip)))
+    command = ("pipeline", "accept", *recipe.argv, *(f"--skip={name}" for name in sorted(skip)))
     report = AcceptanceReport(
         recipe=recipe.name,
         command=shlex.join(command),

@@ -97,7 +97,7 @@ class PackageSource:
         with tempfile.TemporaryDirectory(prefix="pipeline-compare-") as folder:
             # A store of its own: two packages of one name can then run at a time.
             store = Store(Path(folder))
-            argv = ["--package", str(self.package.absolute()), *store.words]
+            argv = ["--package", str(self.package.absolute()), *store.argv]
             argv += ["--no-gateway"] if self.way == "triton" else []
             argv += ["--gpus", ",".join(map(str, self.devices))] if self.devices else []
             server = ServedDeployment.start(
@@ -171,7 +171,7 @@ def servable_packages(recipes: Sequence[Recipe], store: Store) -> tuple[Path, ..
         key = f"{recipe.name}, runtime {recipe.runtime.kind}"
         artifact = store.find(prepare(recipe, store).plan["package"].key)
         if artifact is None:
-            build = shlex.join(("pipeline", "build", *recipe.build_words, *store.words))
+            build = shlex.join(("pipeline", "build", *recipe.build_argv, *store.argv))
             faults.append(Fault("its package is not built", key=key, fix=build))
             continue
         packages.append(artifact.path)

@@ -174,7 +174,7 @@ def _written(value: Value) -> str:
 
 
 def _head(recipe: Recipe, report: TuneReport, trial: TrialReport) -> list[str]:
-    command = shlex.join(("pipeline", "tune", *recipe.words))
+    command = shlex.join(("pipeline", "tune", *recipe.argv))
     advice, machine, at = report.recommendation, report.machine, trial.decisive
     lines = [
         f"{recipe.name}, tuned for {' and '.join(report.objectives)} by {command} on {report.made[:10]}.",

@@ -118,8 +118,8 @@ class DeploymentRunner:
         build_s = time.monotonic() - began
         deadline_s = Deployment.load(package).start_deadline_s
         argv = [
-            *changed.words,
-            *self.store.words,
+            *changed.argv,
+            *self.store.argv,
             "--no-gateway",
             "--set",
             f"triton.start_timeout_s={deadline_s:g}",

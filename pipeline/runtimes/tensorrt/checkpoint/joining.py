@@ -89,7 +89,7 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _PieceJoiner:
     """Put the pieces together."""
 
     name: str
@@ -101,7 +101,7 @@ class _Joined:
 class _JoinedTensors(TensorMap):
     """Read when asked for, a tensor at a time; where several ranks hold the same, they must agree."""
 
-    headers: Mapping[str, _Joined]
+    headers: Mapping[str, _PieceJoiner]
 
     def __init__(
         self, directory: Path, model: Architecture, sizes: Parallelism, quantization: CheckpointQuantization
@@ -141,12 +141,12 @@ class _JoinedTensors(TensorMap):
                 )
         return whole
 
-    def _joined(self, name: str, pieces: tuple[_Piece, ...], *, scalar: bool) -> _Joined:
+    def _joined(self, name: str, pieces: tuple[_Piece, ...], *, scalar: bool) -> _PieceJoiner:
         dtype = self._ranks[pieces[0].rank].headers[pieces[0].tensor].dtype
         rows = max(piece.rows[1] for piece in pieces)
         columns = max((piece.columns[1] for piece in pieces if piece.columns), default=None)
         shape = () if scalar else (rows,) if columns is None else (rows, columns)
-        return _Joined(name, dtype, shape, pieces)
+        return _PieceJoiner(name, dtype, shape, pieces)
 
 
 def _of_part(rank: int, part: Part) -> Iterator[tuple[str, _Piece]]:

@@ -22,7 +22,7 @@ def executor_of(choice: ExecutorChoice) -> Executor:
     """Return the executor that was chosen."""
     match choice.name:
         case "auto":
-            return _Auto(choice)
+            return _AutoExecutor(choice)
         case "native":
             return NativeExecutor(choice.deadline_s, choice.devices)
         case "docker":
@@ -35,7 +35,7 @@ def executor_of(choice: ExecutorChoice) -> Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Auto:
+class _AutoExecutor:
     """`native` where trtllm-build of the version is on PATH, else `docker` where that works."""
 
     choice: ExecutorChoice
