@@ -88,7 +88,7 @@ class Space:
             places = [
                 2 * place / (len(values) - 1) - 1 for place, values in zip(at, VALUES.values(), strict=True)
             ]
-            gain += sum(weight * places[one] * places[other] for (one, other), weight in self.pairs.items())
+            gain += sum(weight * places[key] * places[other] for (key, other), weight in self.pairs.items())
         if self.kind == "plateaus":
             gain = round(10 * gain) / 10
         tokens = 100 * math.exp(gain)
@@ -138,7 +138,7 @@ def ours(space: Space, *, planned: bool = False) -> float:
             space.search,
             trials,
             forecasts,
-            lambda one: space.places(one) not in tried,
+            lambda settings: space.places(settings) not in tried,
             f"{space.seed}/{len(tried)}",
         )
         assert chosen is not None, "the space has far more settings than trials"

@@ -138,7 +138,7 @@ def run(program: Callable[[str], Program], deployments: Deployments, libraries: 
 
 
 @pytest.mark.parametrize(
-    "example", EXAMPLES, ids=lambda one: f"{one.program}-{one.kind}-{one.text.split()[0]}"
+    "example", EXAMPLES, ids=lambda example: f"{example.program}-{example.kind}-{example.text.split()[0]}"
 )
 def test_the_pages_example_runs(run: Run, answer: str, example: Example) -> None:
     assert (answer if example.prints == "the answer" else example.prints) in run(example)
@@ -315,7 +315,7 @@ def test_kserves_sdk_sees_health_answers_and_faults(
 
 def test_the_page_has_an_example_of_each_program() -> None:
     """On both kinds of deployment, where both can be."""
-    assert {(one.program, one.kind) for one in EXAMPLES} >= {
+    assert {(example.program, example.kind) for example in EXAMPLES} >= {
         ("triton_sdk", "streams"), ("triton_sdk", "whole"), ("kserve", "whole"), ("inflight_batcher", "streams"),
         ("inflight_batcher", "whole"), ("perf_analyzer", "streams"), ("perf_analyzer", "whole"),
     }  # fmt: skip

@@ -156,7 +156,11 @@ def test_calls_of_another_schema_cannot_be_written(dialect: ToolDialect) -> None
         assert not accepts(tag_of(dialect, must=True, single_call=must), "No call at all.")
 
 
-MARKS = {mark for one in GUIDED for mark in (*one.opens, *one.closes, *one.ends, *one.head, *one.key)}
+MARKS = {
+    mark
+    for dialect in GUIDED
+    for mark in (*dialect.opens, *dialect.closes, *dialect.ends, *dialect.head, *dialect.key)
+}
 PIECES = [
     *sorted(MARKS), "track", "note", '{"order": "x", "days": 1}', '{"order": 1}', "text ", "\n", '"', ">", "<", "days",
     "x", "{", "}", "]", ", ", "3", "<|channel|>", "<|start|>assistant", "<|message|>", "commentary to=functions.track",
@@ -204,9 +208,9 @@ def ask(running: Running, api: str, **fields: Any) -> Any:
         key = "parameters" if api == RESPONSES else "input_schema"
         functions: list[Any] = [tool["function"] for tool in STRICT]
         body["tools"] = [
-            {"type": "function" if api == RESPONSES else "custom", "name": one["name"], "strict": one["strict"],
-             key: one.get("parameters", {"type": "object"})}
-            for one in functions
+            {"type": "function" if api == RESPONSES else "custom", "name": function["name"],
+             "strict": function["strict"], key: function.get("parameters", {"type": "object"})}
+            for function in functions
         ]  # fmt: skip
     if api == RESPONSES:
         body["input"] = body.pop("messages")
@@ -261,5 +265,7 @@ def test_invalid_schemas_of_strict_tools_are_refused(borrow: Start) -> None:
 
 def test_a_schema_whose_parts_apply_together_is_not_held_in_elements() -> None:
     parameters = {"anyOf": [{"properties": {"a": {"type": "string"}}}]}
-    holding = {one.name for one in dialects() if can_guide(one, {"name": "f", "parameters": parameters})}
-    assert holding == {one.name for one in GUIDED if one.form != "xml"}
+    holding = {
+        dialect.name for dialect in dialects() if can_guide(dialect, {"name": "f", "parameters": parameters})
+    }
+    assert holding == {dialect.name for dialect in GUIDED if dialect.form != "xml"}
