@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from optuna.storages import RDBStorage
 
 from pipeline.bench.load_settings import Load
 from pipeline.bench.tune.conclusion import conclude
+from pipeline.bench.tune.objective import Score, TrialRecord
 from pipeline.bench.tune.report import TuneReport, best_of
 from pipeline.bench.tune.search import SearchOptions, search, trial_name
 from pipeline.bench.tune.search_space import SearchSpace, Settings, draft_lengths, lengths_of, search_space
 from pipeline.bench.tune.settings import Objective
 from pipeline.bench.tune.study import TuneStudy, open_study
 from pipeline.bench.tune.surrogate import Tried, propose
-from pipeline.bench.tune.trial import TrialRecord
 from pipeline.errors import ServerError, UserError
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.store import Store
@@ -70,17 +67,11 @@ def test_proposals_lead_to_the_best_settings_and_are_those_of_their_seed(
 
     def run(trials: int) -> list[Settings]:
         tried = [space.own]
-        known = [
-            {**space.own, dimension.key: value}
-            for dimension in space.dimensions
-            for value in dimension.values
-        ]
-        forecasts = [(settings, worth(settings)) for settings in known] if planned else []
+        known = [{**space.own, one.key: value} for one in space.dimensions for value in one.values]
+        forecasts = [(one, worth(one)) for one in known] if planned else []
         while len(tried) < trials:
-            made = [Tried(settings, math.log(worth(settings))) for settings in tried]
-            chosen = propose(
-                space, made, forecasts, lambda settings: settings not in tried, f"0/{len(tried)}"
-            )
+            made = [Tried(one, math.log(worth(one))) for one in tried]
+            chosen = propose(space, made, forecasts, lambda one: one not in tried, f"0/{len(tried)}")
             assert chosen is not None
             tried.append(chosen)
         return tried
@@ -97,10 +88,10 @@ def test_the_optimum_is_found_within_the_trials(space: SearchSpace, tmp_path: Pa
         records = search(study, runner, SearchOptions(LOADS, trials=12), ignore)
     best = best_of(records, ("throughput",))
     assert best is not None
-    assert best.values[0] >= 103
+    assert best.values["throughput"] >= 103
     assert records[0].settings == space.own
     assert len(runner.served) == 12
-    assert len({tuple(sorted(space.overrides(settings))) for settings in runner.served}) == 12
+    assert len({tuple(sorted(space.overrides(one))) for one in runner.served}) == 12
 
 
 @pytest.mark.slow
@@ -116,38 +107,12 @@ def test_a_search_that_was_killed_goes_on_as_if_nothing_had_happened(
     with study_of(tmp_path / "cut", space) as study:
         assert len(study.planned()) == 1
         cut = search(study, second, options, ignore)
-    assert [without_clock(record) for record in cut] == [without_clock(record) for record in whole]
+    assert [without_clock(one) for one in cut] == [without_clock(one) for one in whole]
     assert len(second.served) == 6 - dies_after
 
 
-def test_a_kill_as_settings_are_drawn_loses_none_of_them(
-    space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Optuna writes the settings of a trial down one by one."""
-    draw, drawn = RDBStorage._set_trial_param, []
-
-    def die_at_the_second(*arguments: Any) -> None:
-        if drawn:
-            raise KeyboardInterrupt
-        drawn.append(arguments)
-        draw(*arguments)
-
-    with monkeypatch.context() as patch, study_of(tmp_path, space) as study:
-        study.propose(space.own, "recipe")
-        patch.setattr(RDBStorage, "_set_trial_param", die_at_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            study.next()
-    with study_of(tmp_path, space) as study:
-        assert study.records() == []
-        first = study.next()
-        assert first is not None
-        assert (first.settings, first.origin) == (space.own, "recipe")
-    with study_of(tmp_path, space) as study:
-        assert [trial.settings for trial in study.planned()] == [space.own]
-
-
-def without_clock(record: TrialRecord) -> TrialRecord:
-    return replace(record, seconds={})
+def without_clock(one: TrialRecord) -> TrialRecord:
+    return one.model_copy(update={"seconds": {}})
 
 
 def test_figures_that_were_kept_before_a_kill_are_not_measured_again(
@@ -161,7 +126,26 @@ def test_figures_that_were_kept_before_a_kill_are_not_measured_again(
         study.keep(trial_name(pending.number), result("tiny-cpu", [level(LOADS[0], Fake(77.0))]))
         records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
     assert runner.served == []
-    assert records[-1].values == (77.0,)
+    assert records[-1].values == {"throughput": 77.0}
+
+
+def test_a_trial_behind_the_median_of_others_is_stopped_where_more_loads_would_follow(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    with study_of(tmp_path, space) as study:
+        for worth in (10.0, 20.0, 30.0, 40.0):
+            trial = study.next()
+            assert trial is not None
+            assert not study.is_behind(trial.number, worth, stoppable=True)
+            study.finish(trial.number, "measured", score=Score(values={"throughput": worth}))
+        behind, ahead = study.next(), study.next()
+        assert behind is not None
+        assert ahead is not None
+        assert not study.is_behind(behind.number, 20.0, stoppable=False)
+    with study_of(tmp_path, space) as study:
+        assert study.planned()[0].worths == (20.0,)
+        assert not study.is_behind(ahead.number, 30.0, stoppable=True)
+        assert study.is_behind(study.next().number, 20.0, stoppable=True)  # type: ignore[union-attr]
 
 
 def test_a_search_can_be_prolonged(space: SearchSpace, tmp_path: Path) -> None:
@@ -176,16 +160,14 @@ def test_a_search_can_be_prolonged(space: SearchSpace, tmp_path: Path) -> None:
 def test_what_the_plan_refuses_is_never_served_and_counts_as_no_trial(
     space: SearchSpace, tmp_path: Path
 ) -> None:
-    runner = FakeRunner(
-        hill, refuses=lambda settings: "no room" if settings["limits.max_concurrency"] != 16 else ""
-    )
+    runner = FakeRunner(hill, refuses=lambda one: "no room" if one["limits.max_concurrency"] != 16 else "")
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=4), ignore)
     assert len(runner.served) == 4
-    assert all(settings["limits.max_concurrency"] == 16 for settings in runner.served)
-    refused = [record for record in records if record.outcome == "refused"]
+    assert all(one["limits.max_concurrency"] == 16 for one in runner.served)
+    refused = [one for one in records if one.outcome == "refused"]
     assert refused
-    assert {record.reason for record in refused} == {"no room"}
+    assert {one.reason for one in refused} == {"no room"}
 
 
 @pytest.mark.slow
@@ -206,10 +188,10 @@ def test_the_best_is_within_the_slo_and_smaller_loads_are_tried_for_it(
     best = best_of(records, ("throughput",))
     assert best is not None
     assert (best.settings["draft.max_draft_tokens"], best.load) == (3, "16 at a time")
-    lengths = {record.number: record.settings["draft.max_draft_tokens"] for record in records}
-    at_four = [record for record in records if record.load == "4 at a time"]
+    lengths = {one.number: one.settings["draft.max_draft_tokens"] for one in records}
+    at_four = [one for one in records if one.load == "4 at a time"]
     assert at_four
-    assert all(lengths[record.number] in (4, 5, 6, 8) for record in at_four)
+    assert all(lengths[one.number] in (4, 5, 6, 8) for one in at_four)
 
 
 def test_a_load_that_is_hopeless_in_its_first_seconds_is_left(space: SearchSpace, tmp_path: Path) -> None:
@@ -217,7 +199,7 @@ def test_a_load_that_is_hopeless_in_its_first_seconds_is_left(space: SearchSpace
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=2), ignore)
     assert {load.value for _, load in runner.measured} == {4}
-    assert [record.outcome for record in records] == ["measured"] * 2
+    assert [one.outcome for one in records] == ["measured"] * 2
 
 
 def test_where_all_loads_are_hopeless_a_trial_is_stopped_and_nothing_is_recommended(
@@ -228,7 +210,7 @@ def test_where_all_loads_are_hopeless_a_trial_is_stopped_and_nothing_is_recommen
         records = search(study, runner, options, ignore)
         report = conclude(study, recipe, options, pairs=2, runner=runner, say=ignore)
     assert runner.measured == []
-    assert [record.outcome for record in records] == ["stopped"] * 2
+    assert [one.outcome for one in records] == ["stopped"] * 2
     assert "8.0 times itl_p95_ms" in records[0].reason
     assert report.recommendation.verdict == "keep"
 
@@ -246,7 +228,7 @@ def test_a_trial_that_does_not_serve_is_written_down_and_the_search_goes_on(
 
     with study_of(tmp_path, space) as study:
         records = search(study, Failing(hill), SearchOptions(LOADS, trials=4), ignore)
-    outcomes = {bool(record.settings["kv_cache.reuse"]): record.outcome for record in records}
+    outcomes = {bool(one.settings["kv_cache.reuse"]): one.outcome for one in records}
     assert outcomes == {True: "failed", False: "measured"}
     assert len(records) == 4
 
@@ -254,11 +236,11 @@ def test_a_trial_that_does_not_serve_is_written_down_and_the_search_goes_on(
 def test_the_best_forecasts_of_the_plan_are_tried_after_the_recipe(
     space: SearchSpace, tmp_path: Path
 ) -> None:
-    runner = FakeRunner(hill, forecasts=lambda settings: hill(settings, LOADS[0]).tokens_per_s)
+    runner = FakeRunner(hill, forecasts=lambda one: hill(one, LOADS[0]).tokens_per_s)
     with study_of(tmp_path, space) as study:
         records = search(study, runner, SearchOptions(LOADS, trials=3), ignore)
-    assert [record.origin for record in records] == ["recipe", "forecast", "forecast"]
-    assert min(record.values[0] for record in records[1:]) > records[0].values[0]
+    assert [one.origin for one in records] == ["recipe", "forecast", "forecast"]
+    assert min(one.values["throughput"] for one in records[1:]) > records[0].values["throughput"]
 
 
 def test_two_searches_for_one_answer_do_not_run_at_once(space: SearchSpace, tmp_path: Path) -> None:
@@ -285,8 +267,8 @@ def test_several_objectives_give_a_front(recipe: Recipe, space: SearchSpace, tmp
     with study_of(tmp_path, space, ("throughput", "latency")) as study:
         search(study, FakeRunner(does), options, ignore)
         report = conclude(study, recipe, options, pairs=0, runner=None, say=ignore)
-    best = max(trial.values["throughput"] for trial in report.trials)
-    assert {trial.values["throughput"] for trial in report.trials if trial.number in report.front} == {best}
+    best = max(one.values["throughput"] for one in report.trials)
+    assert {one.values["throughput"] for one in report.trials if one.number in report.front} == {best}
     assert report.recommendation.verdict in ("none yet", "keep")
 
 
@@ -297,11 +279,11 @@ def drifting(settings: Settings, gain: float) -> Callable[[Settings, Load], Fake
     """These settings are better by so much, on a machine that slows down all the time."""
     asked = 0
 
-    def does(changed: Settings, _: Load) -> Fake:
+    def does(one: Settings, _: Load) -> Fake:
         nonlocal asked
         asked += 1
         speed = 100.0 * 0.99**asked
-        return Fake(speed * (1 + gain) if changed == settings else speed)
+        return Fake(speed * (1 + gain) if one == settings else speed)
 
     return does
 
@@ -325,7 +307,7 @@ def test_what_was_found_is_recommended_only_if_rounds_show_it_again(
     low, high = report.recommendation.interval
     assert low <= gain <= high
     # A B B A A B B A, and not measured again.
-    sides = ["best" if settings == best.settings else "own" for settings in runner.served]
+    sides = ["best" if one == best.settings else "own" for one in runner.served]
     assert sides == ["own", "best", "best", "own"] * 2
     assert again.recommendation == report.recommendation
 
@@ -345,7 +327,7 @@ def test_a_sweep_over_draft_lengths_recommends_one_or_none(
     runner = FakeRunner(does)
     with study_of(tmp_path, space) as study:
         records = search(study, runner, options, ignore)
-        assert [record.settings["draft.max_draft_tokens"] for record in records] == list(range(5))
+        assert [one.settings["draft.max_draft_tokens"] for one in records] == list(range(5))
         report: TuneReport = conclude(study, recipe, options, pairs=3, runner=runner, say=ignore)
     advice = report.recommendation
     assert advice.verdict == "tuned"
