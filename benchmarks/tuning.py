@@ -24,7 +24,7 @@ from functools import cached_property
 import optuna
 
 from pipeline.bench.tune.search_space import Dimension, SearchSpace, Settings, Value
-from pipeline.bench.tune.surrogate import Tried, propose
+from pipeline.bench.tune.surrogate import Observation, propose
 
 TRIALS, NOISE, FORECAST_ERROR = 12, 0.02, 0.15
 VALUES: Mapping[str, Sequence[Value]] = {
@@ -131,7 +131,7 @@ def ours(space: Space, *, planned: bool = False) -> float:
         forecasts = [(space.settings(at), space.forecast(at)) for at in drawn]
     while len(tried) < TRIALS:
         trials = [
-            Tried(space.settings(at), math.log(measured) if missed <= 0 else None, max(0.0, missed))
+            Observation(space.settings(at), math.log(measured) if missed <= 0 else None, max(0.0, missed))
             for at, (measured, _, missed) in tried.items()
         ]
         chosen = propose(

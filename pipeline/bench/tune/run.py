@@ -84,7 +84,7 @@ class DeploymentRunner:
         except UserError as error:
             return TrialJudgement(str(error))
         if report.refused:
-            stopping = [one.problem for one in report.findings if one.stops]
+            stopping = [finding.problem for finding in report.findings if finding.stops]
             return TrialJudgement("; ".join(stopping) or report.verdict)
         speed = report.performance
         if speed is None:
@@ -145,7 +145,7 @@ class DeploymentRunner:
             prepared = prepare(changed, self.store, allowed=self.allowed)
             prepared.check(self.store, self.executor)
             package = Builder(prepared, self.store, Silent(), self.executor, outcomes.append).run().path
-        return package, any(one.made and one.step.stage == "build" for one in outcomes)
+        return package, any(outcome.made and outcome.step.stage == "build" for outcome in outcomes)
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class SearchPlan:
         judged = recipe.slo.ttft_p95_ms is not None or recipe.slo.itl_p95_ms is not None
         load = _usual_load(recipe, settings.load)
         options = SearchOptions(
-            loads=tuple(sorted(load.loads, key=lambda one: -one.value)),
+            loads=tuple(sorted(load.loads, key=lambda level: -level.value)),
             trials=study.trials,
             sweep=lengths_of(space) if study.draft_lengths else (),
             ahead=settings.elsewhere,
@@ -252,7 +252,7 @@ def question(recipe: Recipe, plan: SearchPlan, machine: str) -> dict[str, Any]:
     load = plan.load.model_dump(mode="json")
     return {
         "recipe": recipe.built_values(),
-        "loads": [str(one) for one in plan.options.loads],
+        "loads": [str(level) for level in plan.options.loads],
         "bench": load,
         "machine": machine,
     }
