@@ -3,8 +3,8 @@
     read_yaml(Model, path)                # the model, or InvalidInput with all that is wrong
     faults_of(error, Model, document)     # the same for a document that was read already
 
-An unknown key is told with its nearest neighbour; a bound with the range; a choice with all choices. Rules that span
-fields are the models' own.
+An unknown key is reported with its nearest neighbour; a bound with the range; a choice with all choices. Rules that
+span fields are the models' own.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _choose(info: FieldInfo, value: Any) -> type[BaseModel] | None:
 
 
 def section_at(model: type[BaseModel], data: Any, path: KeyPath) -> type[BaseModel] | None:
-    """Find the section whose keys stand at `path`; None where there is none, or it cannot be told."""
+    """Find the section whose keys stand at `path`; None if there is none, or several are possible."""
     section: type[BaseModel] | None = model
     info: FieldInfo | None = None
     for part in path:

@@ -131,7 +131,7 @@ class Component(Protocol):
 
 
 class Listener(Protocol):
-    """Whoever is told of a component, such as the record of a deployment."""
+    """Receives the events of a component, such as the record of a deployment."""
 
     def set_state(self, component: str, state: KeptState, reason: str = "", **changes: Any) -> None:
         """Note a component's state, why it is not ready, and its `addresses` if they may have changed."""

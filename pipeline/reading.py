@@ -93,7 +93,7 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
 
 
 def decode(content: bytes, where: Path | str) -> str:
-    """UTF-8 as text. Raises UnreadableFile with the line of the first byte that is none."""
+    """Decode UTF-8. Raises UnreadableFile with the line of the first invalid byte."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def parse_json(content: bytes | str, where: Path | str, kind: type = dict) -> An
 
 
 def checked_json(text: str, kind: type = dict) -> Any:
-    """The value of a JSON text. Raises ValueError for what is none, nested too deeply, or another kind of value."""
+    """Parse a JSON text. Raises ValueError if it is malformed, nested too deeply, or another kind of value."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -112,7 +112,7 @@ class BenchCalibration:
 
     @property
     def helps(self) -> bool:
-        """Whether loads left out are forecast no worse than before in most figures, as far as can be told."""
+        """Whether held-out loads are forecast no worse than before in most figures; true without any."""
         improved = [
             errors.left_out <= errors.before
             for errors in self.fit.calibration.errors.values()

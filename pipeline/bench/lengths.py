@@ -26,7 +26,7 @@ class Lengths:
         """Read `N`, `MEAN~DEVIATION` or `LOW-HIGH`.
 
         Raises:
-            ValueError: It is none of them, or allows lengths below 1; the text says what is expected.
+            ValueError: The text has another form, or allows lengths below 1; the message says what is expected.
         """
         if even := re.fullmatch(r"(\d+)-(\d+)", text):
             low, high = int(even[1]), int(even[2])

@@ -47,7 +47,7 @@ class RequestMeasurement:
         error: Why it was refused or failed.
         asked_tokens: Tokens that the answer had to have; None where the model decides.
         text: Text of an answer whose tokens the server did not count, until they are counted here.
-        tokens_by: Who counted its tokens; `chunks` where nobody has.
+        tokens_by: Source of its token count; `chunks` if there is no count.
     """
 
     due_s: float

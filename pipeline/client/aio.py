@@ -77,7 +77,7 @@ class AsyncClient(ClientBase["AsyncStream"]):
         return self._pool.fault
 
     def watch_servers(self, changed: Callable[[], None]) -> None:
-        """Be told when servers have come or gone.
+        """React to servers that were added or removed.
 
         Args:
             changed: called in the event loop, before a request is sent to a server that has come.

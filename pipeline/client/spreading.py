@@ -32,7 +32,7 @@ LOAD_BOUND, LOAD_FLOOR = 2.0, 4
 _POINTS = 128
 # Of the messages up to the first question. Whoever agrees in so much shares most of the KV cache anyway.
 _MESSAGE_CHARS = 4096
-# Of a prompt whose turns cannot be told. A first turn that is shorter has another key than the next, which costs the
+# Key of a prompt whose turns are unknown. A first turn that is shorter has another key than the next, which costs the
 # prefill of that little once; if more counted, it would cost more.
 _TEXT_CHARS, _TOKENS = 256, 64
 

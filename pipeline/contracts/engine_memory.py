@@ -107,7 +107,7 @@ def cpu_precision(precision: str, hidden: int, *, bf16: bool) -> str:
 
 
 def derives_windows(version: str) -> bool:
-    """Tell whether a release keeps no more than their window of layers that see one, without being told."""
+    """Whether a release by itself keeps only the window of layers with sliding-window attention."""
     return holds(version, _data()["kv_cache"]["windows_since"], None)
 
 

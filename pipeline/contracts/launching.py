@@ -81,7 +81,7 @@ def known_causes() -> tuple[KnownCause, ...]:
 
 @cache
 def restricted() -> tuple[str, ...]:
-    """Options of every Triton that listens: nobody may administer it, over HTTP or gRPC; the same for all versions."""
+    """Options of every Triton that listens, in all versions: they disable administration over HTTP and gRPC."""
     return tuple(_data()["arguments"]["restricted"]["value"])
 
 

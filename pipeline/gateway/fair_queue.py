@@ -137,7 +137,7 @@ class FairQueue:
 
     @property
     def loss_events(self) -> Mapping[str, int]:
-        """How often servers were lost, requests quarantined, and tenants told to cool down."""
+        """Counts of lost servers, quarantined requests, and tenants that have to cool down."""
         judge = self.lost_servers.judge
         return {"lost": judge.losses, "quarantined": judge.quarantined, "cool_down": judge.cool_downs}
 

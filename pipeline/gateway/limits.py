@@ -173,7 +173,7 @@ class Tenant:
         return self.usage.running
 
     async def count_request(self) -> None:
-        """Count a request before any of it is read, whatever becomes of it.
+        """Count a request before any of it is read, whatever its outcome.
 
         Raises:
             ApiError: 429, if the requests of this minute are used up.

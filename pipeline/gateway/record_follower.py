@@ -22,7 +22,7 @@ _log = logging.getLogger("pipeline.gateway")
 
 _POLL_S = 0.2
 _REREAD_S = 5.0
-# State of a record in which its Triton cannot be asked -> what requests that wait too long are told.
+# State of a record whose Triton takes no requests -> reason given to requests that wait too long.
 _NOT_YET = {
     "starting": "its server is being started",
     "restarting": "its server is being started again",

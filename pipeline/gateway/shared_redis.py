@@ -186,7 +186,7 @@ class RedisBuckets:
         ]
 
     def release(self, tenant: str, lease: Lease) -> None:
-        """Count the choices of a lease as over, whatever became of it. Does not wait."""
+        """Count the choices of a lease as finished, without waiting and whatever their outcome."""
         self._held[tenant].discard(lease)
         if self._closed:
             return  # a connection that nobody would close; the lease ends by itself

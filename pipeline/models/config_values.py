@@ -141,7 +141,7 @@ class ConfigValues:
         ]
 
     def refuse_unread(self, name: str) -> None:
-        """Note what the config says of its decoder's parts and nobody asked for: it is built otherwise than `name`."""
+        """Note a fault if the config sets keys of decoder parts that nothing has read: `name` is built otherwise."""
         for keys in _STRUCTURE:
             present = [key for key in keys if any(level.get(key) for level in self._maps)]
             if present and self._asked.isdisjoint(present):

@@ -168,7 +168,7 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def summarize(folder: Path) -> CheckpointSummary:
-    """Read one checkpoint's folder. Names of the Hub are told by "org--name", as its cache writes them."""
+    """Read one checkpoint's folder. Repositories of the Hub are recognised by "org--name", as its cache writes them."""
     name = folder.resolve().name.removeprefix("models--").replace("--", "/")
     try:
         config = read_json(folder / CONFIG)

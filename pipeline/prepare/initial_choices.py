@@ -1,4 +1,4 @@
-"""Choices of a first recipe: a draft, the GPU of this machine, a release; and reasons why an option is none."""
+"""Choices of a first recipe: a draft, the GPU of this machine, a release; and reasons why an option is ruled out."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def draft_pays(best: DeploymentOption, comparison: Comparison) -> bool:
 
 
 def lacking(comparison: Comparison, gpus: int, kind: Track) -> Iterator[Fault]:
-    """Why each option that could have been is none."""
+    """Yield why each possible option is ruled out."""
     if not (comparison.serving or comparison.refused):
         yield Fault("no format and no split of its heads runs there", key=f"runtime {kind}")
     for option in comparison.refused:

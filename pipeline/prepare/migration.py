@@ -75,7 +75,7 @@ def migrate(
 
     Raises:
         UserError: The recipe is not for engines, or there is no such release.
-        InvalidInput: Preflight refuses every recipe that could come of it; with all that it says.
+        InvalidInput: Preflight refuses every possible result; the error lists all findings.
     """
     runtime = recipe.runtime
     if not isinstance(runtime, TensorRTRuntime):

@@ -57,7 +57,7 @@ def setting_changes(before: Recipe, after: Recipe, removed: Sequence[str]) -> It
     """Yield every setting of the engines of `before`, with its argument of the LLM API in `after`.
 
     Args:
-        removed: Keys of the recipe that are gone, whose settings are not told again.
+        removed: Keys removed from the recipe, whose settings are not listed again.
     """
     assert isinstance(before.runtime, TensorRTRuntime), "the caller looked"
     assert isinstance(after.runtime, PyTorchRuntime), "it was made so"

@@ -73,7 +73,7 @@ class PlanReport:
 
     @property
     def meets_slo(self) -> bool | None:
-        """Whether the forecast meets the SLO; None if the recipe has none, or it cannot be told."""
+        """Whether the forecast meets the SLO; None if the recipe has none, or there is no forecast."""
         return self.performance.meets_slo if self.performance is not None else None
 
     @property
@@ -290,7 +290,7 @@ def _doubts(recipe: Recipe, models: Mapping[str, ModelProbe]) -> tuple[str, ...]
 
 
 def _counted_share(recipe: Recipe, role: str, model: ModelProbe) -> float:
-    """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where nobody can tell.
+    """Counted weights of a checkpoint that is served as it is, over those in its files; 1 where it is unknown.
 
     Of a checkpoint that is not quantized, numbers are compared, since they may be published wider than they are served,
     and what is there besides is counted (`_unexplained`).

@@ -175,7 +175,7 @@ class ProcessWatch:
         self._stopped_since: dict[int, float] = {}
 
     def check(self, now: float) -> HealthIssue | None:
-        """Look at them. Returns a fault or a doubt, None if there is none."""
+        """Check the processes. Returns a fault or a doubt, None if there is none."""
         for pid, known in self._known.items():
             stat = ProcessStat.of(pid)
             if stat is None or stat.start != known.start:
@@ -254,7 +254,7 @@ class HealthMonitor:
                     raise ServerError(f"{probe.model} gave no answer within {deadline_s:.0f} s")
 
     def check(self) -> HealthIssue | None:
-        """Go on asking. Returns the worst fault or doubt, None if there is none."""
+        """Continue probing. Returns the worst fault or doubt, None if there is none."""
         now = time.monotonic()
         issues = [self._processes.check(now)]
         late = [path for path in self._paths if self._is_late(path, now)]
@@ -271,7 +271,7 @@ class HealthMonitor:
         return next((issue for issue in known if issue.kind == "fault"), known[0] if known else None)
 
     def close(self) -> None:
-        """Ask nothing more. To be called when the server is gone, or before it is told to stop."""
+        """Stop probing. To be called when the server is gone, or before it is stopped."""
         for path in self._paths:
             path.probe.close()
 

@@ -1,4 +1,4 @@
-"""Errors of the Hub: which of them are worth another try, after how long, and what a user is told about the others.
+"""Errors of the Hub: which of them are worth another try, after how long, and the messages for the others.
 
 Nothing here prints a request's headers or the query of an address, where tokens and signatures are.
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class HandedOver(Exception):
-    """A build stopped where another machine goes on. Not a failure."""
+    """A build stopped because another machine makes the engines; not a failure."""
 
     def __init__(self, jobs: Sequence[tuple[Step, BuildJob]]) -> None:
         self.jobs = tuple(jobs)
@@ -118,7 +118,7 @@ class Builder:
         return self._have[name]
 
     def _inputs(self, step: Step) -> dict[str, Path]:
-        """Each input's folder. All are made, even if one of them waits for another machine."""
+        """Make all inputs, and return their folders; one that waits for another machine does not stop the others."""
         paths: dict[str, Path] = {}
         jobs: list[tuple[Step, BuildJob]] = []
         for role, source in step.inputs.items():

@@ -1,4 +1,4 @@
-"""The first stage: the files of a resolved checkpoint, in a folder that nobody changes.
+"""The first stage: copies the files of a resolved checkpoint into a folder that is not changed afterwards.
 
 Only what later stages read is taken: safetensors, configuration, tokenizer. No code from a repository is, ever, and
 pickled weights only where the recipe allows it: they are read with `torch.load(weights_only=True)`, which builds

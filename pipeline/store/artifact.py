@@ -22,7 +22,7 @@ SMALL_BYTES = 1 << 20  # files up to this are read whenever they are used
 class Artifact:
     """A published directory and its manifest."""
 
-    path: Path  # the directory; nobody writes into it
+    path: Path  # the directory, which is read-only
     manifest: Manifest
 
     @property

@@ -1,4 +1,4 @@
-"""Which artifacts nobody needs any longer, and their removal.
+"""Garbage collection: finds the artifacts that are no longer needed, and removes them.
 
 Needed is all that the newest package of each recipe was made from, followed through the inputs in the
 manifests; all that a build has which goes on on another machine (`AwaitedBuild`); and all that a process uses or
@@ -64,7 +64,7 @@ def awaited_builds(store: Store) -> tuple[AwaitedBuild, ...]:
     """The builds that other machines have not given back yet, the oldest first.
 
     Raises:
-        StoreError: a record is damaged, so that nobody knows what it would keep.
+        StoreError: a record is damaged, so that it is unknown which artifacts it needs.
     """
     builds = []
     for path in store.handed_over.glob("*.json"):

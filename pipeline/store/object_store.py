@@ -57,7 +57,7 @@ def send_artifact(artifact: Artifact, address: str, progress: Progress | None = 
 
     Raises:
         StoreError: It cannot be written.
-        UserError: The address is none, or obstore is not installed.
+        UserError: The address is invalid, or obstore is not installed.
     """
     remote, name = _Remote(address), artifact.name
     place = f"{remote.address}/{name}"
@@ -103,7 +103,7 @@ def fetch_artifact(
     Raises:
         DamagedArtifact: Files are not those that were published, named or signed; all that differ are named.
         StoreError: It cannot be read or written, or another process fetches it.
-        UserError: It is not there, the address is none, or obstore is not installed.
+        UserError: It is not there, the address is invalid, or obstore is not installed.
     """
     named = _BY_CONTENT.fullmatch(name)
     name, content = (name, None) if named is None else (named["name"], named["digest"])
@@ -193,7 +193,7 @@ class _Remote:
     """A folder of an object store."""
 
     def __init__(self, address: str) -> None:
-        """Raises UserError: the address is none, or obstore is not installed."""
+        """Open the object store. Raises UserError if the address is invalid, or obstore is not installed."""
         scheme = address.partition("://")[0]
         if "://" not in address or scheme not in SCHEMES:
             raise UserError(

@@ -40,7 +40,7 @@ _ENGINE_FAMILIES = (REQUESTS, KV_BLOCKS, "nv_trt_llm_general_metrics")
 
 
 def plan(run: AcceptanceRun) -> Checks:
-    """Plan of memory and speed, at the lengths that will be measured."""
+    """Plan memory and speed at the lengths that will be measured."""
     limits, settings = run.recipe.limits, run.settings
     workload = WorkloadOptions(
         prompt_tokens=settings.load.prompt_tokens or min(1024, limits.max_input_tokens),
@@ -58,7 +58,7 @@ def plan(run: AcceptanceRun) -> Checks:
 
 
 def build(run: AcceptanceRun) -> Checks:
-    """Builds everything that the store lacks, up to the package."""
+    """Build everything that the store lacks, up to the package."""
     outcomes: list[StepOutcome] = []
     run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.prepared.check(run.store)
@@ -83,14 +83,14 @@ def build(run: AcceptanceRun) -> Checks:
 
 
 def find(run: AcceptanceRun) -> Checks:
-    """In place of `build`, with --skip build: the package that the store has."""
+    """Find the package in the store, in place of `build` (--skip build)."""
     run.prepared = prepare(run.recipe, run.store, progress=run.progress, allowed=run.allowed)
     run.package = Builder(run.prepared, run.store, run.progress).finished().path
     yield skipped("package", f"not built by this run; the store has {run.deployment.digest[:16]}")
 
 
 def serve(run: AcceptanceRun) -> Checks:
-    """`pipeline serve`, until it is ready."""
+    """Run `pipeline serve`, and wait until it is ready."""
     if run.on_gpu:
         run.before_mib = gpu_memory_mib(allowed_devices())
     deadline_s = run.recipe.triton.start_timeout_s or run.deployment.start_deadline_s
@@ -108,7 +108,7 @@ def serve(run: AcceptanceRun) -> Checks:
 
 
 def stop(run: AcceptanceRun) -> Checks:
-    """SIGTERM: all processes end, and the GPUs are free again."""
+    """Send SIGTERM, and check that all processes end and the GPUs are free again."""
     served, pids = run.up, run.up.processes()
     record = RunningServer.read(run.store.running, run.recipe.name)
     again = {} if record is None else {name: count for name, count in record.restarts.items() if count}
@@ -128,7 +128,7 @@ def stop(run: AcceptanceRun) -> Checks:
 
 
 def memory(run: AcceptanceRun) -> Checks:
-    """Memory after full load, and blocks of the KV cache, against the plan of memory."""
+    """Compare memory after full load, and blocks of the KV cache, with the plan of memory."""
     if run.on_gpu:
         now = gpu_memory_mib(allowed_devices())
         used = {name: mib - run.before_mib.get(name, 0.0) for name, mib in now.items()}
@@ -142,7 +142,7 @@ def memory(run: AcceptanceRun) -> Checks:
 
 
 def metrics(run: AcceptanceRun) -> Checks:
-    """The pages of metrics: Triton's, and the gateway's."""
+    """Check the metrics pages of Triton and of the gateway."""
     triton = MetricsPage.fetch(run.up.record.metrics_url)
     engine = TARGET_MODEL in run.deployment.models and run.recipe.runtime.kind != "pytorch"
     families = (*_FAMILIES, *(_ENGINE_FAMILIES if engine else ()))
@@ -170,7 +170,7 @@ _LEVEL_S = 120.0  # in which streams of one load begin requests
 
 
 def latency(run: AcceptanceRun) -> Checks:
-    """Time to the first token and between tokens of one request alone, against the plan's forecast."""
+    """Compare TTFT and ITL of one request alone with the plan's forecast."""
     level = _load(run, 1, max(8, run.settings.load.rounds), run.undrafted)
     run.figures["alone"] = figures = _figures(level)
     yield from _no_fault(level)
@@ -183,7 +183,7 @@ def latency(run: AcceptanceRun) -> Checks:
 
 
 def load(run: AcceptanceRun) -> Checks:
-    """Streams at a time up to limits.max_concurrency, against the plan's forecast and the recipe's SLO."""
+    """Compare loads up to limits.max_concurrency with the plan's forecast and the recipe's SLO."""
     most = run.deployment.limits.max_concurrency
     forecast = run.plan.performance if run.plan is not None else None
     points = {point.batch: point for point in forecast.curve} if forecast is not None else {}

@@ -1,4 +1,4 @@
-"""An acceptance run: every step, whatever came of those before, and one report that is written after each of them."""
+"""Run all steps of an acceptance check, failed ones before notwithstanding, and rewrite the report after each."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def accept(
         file: `accept-….json`; its twin for people ends in .md.
 
     Raises:
-        InvalidInput: The earlier report is none, or of another recipe.
+        InvalidInput: The earlier report cannot be read, or belongs to another recipe.
         OSError: The report cannot be written.
     """
     skip = settings.skip
@@ -225,7 +225,7 @@ def _report(step: AcceptanceStep, progress: Progress) -> None:
 
 
 def machine_facts(inventory: Inventory) -> dict[str, Any]:
-    """List what a reader of the report must know of the machine; nothing identifies it among its like."""
+    """Describe the machine for a reader of the report, without anything that identifies it."""
     gpus = inventory.gpus.gpus if inventory.gpus is not None else ()
     named = [f"{gpu.name}, {gpu.memory_mib} MiB, compute capability {gpu.capability}" for gpu in gpus]
     inside = [f"{name}={value}" for name in _CONTAINER if (value := os.environ.get(name))]

@@ -192,7 +192,7 @@ def golden_questions(criteria: CompareCriteria, a: DeploymentSource, b: Deployme
     """Read the golden questions, with the budgets of the criteria in place of their own; None asks none.
 
     Raises:
-        InvalidInput: There are none, and keys need them.
+        InvalidInput: Budgets need golden questions, and there are none.
     """
     if criteria.skip_golden:
         return None

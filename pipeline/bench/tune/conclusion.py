@@ -38,7 +38,7 @@ class Round:
 
     Attributes:
         name: Name of its figures in the study.
-        side: The best settings, or those that they are held against.
+        side: The best settings, or those that they are compared with.
     """
 
     name: str
@@ -70,7 +70,7 @@ def confirm(
         watch: Called with a line about each round.
 
     Raises:
-        ServerError: One of them does not serve any more.
+        ServerError: One of them no longer serves.
     """
     scores: dict[str, list[Score]] = {"best": [], "other": []}
     for number, planned_round in enumerate(planned, 1):
@@ -99,7 +99,7 @@ def conclude(
     runner: Runner | None,
     say: Callable[[str], None],
 ) -> TuneReport:
-    """Measure the best trial again beside what it is held against, and recommend."""
+    """Measure the best trial again beside its alternative, and recommend one of them."""
     records = study.records()
     planned = final_rounds(study, options, pairs)
     confirmed = confirm(study, planned, options.loads, runner, say) if planned else None

@@ -71,7 +71,7 @@ def take_results(
 
     Raises:
         UserError: The folder has nothing that the study waits for.
-        InvalidInput: Lists every file that is of something else; nothing is taken then.
+        InvalidInput: Lists every file that belongs to another search; nothing is taken then.
     """
     trials = {trial_name(trial.number): trial for trial in study.planned()}
     names = [*trials, *(planned_round.name for planned_round in final_rounds(study, options, pairs))]

@@ -96,7 +96,7 @@ class DeploymentRunner:
         """Wait for the end of a server that belongs to a search that was killed.
 
         Raises:
-            UserError: A deployment of this name runs, beside which every trial would be measured.
+            UserError: A deployment of this name runs, and would disturb every measurement.
         """
         name, began = self.recipe.name, time.monotonic()
         while (record := RunningServer.find(self.store.running, name, states=SUPERVISED)) is not None:

@@ -50,7 +50,7 @@ class CrossEncoder:
         """Return the probability that one answer serves both questions; None if they are too long together.
 
         Raises:
-            ValueError: the graph is none of a cross-encoder for two texts.
+            ValueError: the graph is not that of a cross-encoder for two texts.
         """
         model = self._loaded or self._load()
         # `encode` would let no other thread run meanwhile.

@@ -219,7 +219,7 @@ def export_cross_encoder(checkpoint: Path, into: Path) -> float | None:
         `MAX_DIFFERENCE`, and the 8-bit graph was left out.
 
     Raises:
-        ValueError: the graph, or the one that was made, is none of a cross-encoder for two texts.
+        ValueError: the graph, or the exported one, is not that of a cross-encoder for two texts.
     """
     into.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "config.json"):

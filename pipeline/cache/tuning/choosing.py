@@ -48,7 +48,7 @@ class TunedSetting:
         bound: share of the traps that is not exceeded, with the confidence, by `shown`.
         basis: figure within the budget: the bound ("interval"), the observed rate only, or neither.
         candidates: settings that were tested, between which the error that the confidence allows is divided.
-        can_show: the smallest budget that these pairs could show with some pair served; None if none.
+        can_show: the smallest budget that these pairs can show while any pair is served; None if there is none.
         traps_needed: traps, none of them served, that would show the budget.
     """
 

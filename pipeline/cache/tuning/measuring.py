@@ -252,7 +252,7 @@ def load_subject(
 
     Raises:
         FileNotFoundError: a folder lacks a file.
-        ValueError: the cross-encoder is none.
+        ValueError: the cross-encoder cannot be used.
         ImportError: a distribution is missing.
     """
     embedder = Embedder(encoder)

@@ -102,7 +102,7 @@ class TranslatedRequest(ModelRequest):
 def chat_tools(
     tools: Iterable[Mapping[str, Any]] | None, types: Collection[str | None], parameters: str
 ) -> list[dict[str, Any]] | None:
-    """Return tools as chats have them. Those that are none of the client's are left to `resolve_tools`.
+    """Return tools as chats have them. Tools that do not run at the client are left to `resolve_tools`.
 
     Args:
         tools: tools of an API whose functions are no objects within them.

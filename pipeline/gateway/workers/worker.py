@@ -162,7 +162,7 @@ class GatewayWorker:
                     answer.set_result(message["value"])
 
     def _lose(self) -> None:
-        """The parent is gone: nobody gives places any more, and another parent has other workers."""
+        """End this worker: its parent is gone and grants no more slots; a new parent starts its own workers."""
         if self._link is not None:
             os.kill(os.getpid(), signal.SIGTERM)
 

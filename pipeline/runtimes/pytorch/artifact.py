@@ -168,7 +168,7 @@ def _kv_cache(recipe: Recipe) -> dict[str, Any]:
         "dtype": recipe.quantization.kv_cache,
     }
     if recipe.kv_cache.host_memory_gib:
-        # Each rank takes as much as it is told.
+        # Each rank takes as much as its setting says.
         ranks = parallelism(recipe, TARGET).world
         config["host_cache_size"] = round(recipe.kv_cache.host_memory_gib * _GIB / ranks)
     return config

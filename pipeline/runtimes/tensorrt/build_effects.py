@@ -114,7 +114,7 @@ def _changes(requested: Mapping[str, Any], build: _BuilderRun) -> tuple[FlagChan
 
 
 def parse_message(line: str) -> BuilderMessage | None:
-    """Recognize a line of the log (without time and severity) as a known message; None if it is none of them."""
+    """Recognize a line of the log (without time and severity) as a known message; None if it is unknown."""
     for pattern, message in _patterns():
         if pattern.fullmatch(line.strip()):
             return BuilderMessage(message["id"], line.strip(), tuple(message.get("changes", ())))

@@ -124,7 +124,7 @@ def _layer(source: CheckpointReader, layer: str) -> tuple[dict[str, Array], int,
 
 
 def _named(layer: str, parts: Mapping[str, Array], *, stacked: bool) -> dict[str, Array]:
-    """Tensors by their names; those of all experts are stored turned round."""
+    """Tensors by their names; those of all experts are stored transposed."""
     if not stacked:
         return {f"{layer}.{part}": value for part, value in parts.items()}
     turned = {part: value.swapaxes(1, 2) if value.ndim == 3 else value for part, value in parts.items()}

@@ -237,7 +237,7 @@ def _round(module: Any, dtype: torch.dtype) -> None:
 
 
 def _into_norm(norm: Any, modules: list[nn.Module], dtype: torch.dtype) -> None:
-    """Multiply the smoothing into the norm, rounded; weights are divided by what became of it there."""
+    """Multiply the smoothing into the norm, and divide the weights by the factors after rounding."""
     smoothing = _smoothing(modules[0])
     assert smoothing is not None, "the caller looked"
     plus = 1 if "Gemma" in type(norm).__name__ else 0  # these multiply by 1 + weight

@@ -48,7 +48,7 @@ _RESULT_LINES = 64  # lines read at once
 
 
 class MessageBatchItem(BaseModel):
-    """One request of a message batch. What is wrong with its parameters is told in its result."""
+    """One request of a message batch. Faults in its parameters are reported in its result."""
 
     model_config = ConfigDict(extra="forbid")
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]

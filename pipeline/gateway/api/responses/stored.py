@@ -132,14 +132,14 @@ class StoredResponses(Protocol):
         """
 
     def forget_old(self) -> None:
-        """Forget what nobody has used for too long; called now and then."""
+        """Delete responses that have not been used for too long; called periodically."""
 
     def close(self) -> None:
         """Close what is open."""
 
 
 class NoStoredResponses:
-    """Stores nothing: `StoredResponses` of a gateway that is told so. What needs a stored response is refused."""
+    """`StoredResponses` of a gateway that stores nothing; requests that need a stored response are refused."""
 
     enabled = False
 

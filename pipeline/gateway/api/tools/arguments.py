@@ -53,7 +53,7 @@ def argument_reader(dialect: ToolDialect, function: Mapping[str, Any]) -> Argume
 
 
 class JsonArguments:
-    """Arguments that are JSON as it is to be passed on, also where it is none: then up to the end of the call."""
+    """Arguments in JSON, passed on as they are; malformed ones are passed on up to the end of the call."""
 
     def __init__(self, dialect: ToolDialect) -> None:
         self._encloses = dialect.form in (

@@ -152,7 +152,7 @@ class AnswerFormat:
         return self.channels or self.reasoning is not None
 
     def needs_special_tokens(self, special: frozenset[str]) -> bool:
-        """Whether something that answers are parsed by is a special token, which engines leave out by default."""
+        """Whether a mark that answers are parsed by is a special token, which engines leave out by default."""
         marks = [self.reasoning.open, self.reasoning.close] if self.reasoning is not None else []
         if (own := self.dialect) is not None:
             marks += [*own.opens, *own.closes, *own.ends, *own.head, *own.key, *own.value]
@@ -172,7 +172,7 @@ def reasoning_of(template: ChatTemplate) -> Reasoning | None:
 
 
 class Marks:
-    """Finds any of some texts in text that comes in pieces."""
+    """Finds any of several marks in text that arrives in pieces."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted({text for text in texts if text}, key=len, reverse=True)
@@ -181,12 +181,12 @@ class Marks:
         self._longest = max(map(len, known), default=1) - 1
 
     def search(self, text: str, at: int = 0) -> re.Match[str] | None:
-        """Find the first of them, from a place on; None if it is the end of the text, and may begin a longer one."""
+        """Find the first mark from `at` on; None if it ends the text and may begin a longer mark."""
         mark = self.pattern.search(text, at)
         return None if mark and text[mark.start() :] in self._beginnings else mark
 
     def partial(self, text: str) -> int:
-        """Count the characters at the end of a text that may begin one of them.
+        """Count the characters at the end of a text that may begin a mark.
 
         >>> Marks(["<tool_call>", "</think>"]).partial("so <tool")
         5
@@ -195,7 +195,7 @@ class Marks:
         return next((size for size in sizes if text[-size:] in self._beginnings), 0)
 
     def certain(self, text: str) -> int:
-        """Count the characters that come before all that may begin one of them, and before white space at the end."""
+        """Count the characters that certainly precede any mark, without white space at their end."""
         return len(text[: len(text) - self.partial(text)].rstrip())
 
 

@@ -6,7 +6,7 @@ are passed on as they come, JSON as the model wrote it; parameters in elements o
 call of a tool that the request does not offer is no call. A call that is cut off before its arguments begin is left
 out, and is no text either. White space between reasoning and text, and before a call, is part of neither.
 
-Every character is looked at a bounded number of times, and only what cannot be told yet is kept.
+Every character is looked at a bounded number of times, and only undecided text is kept.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class AnswerParser:
         return parts
 
     def _begins_call(self, unread: str) -> bool:
-        """Whether what is left of a cut answer begins a call."""
+        """Whether the unread end of a cut answer begins a call."""
         text, dialect = unread.lstrip(_BETWEEN), self._dialect
         marks = (*dialect.closes, *dialect.opens)
         if self._marked or not dialect.opens or any(mark.startswith(text) for mark in marks):
@@ -141,7 +141,7 @@ class AnswerParser:
     # What the model says and thinks.
 
     def _say(self, text: str) -> None:
-        """Pass text on, of the kind that comes now, without special tokens."""
+        """Pass text on as the current kind of part, without special tokens."""
         text = self._special.sub("", text)
         if self._fresh:
             text = text.lstrip()
@@ -155,7 +155,7 @@ class AnswerParser:
         self._state = self._outer = self._think_on
 
     def _text(self) -> bool:
-        """Outside of calls and reasoning."""
+        """Parse text outside of calls and reasoning."""
         if not self._begun:
             if not (start := self._buffer.lstrip()):
                 self._take(len(self._buffer) if len(self._buffer) > _PIECE else 0)
@@ -177,7 +177,7 @@ class AnswerParser:
         return self._pass(mark)
 
     def _pass(self, mark: re.Match[str]) -> bool:
-        """Take what stands up to a mark outside of calls."""
+        """Take the text before a mark outside of calls."""
         reasoning, text = self._format.reasoning, mark[0]
         before = self._buffer[: mark.start()]
         if text in self._starts:
@@ -194,7 +194,7 @@ class AnswerParser:
         return True
 
     def _think_on(self) -> bool:
-        """Within reasoning, which its closing mark ends, or a call."""
+        """Parse reasoning, which ends with its closing mark or a call."""
         reasoning, mark = self._format.reasoning, self._marks.search(self._buffer)
         assert reasoning is not None
         if mark is None:
@@ -230,7 +230,7 @@ class AnswerParser:
     # Channels.
 
     def _header(self) -> bool:
-        """Before a message of a channel."""
+        """Parse the header of a channel's message."""
         if self._is_plain():
             self._kind, self._state, self._outer = TextPart, self._message, self._message
             return True
@@ -255,14 +255,14 @@ class AnswerParser:
         return True
 
     def _is_plain(self) -> bool:
-        """Whether what should be a header is none: the model was held to a form, or wrote none."""
+        """Whether the answer goes on without a header: under guided decoding, or because the model left it out."""
         begun = self._buffer.lstrip()
         if "assistant".startswith(begun[:9]):
             begun = begun[9:].lstrip()
         return not any(begun.startswith(header) or header.startswith(begun) for header in _HEADERS)
 
     def _message(self) -> bool:
-        """Within a message of a channel."""
+        """Parse a message of a channel."""
         mark = self._ends.search(self._buffer)
         if mark is None:
             self._take(self._ends.certain(self._buffer))
@@ -277,7 +277,7 @@ class AnswerParser:
     # Calls.
 
     def _between(self) -> bool:
-        """Where a call may begin, or the calls end."""
+        """Parse where a call may begin, or the calls end."""
         marks = (*self._dialect.closes, *self._dialect.opens)
         at = 0
         while at < len(self._buffer) and self._buffer[at] in _BETWEEN:
@@ -323,7 +323,7 @@ class AnswerParser:
             self._marked = True
 
     def _no_call(self) -> bool:
-        """Take what stands here as text, and what led to it, unless a call was parsed from there."""
+        """Take the text here as no call, with the marks before it unless a call was parsed after them."""
         text, self._passed, self._state = "".join(self._passed), [], self._outer
         before, at = self._dialect.head[0], len(self._buffer) - len(self._buffer.lstrip(_BETWEEN))
         if not text and before and self._buffer.startswith(before, at):
@@ -350,7 +350,7 @@ class AnswerParser:
 
     @property
     def _keeps(self) -> bool:
-        """Whether the call that comes now is one of those that the answer may have."""
+        """Whether the answer may have one more call."""
         return self._max_calls is None or self.calls <= self._max_calls
 
     def _argue(self, text: str) -> None:
@@ -371,7 +371,7 @@ class AnswerParser:
         return step.over
 
     def _whole_call(self) -> bool:
-        """Within a call that is read when it is complete: Python, JSON with its keys in another order, or unnamed."""
+        """Collect a call that is parsed once complete: Python, JSON with other order of keys, or unnamed."""
         end = self._scanner.end(self._buffer)
         self._pieces.append(self._buffer if end is None else self._buffer[:end])
         self._buffer = "" if end is None else self._buffer[end:]

@@ -1,4 +1,4 @@
-"""Reads what the schemas of tools, which clients may have written in any form, say of parameters and their values."""
+"""Reading of parameters and their types from the schemas of tools, which clients may have written in any form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", 
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Read an object in JSON; nothing is the empty one, and anything else is None."""
+    """Parse a JSON object; an empty text is an empty object, and anything else is None."""
     try:
         read = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -37,7 +37,7 @@ def parameter_schemas(function: Any) -> Mapping[str, Any]:
 
 
 def referred(reference: Any, root: Any) -> Any:
-    """Return the part of a schema that a reference into it means; None if there is none.
+    """Resolve a reference into a schema; None if it leads nowhere.
 
     >>> referred("#/$defs/day", {"$defs": {"day": {"type": "integer"}}})
     {'type': 'integer'}
@@ -103,7 +103,7 @@ def tool_by_arguments(arguments: str, tools: Mapping[str, Any]) -> str | None:
 
 
 def typed_value(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a parameter's text: of what it says where its schema takes that, else of the text itself."""
+    """Convert a parameter's text to JSON: parsed where its schema allows the value, else as a string."""
     if "string" in types and not (text == "null" and "null" in types):
         return json.dumps(text, ensure_ascii=False)
     for read in (json.loads, ast.literal_eval):

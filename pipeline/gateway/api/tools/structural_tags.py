@@ -8,7 +8,7 @@ are built from `guided` of dialects.yaml:
     CALL, or text that cannot be taken for one     where nothing stands before a call
 
 Parameters in elements of their own come in the order of the schema. Their texts are free but for `enum` and `const`:
-a limit of their length, or an expression, would have to be told from the end of the element.
+a limit of their length, or a regular expression, could not be told apart from the end of the element.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _triggered(
 
 
 def can_guide(dialect: ToolDialect | None, function: Mapping[str, Any]) -> bool:
-    """Whether calls of a function can be held to the schema of its parameters in a dialect."""
+    """Whether guided decoding can hold calls of a function to its schema in this dialect."""
     if dialect is None or dialect.guided is None:
         return False
     root = parameters_of(function)
@@ -135,7 +135,7 @@ def _parameters(template: str, function: Mapping[str, Any]) -> Iterator[Format]:
 
 
 def _values(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """Texts that are the only values of a parameter; None if there are others."""
+    """Return the only values of a parameter, if they are texts; None if others are allowed."""
     resolved = referred(schema["$ref"], root) if isinstance(schema, Mapping) and "$ref" in schema else schema
     if not isinstance(resolved, Mapping):
         return None
@@ -158,7 +158,7 @@ def with_moved_references(schema: Any, to: str) -> Any:
 
 
 def _parts(template: str, texts: Mapping[str, str]) -> list[str | Format]:
-    """Texts of a template, and the formats between them."""
+    """Split a template into its texts, and the formats between them."""
     parts: list[str | Format] = []
     for part in filter(None, _FIELD.split(template)):
         known = texts.get(part) or _FIELDS.get(part, part)
@@ -177,7 +177,7 @@ def _filled(parts: Sequence[str | Format], content: Sequence[Format]) -> Format:
 
 
 def _with_text(parts: list[str | Format]) -> Format:
-    """Any text in the hole, up to the first text that stands after it; line breaks there are part of it."""
+    """Allow any text in the hole, line breaks included, up to the next fixed text."""
     at = next(index for index, part in enumerate(parts) if part is _HOLE)
     texts = [index for index, part in enumerate(parts) if isinstance(part, str)]
     first, last = max(index for index in texts if index < at), min(index for index in texts if index > at)

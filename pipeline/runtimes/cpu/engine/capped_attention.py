@@ -104,7 +104,7 @@ def _places(inputs: list[Output]) -> tuple[Node, Node]:
 
 
 def _owners(count: Node, begins: Output) -> tuple[Node, Node]:
-    """[count] each: the sequence that an entry belongs to, and its order therein, by where each sequence begins."""
+    """Sequence of each entry, and its position there, [count] each; `begins`: first entry of each sequence."""
     entries = ops.range(_i32(0), count, _i32(1), Type.i32)
     begun = ops.less_equal(ops.unsqueeze(begins, _i32([0])), ops.unsqueeze(entries, _i32([1])))
     owner = ops.subtract(ops.reduce_sum(ops.convert(begun, Type.i32), _i32([1])), _i32(1))

@@ -68,7 +68,7 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Compile a grammar, and compute the tokens that may come first, which later matchers of it need not do again.
 
     Raises:
-        ValueError: It is none, or no text has its form.
+        ValueError: The guide is malformed, or no text matches it.
     """
     made = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     if made.is_error():
@@ -151,7 +151,7 @@ class StructuralTag:
         self._rules: list[str] = []
 
     def write(self, tag: Any) -> str:
-        """Raises ValueError if it is none, or has a format that is not known."""
+        """Parse a structural tag. Raises ValueError if it is malformed, or has an unknown format."""
         try:
             start = self._format(tag["format"])
         except (KeyError, TypeError, AttributeError) as error:

@@ -151,7 +151,7 @@ class Grammars:
             return self._refused.get(guide)
 
     def _compile(self, guide: Guide, cpu_s: float, *, final: bool = True) -> LLMatcher | InvalidRequest:
-        """Compile a guide, and remember what came of it.
+        """Compile a guide, and cache the result or the error.
 
         Raises:
             _OverBudget: It takes too long, and is not to be `final`.

@@ -2,7 +2,7 @@
 
 Reads the stateful model that `pipeline.runtimes.cpu.ir` writes (`openvino_model.xml`, `engine.json`), lets OpenVINO
 turn its attention into PagedAttention, and gathers the rows whose logits are wanted before the vocabulary projection.
-Written against OpenVINO 2026.4. It knows nothing of requests; which block belongs to whom is told with each call.
+Written against OpenVINO 2026.4. It knows nothing of requests; each call says which blocks belong to which sequence.
 
 OpenVINO and the oneDNN inside it compile kernels for each number of tokens in a step, and each keeps them in a cache of
 its own (5,000 and 1,024 entries): 0.6 MiB a size for the checked-in target, 0.8 MiB for its draft. Without padding the

@@ -127,7 +127,7 @@ def write_rank(
 
     Args:
         dtype: Type of tensors that name none: "BF16" or "F16".
-        advance: Told the bytes as they are written.
+        advance: Called with the number of bytes as they are written.
 
     Raises:
         StageError: A source tensor is of a type that cannot become the rank's, or scales differ that must not.
